@@ -13,13 +13,17 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 
 LETTER, HANDLE = 6.6, 52.0
-"""Points that a letter of 10 points takes at most in the mean, and that a legend's entry takes beside its label."""
+"""Points that a letter of 10 points takes at most in the mean, and that a legend's entry takes
+beside its label.
+"""
 BREAKS = re.compile(r"(?<=[-+/,\s])")
 """After what a line may be broken."""
 
 
 def show_at_least_a_decade(axes: Axes) -> None:
-    """Widens a logarithmic axis that spans less, so that a change in the fifth digit does not look like a leap."""
+    """Widens a logarithmic axis that spans less, so that a change in the fifth digit does not look
+    like a leap.
+    """
     low, high = axes.get_ylim()
     if 0 < low < high < 10 * low:
         centre = math.sqrt(low * high)
@@ -27,7 +31,9 @@ def show_at_least_a_decade(axes: Axes) -> None:
 
 
 PLAIN = ("#004488", "#bb5566", "#ddaa33")
-"""Colours of what is no placement's, which all eyes tell apart, also in grey (Paul Tol's "high contrast")."""
+"""Colours of what is no placement's, which all eyes tell apart, also in grey (Paul Tol's "high
+contrast").
+"""
 MOST_LINES = 7
 """So many lines of one panel can be told apart; more are rows of a heat map."""
 DASH = 3.0
@@ -37,7 +43,8 @@ NEAR = 0.02
 
 
 def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
-    """The dashes of the i-th of so many models' bounds, opaque: where bounds coincide, each one's lie in the gaps of the others.
+    """The dashes of the i-th of so many models' bounds, opaque: where bounds coincide, each one's
+    lie in the gaps of the others.
 
     So the colours of two are seen in turn, and never mix to that of a third.
     """
@@ -46,7 +53,9 @@ def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], *, most: int = 8) -> Legend:
-    """A legend below all panels, of at most so many columns and as many as its labels leave room for; long ones in several lines."""
+    """A legend below all panels, of at most so many columns and as many as its labels leave room
+    for; long ones in several lines.
+    """
     room = 72 * figure.get_figwidth()
     lines = [broken(label, int((room - HANDLE) / LETTER)) for label in labels]
     longest = max((len(line) for label in lines for line in label.splitlines()), default=1)
@@ -58,7 +67,9 @@ def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str
 
 
 def broken(text: str, width: int) -> str:
-    """The text in lines of at most so many letters, broken behind spaces and signs, and within a word that is longer."""
+    """The text in lines of at most so many letters, broken behind spaces and signs, and within a
+    word that is longer.
+    """
     lines = [""]
     for part in BREAKS.split(text):
         if len(lines[-1]) + len(part.rstrip()) > width and lines[-1]:
@@ -75,7 +86,9 @@ def title_above(figure: Figure, title: str) -> None:
 
 
 def bound_styles(bounds: Sequence[Sequence[float] | None]) -> list[tuple[float, tuple[float, float]]]:
-    """The dashes of each bound, None where a model has none: those that lie upon each other take turns, others need not wait."""
+    """The dashes of each bound, None where a model has none: those that lie upon each other take
+    turns, others need not wait.
+    """
     alike: list[list[int]] = []
     for i, bound in enumerate(bounds):
         group = next((each for each in alike if _coincide(bounds[each[0]], bound)), None)
@@ -94,7 +107,8 @@ def _coincide(one: Sequence[float] | None, other: Sequence[float] | None) -> boo
 
 
 def mark_places(i: int, count: int) -> tuple[int, int]:
-    """Where the i-th line of a panel has its marks: the first, and then every so many of its points, about 8 in all.
+    """Where the i-th line of a panel has its marks: the first, and then every so many of its
+    points, about 8 in all.
 
     Where lines coincide, their marks take turns, so that each is seen.
     """

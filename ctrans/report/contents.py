@@ -1,7 +1,8 @@
-"""How a command's result is shown: `SECTIONS` has one entry for each command, which reads the command's JSON alone.
+"""How a command's result is shown: `SECTIONS` has one entry for each command, which reads the
+command's JSON alone.
 
-So the page of a stored result equals the page that the command made. Several results of one command, of models or of commits,
-become one page that shows all of their models together.
+So the page of a stored result equals the page that the command made. Several results of one
+command, of models or of commits, become one page that shows all of their models together.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from solvers import ConfigError
 
 CommandResult = Mapping[str, Any]
 Chapters = Callable[[Mapping[str, Any], CommandResult], Sequence[Chapter]]
-"""From models by name, of one or several results, and the first result, which has what all have in common."""
+"""From models by name, of one or several results, and the first result, which has what all have in
+common.
+"""
 
 
 def _whole(result: CommandResult) -> Mapping[str, Any]:
@@ -41,7 +44,9 @@ def _whole(result: CommandResult) -> Mapping[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Sections:
-    """The chapters of a command's results. `models` finds the models in a result: a key of it, or a function."""
+    """The chapters of a command's results. `models` finds the models in a result: a key of it, or a
+    function.
+    """
 
     chapters: Chapters
     models: str | Callable[[CommandResult], Mapping[str, Any]] = _whole
@@ -72,7 +77,8 @@ SECTIONS: dict[str, Sections] = {
 
 
 def page_of(results: Mapping[str, Any]) -> Page:
-    """The page of one or several results, by a name for each. Results of one command share their tables and charts.
+    """The page of one or several results, by a name for each. Results of one command share their
+    tables and charts.
 
     Raises ConfigError for what no ctrans command has written.
     """

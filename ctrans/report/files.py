@@ -19,8 +19,8 @@ from solvers import ConfigError
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON's own types. Dataclasses become objects, enums their names, and numbers that JSON lacks the texts
-    "inf", "-inf", "nan".
+    """The value in JSON's own types. Dataclasses become objects, enums their names, and numbers
+    that JSON lacks the texts "inf", "-inf", "nan".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -41,7 +41,9 @@ def to_json(value: Any) -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Writes the file whole or leaves what was there. Raises ConfigError naming the path where it cannot."""
+    """Writes the file whole or leaves what was there. Raises ConfigError naming the path where it
+    cannot.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -58,7 +60,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def check_writable(directory: Path) -> None:
-    """Raises ConfigError, before any work is done, unless files can be made in that directory (which is created)."""
+    """Raises ConfigError, before any work is done, unless files can be made in that directory
+    (which is created).
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):

@@ -1,4 +1,6 @@
-"""How a table fits its terminal: by fewer rows, evenly spread, and by columns that go on below. No number is ever cut."""
+"""How a table fits its terminal: by fewer rows, evenly spread, and by columns that go on below. No
+number is ever cut.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ FURTHER = "further columns"
 
 
 def shown_rows(count: int, wanted: int, *, alternate: bool = False) -> list[int]:
-    """Indices of rows from 0 to count - 1: all of up to twice as many as wanted, else every so many-th, and the last.
+    """Indices of rows from 0 to count - 1: all of up to twice as many as wanted, else every so
+    many-th, and the last.
 
-    Steps are the whole number that divides the way and is nearest to what was wanted, where one within a factor of two does. With
-    `alternate` they are odd, so that rows of two kinds in turn are both seen.
+    Steps are the whole number that divides the way and is nearest to what was wanted, where one
+    within a factor of two does. With `alternate` they are odd, so that rows of two kinds in turn
+    are both seen.
     """
     way = count - 1
     if count <= 2 * wanted:
@@ -30,9 +34,11 @@ def shown_rows(count: int, wanted: int, *, alternate: bool = False) -> list[int]
 
 
 def fitted(table: Table, width: int) -> list[Table]:
-    """The table; or where its columns do not fit, several with the same rows: each begins with the table's own first columns.
+    """The table; or where its columns do not fit, several with the same rows: each begins with the
+    table's own first columns.
 
-    Those are the ones that are aligned left, or the first. A column that may fold takes no more than its longest word.
+    Those are the ones that are aligned left, or the first. A column that may fold takes no more
+    than its longest word.
     """
     needs = [_need(column) for column in table.columns]
     lead = next((i for i, column in enumerate(table.columns) if column.justify == "right"), 1) or 1

@@ -17,7 +17,9 @@ RADIUS_COLOURS = ("#9ecae1", "#4292c6", "#2171b5", "#08306b")
 
 
 def draw(study: PDEStudy) -> Figure:
-    """Rows: Phi by time for bounded velocities; Phi by R for balls of velocities; errors and spreads. One colour scale for all."""
+    """Rows: Phi by time for bounded velocities; Phi by R for balls of velocities; errors and
+    spreads. One colour scale for all.
+    """
     figure = Figure(figsize=(12.5, 10.2), layout="constrained")
     grid = figure.add_gridspec(3, 1, height_ratios=(1, 1, 0.85))
     upper, middle, lower = (figure.add_subfigure(grid[row, 0]) for row in range(3))

@@ -1,4 +1,6 @@
-"""A page as one HTML file: styles, script, pictures' library and data inside, nothing from a network."""
+"""A page as one HTML file: styles, script, pictures' library and data inside, nothing from a
+network.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ MISSING = "a page needs plotly and jinja2: pip install 'ctrans[report]'"
 
 
 def render(page: Page) -> str:
-    """The page's HTML. All that came from a user, names of models and files, is escaped: text is never taken for markup.
+    """The page's HTML. All that came from a user, names of models and files, is escaped: text is
+    never taken for markup.
 
     Raises ConfigError where the libraries of the extra `report` are not installed.
     """
@@ -68,7 +71,8 @@ def _template() -> Any:
 
 @functools.cache
 def _library() -> str:
-    """Plotly's script as its Python package brings it, packed by gzip as text: 2 MB in place of 4.8, which the browser unpacks.
+    """Plotly's script as its Python package brings it, packed by gzip as text: 2 MB in place of
+    4.8, which the browser unpacks.
 
     Not imported as Python, which would take longer than the page.
     """
@@ -103,7 +107,9 @@ def _described(chart: Plot) -> str:
 
 
 def _data(value: Any) -> str:
-    """JSON that may stand in a script element: no tag can begin in it, and infinities are null, as nothing can be drawn there."""
+    """JSON that may stand in a script element: no tag can begin in it, and infinities are null, as
+    nothing can be drawn there.
+    """
     text = json.dumps(_drawable(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

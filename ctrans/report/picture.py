@@ -40,7 +40,9 @@ WIDTH, HEIGHT = 4.5, 4.2
 
 
 def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
-    """What makes each PNG file of the page, by its name; chapters with the same `picture` share one."""
+    """What makes each PNG file of the page, by its name; chapters with the same `picture` share
+    one.
+    """
     plots: dict[str, list[Plot]] = {}
     for chapter in page.chapters:
         if chapter.picture and chapter.charts:
@@ -54,7 +56,9 @@ def _png(charts: Sequence[Plot], title: str) -> bytes:
 
 
 def draw(charts: Sequence[Plot], title: str) -> Figure:
-    """A panel for each chart, with one legend below. More than `MOST_LINES` models are rows of a map."""
+    """A panel for each chart, with one legend below. More than `MOST_LINES` models are rows of a
+    map.
+    """
     columns = 2 if len(charts) == 4 else min(COLUMNS, len(charts))
     rows = math.ceil(len(charts) / columns)
     maps = [len(_measured(chart)) > MOST_LINES and chart.kind == "lines" for chart in charts]
@@ -114,7 +118,9 @@ def _panel(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look], h
 
 
 def _line(axes: Axes, line: Line, chart: Plot, look: Look, i: int, handles: dict[str, Artist]) -> None:
-    """Measured figures with marks, intervals, and marks at the ends of a logarithmic axis for 0 and infinity."""
+    """Measured figures with marks, intervals, and marks at the ends of a logarithmic axis for 0 and
+    infinity.
+    """
     style: dict[str, Any] = {"color": look.colour, "linestyle": DASHES[look.repeat % len(DASHES)], "marker": look.marker}
     y = _drawn(line.y, log=chart.log)
     (drawn,) = axes.plot(line.x, y, **style, linewidth=1.4, markersize=4, markevery=mark_places(i, len(y)))

@@ -1,4 +1,6 @@
-"""How models are drawn and written: a model by its placement's entry in `PLACEMENTS`, anything else by colours of its own."""
+"""How models are drawn and written: a model by its placement's entry in `PLACEMENTS`, anything else
+by colours of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ MIXED_COLOUR, MIXED_MARKER = "0.4", "*"
 """Grey and a star, for a model whose sublayers differ in their placement."""
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#b8a400", "#66ccee", "#aa3377", "#777777")
 MARKERS = "osD^vPX"
-"""For lines that are no models, such as places: colours that all eyes tell apart (after Paul Tol's "bright"), and marks."""
+"""For lines that are no models, such as places: colours that all eyes tell apart (after Paul Tol's
+"bright"), and marks.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +29,9 @@ class Look:
 
 
 def looks_of(models: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
-    """Each model's look, by its name, from pairs of name and placement; a name keeps its first look."""
+    """Each model's look, by its name, from pairs of name and placement; a name keeps its first
+    look.
+    """
     looks: dict[str, Look] = {}
     used: Counter[str] = Counter()
     others = 0

@@ -17,7 +17,9 @@ LONG = 10.0
 SHARE = 1 / 16
 """Of the work, which has to be done before that is said, unless it takes longer than `LONG`."""
 AMISS = 2.0
-"""By what factor an estimate has to change to be said again: pieces of work differ, and those done first need not be like the rest."""
+"""By what factor an estimate has to change to be said again: pieces of work differ, and those done
+first need not be like the rest.
+"""
 
 
 def duration(seconds: float) -> str:
@@ -29,8 +31,8 @@ def duration(seconds: float) -> str:
 
 
 class Bar:
-    """Called as each of `total` pieces of work is done, or several at once, with a word on what is under way; `say` changes the word
-    alone.
+    """Called as each of `total` pieces of work is done, or several at once, with a word on what is
+    under way; `say` changes the word alone.
     """
 
     def __init__(self, what: str, total: int, done: int):
@@ -85,7 +87,8 @@ class Bar:
 def progress_bar(what: str, total: int, done: int = 0) -> Iterator[Bar]:
     """Gives a `Bar` over `total` pieces of work, of which `done` were before.
 
-    Where stderr is no terminal it says how long the work will take, if that is over `LONG` seconds, and again where that was `AMISS`.
+    Where stderr is no terminal it says how long the work will take, if that is over `LONG` seconds,
+    and again where that was `AMISS`.
     """
     bar = Bar(what, total, done)
     try:

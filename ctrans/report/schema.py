@@ -1,4 +1,6 @@
-"""JSON schemas of results, made from the classes that hold them: what a class's annotations say, and its docstring."""
+"""JSON schemas of results, made from the classes that hold them: what a class's annotations say,
+and its docstring.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ SIMPLE: dict[Any, Schema] = {
 
 
 def schema_of(kind: Any, /, **instead: Schema) -> Schema:
-    """What `ctrans.report.files.plain` makes of a value of that type. `instead` has schemas in the place of fields' own.
+    """What `ctrans.report.files.plain` makes of a value of that type. `instead` has schemas in the
+    place of fields' own.
 
-    A dataclass is an object with exactly its fields, described by its docstring; None is null, an enum its member's name in small
-    letters.
+    A dataclass is an object with exactly its fields, described by its docstring; None is null, an
+    enum its member's name in small letters.
     """
     if kind in SIMPLE:
         return SIMPLE[kind]

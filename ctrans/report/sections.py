@@ -19,7 +19,9 @@ EMPTY = ("–", "")
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What the command found, in one sentence that a reader understands who does not know the theory."""
+    """What the command found, in one sentence that a reader understands who does not know the
+    theory.
+    """
 
     text: str
     mark: Mark = ""
@@ -54,7 +56,8 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table. Without --verbose a terminal shows about `rows_shown` of its rows, evenly spread; 0 is all of them.
+    """A table. Without --verbose a terminal shows about `rows_shown` of its rows, evenly spread; 0
+    is all of them.
 
     With `alternate` it shows rows of two kinds that take turns, such as attention and FFN.
     """
@@ -67,7 +70,9 @@ class Table:
     alternate: bool = False
 
     def only(self, *details: bool) -> Table:
-        """The first column, and of those that are a detail or not, as asked, the ones in which some row has something."""
+        """The first column, and of those that are a detail or not, as asked, the ones in which some
+        row has something.
+        """
         chosen = [
             k
             for k, column in enumerate(self.columns)
@@ -79,10 +84,12 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A model's figures along a chart's axis. A `bound` is what theory allows, not what was measured.
+    """A model's figures along a chart's axis. A `bound` is what theory allows, not what was
+    measured.
 
-    `low` and `high` are the ends of an interval around each figure. `shade` gives each point of a chart of points its colour.
-    A `placement` that is None means that the line is no model: it gets a colour of its own.
+    `low` and `high` are the ends of an interval around each figure. `shade` gives each point of a
+    chart of points its colour. A `placement` that is None means that the line is no model: it gets
+    a colour of its own.
     """
 
     model: str
@@ -97,11 +104,13 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Figures against depth, or against what `x` says in words with its unit. `log` is how the vertical axis starts.
+    """Figures against depth, or against what `x` says in words with its unit. `log` is how the
+    vertical axis starts.
 
     - `kind`: "lines", "bars" or "points"
-    - `frames`: the lines' figures y at other moments by name, such as training steps. On a page a slider called `over` moves
-      between them, and a picture shows moment against x as a map. `lines` is the last moment.
+    - `frames`: the lines' figures y at other moments by name, such as training steps. On a page a
+      slider called `over` moves between them, and a picture shows moment against x as a map.
+      `lines` is the last moment.
     - `events`: vertical lines, each with its place and a word, such as an alarm
     """
 
@@ -146,7 +155,9 @@ class ColouredText:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Findings of a model as JSON objects, the most severe first; `title` names the model where there are several."""
+    """Findings of a model as JSON objects, the most severe first; `title` names the model where
+    there are several.
+    """
 
     found: Sequence[Mapping[str, Any]]
     title: str = ""
@@ -157,7 +168,8 @@ Section = Answer | Words | Table | Plot | ColouredText | Findings
 
 @dataclasses.dataclass(frozen=True)
 class Chapter:
-    """A heading and its parts. A `folded` chapter is closed on a page, and a terminal shows it with --verbose only.
+    """A heading and its parts. A `folded` chapter is closed on a page, and a terminal shows it with
+    --verbose only.
 
     `picture` names the PNG file, without its suffix, that holds the chapter's charts.
     """
@@ -181,7 +193,9 @@ class Chapter:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """A title, a line on what was looked at, chapters with the answer first, and the results that they were made of."""
+    """A title, a line on what was looked at, chapters with the answer first, and the results that
+    they were made of.
+    """
 
     title: str
     asked: str
@@ -195,7 +209,9 @@ class Page:
 
 
 def number(value: Any) -> float | None:
-    """A JSON value as a number, where JSON writes "inf", "-inf" and "nan" as texts; None for what is no number."""
+    """A JSON value as a number, where JSON writes "inf", "-inf" and "nan" as texts; None for what
+    is no number.
+    """
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -220,7 +236,9 @@ def percent(value: float | None) -> str:
 
 
 def cell(value: Any, mark: Mark = "") -> Cell:
-    """A JSON value as a cell: numbers in three digits, truths as yes and no, lists with commas, nothing as a dash."""
+    """A JSON value as a cell: numbers in three digits, truths as yes and no, lists with commas,
+    nothing as a dash.
+    """
     if isinstance(value, bool):
         return Cell("yes" if value else "no", float(value), mark)
     known = number(value)

@@ -19,7 +19,9 @@ def check_tensorboard() -> None:
 
 @contextlib.contextmanager
 def tensorboard(directory: Path, done: int = 0) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Gives a function that writes a row's numbers under its step; what is there of steps after `done` is forgotten."""
+    """Gives a function that writes a row's numbers under its step; what is there of steps after
+    `done` is forgotten.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(directory), purge_step=done + 1) as writer:

@@ -32,7 +32,8 @@ HEADING, LONGEST_NAME = 10, 24
 
 
 def show(page: Page, console: Console, *, looked_at: str | None = None, verbose: bool = False) -> None:
-    """Prints the page. `looked_at` is printed below the answers: which models were recognised, and what they read.
+    """Prints the page. `looked_at` is printed below the answers: which models were recognised, and
+    what they read.
 
     Folded chapters, formulas and columns of detail need `verbose`.
     """

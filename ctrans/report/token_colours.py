@@ -1,4 +1,6 @@
-"""Tokens as coloured text: red where a figure is positive, blue where it is negative, on a terminal and on a page alike."""
+"""Tokens as coloured text: red where a figure is positive, blue where it is negative, on a terminal
+and on a page alike.
+"""
 
 from __future__ import annotations
 

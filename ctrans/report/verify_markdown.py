@@ -30,7 +30,9 @@ def failure(r: Result) -> str:
 
 
 def markdown_table(results: Sequence[Result]) -> str:
-    """The statements as a Markdown table, without times, so that it changes only when a finding does."""
+    """The statements as a Markdown table, without times, so that it changes only when a finding
+    does.
+    """
     rows = [
         "| § | statement | source | what holds | printed form | reached | tolerance | cases |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -1,4 +1,6 @@
-"""What `ctrans control` shows: how far a model's layers are from the best ones at each depth, and what training can change."""
+"""What `ctrans control` shows: how far a model's layers are from the best ones at each depth, and
+what training can change.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def models(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """The answer with a row for each model, charts by depth, then tables by segment, and what training attains."""
+    """The answer with a row for each model, charts by depth, then tables by segment, and what
+    training attains.
+    """
     by_depth = [_by_segment(name, model) for name, model in models.items()]
     attained = [part for name, model in models.items() for part in _attained(name, model["attained"])]
     return [

@@ -1,4 +1,6 @@
-"""What `ctrans coordinate-check` shows: how activations, and what updates do to them, grow with the width."""
+"""What `ctrans coordinate-check` shows: how activations, and what updates do to them, grow with the
+width.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def _evenly(count: int) -> list[int]:
 
 
 def coordinate_words(found: Sequence[Coordinates], places: Sequence[str], widths: Sequence[int]) -> str:
-    """What was measured at the place whose change grows most with the width after the last update, and over which widths."""
+    """What was measured at the place whose change grows most with the width after the last update,
+    and over which widths.
+    """
     last = found[-1]
     grown = [(power, place) for power, place in zip(powers(last.changes), places, strict=True) if not math.isnan(power.exponent)]
     if not grown:
@@ -85,7 +89,9 @@ def coordinate_words(found: Sequence[Coordinates], places: Sequence[str], widths
 
 
 def growth_words(power: Power) -> str:
-    """The exponent in words. Within two standard errors of 0 it is "not told from standing still"; two widths have no error."""
+    """The exponent in words. Within two standard errors of 0 it is "not told from standing still";
+    two widths have no error.
+    """
     how = f"width^{power}"
     unsure = SURE * power.error if not math.isnan(power.error) else 0.0
     if abs(power.exponent) <= unsure:

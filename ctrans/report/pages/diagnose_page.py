@@ -1,4 +1,6 @@
-"""What `ctrans diagnose` shows: findings in words, the most severe first, and how far each figure is from its limit."""
+"""What `ctrans diagnose` shows: findings in words, the most severe first, and how far each figure
+is from its limit.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def counted(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _near(name: str, model: Mapping[str, Any]) -> list[list[Cell]]:
-    """Of each check that found nothing, the reading that is closest to its limit, where one is close."""
+    """Of each check that found nothing, the reading that is closest to its limit, where one is
+    close.
+    """
     found = {each["check"] for each in model["findings"]}
     left_out = found | {suppressed for each in found for suppressed in CHECKS[each].suppresses}
     rows = []
@@ -106,7 +110,9 @@ def _figures(models: Mapping[str, Any]) -> list[Plot]:
 
 
 def _unknown(name: str, model: Mapping[str, Any]) -> Words:
-    """What could not be measured and why, and the checks that had no figure, with what each one requires."""
+    """What could not be measured and why, and the checks that had no figure, with what each one
+    requires.
+    """
     lines = [f"{what}: {why}" for what, why in (model["unknown"] or {}).items()]
     lines += [f"{check} requires {CHECKS[check].requires or 'a text'}" for check in CHECKS if not _readings(model, check)]
     return Words(f"{name}: these checks were not measured, so that they neither passed nor failed.", lines)

@@ -1,4 +1,6 @@
-"""What `ctrans hjb-check` shows: which weights need a bound or a decay so that every layer has a finite best update."""
+"""What `ctrans hjb-check` shows: which weights need a bound or a decay so that every layer has a
+finite best update.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ NO_ODE = "no ODE"
 
 
 def models(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks by norm and placement, each with its `norm`; a name has the norm where there are several."""
+    """Checks by norm and placement, each with its `norm`; a name has the norm where there are
+    several.
+    """
     checks = result["checks"]
     return {
         name if len(checks) == 1 else f"{norm}, {name}": {**check, "norm": norm}
@@ -81,7 +85,9 @@ def models(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chapters(models: Mapping[str, CheckJSON], result: Mapping[str, Any]) -> list[Chapter]:
-    """The answer with a row for each model, what a decay does, then growth with the weights, figures by depth and sets."""
+    """The answer with a row for each model, what a decay does, then growth with the weights,
+    figures by depth and sets.
+    """
     refused = [Words(f"n/a: {why}") for why in dict.fromkeys((result.get("not_applicable") or {}).values())]
     notes = [Words(line) for line in _notes(models)]
     found = [Findings(result["findings"])] if result.get("findings") else []
@@ -173,7 +179,9 @@ def _decayed(segment: Mapping[str, Any]) -> bool:
 
 
 def _found(segment: Mapping[str, Any]) -> float | None:
-    """The best value of a search; none where a weight decay decides, for which the search does not pay."""
+    """The best value of a search; none where a weight decay decides, for which the search does not
+    pay.
+    """
     certificate = segment["certificate"]
     if _decayed(segment):
         return None
@@ -195,7 +203,9 @@ def penalty(threshold: Mapping[str, Any] | None) -> str:
 
 
 def _notes(models: Mapping[str, CheckJSON]) -> list[str]:
-    """What replaces an ODE, what was skipped, what a weight decay does, and where more than one velocity is optimal."""
+    """What replaces an ODE, what was skipped, what a weight decay does, and where more than one
+    velocity is optimal.
+    """
     lines = [f"{name}: {model['instead']}" for name, model in models.items() if model["instead"] is not None]
     lines += [
         f"{name}: {where} is skipped: {why}" for name, model in models.items() for where, why in (model["skipped"] or {}).items()
@@ -264,7 +274,9 @@ def _norms(models: Mapping[str, CheckJSON]) -> dict[str, dict[str, CheckJSON]]:
 
 
 def _growth(models: Mapping[str, CheckJSON]) -> list[Plot]:
-    """The best value with |W|_F <= R against R, at the segment with the largest costate; a chart for each norm."""
+    """The best value with |W|_F <= R against R, at the segment with the largest costate; a chart
+    for each norm.
+    """
     charts = []
     for norm, row in _norms(models).items():
         lines: list[Line] = []

@@ -1,4 +1,6 @@
-"""What `ctrans screen` shows: verdicts, quantities with their limits, and what each step measures by depth."""
+"""What `ctrans screen` shows: verdicts, quantities with their limits, and what each step measures
+by depth.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ DRAWN: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         ("attention", "layers", "path"),
     ),
 }
-"""By title of a chart: its axes, what it means, and where its figures are among the results of a step."""
+"""By title of a chart: its axes, what it means, and where its figures are among the results of a
+step.
+"""
 PLACES = {"updates": ("updates", "updates", "adam", "segments"), "attention": ("attention", "layers", "index")}
 """Where the segments of a step's figures are, for steps that do not measure all of them."""
 BOUND = ("forward", "bounds", "mean_abs")
@@ -121,7 +125,9 @@ def _answers(models: Mapping[str, Any]) -> list[Answer]:
 
 
 def _answer(name: str, model: Mapping[str, Any]) -> Answer:
-    """How many quantities are outside of their limits, are unknown, and how much the diagnosis found."""
+    """How many quantities are outside of their limits, are unknown, and how much the diagnosis
+    found.
+    """
     if model["broken"] is not None:
         return Answer(f"{name}: the hidden states are not finite from segment {model['broken']} on.", "bad")
     values = [number(value) for value in _values(model).values()]
@@ -161,7 +167,9 @@ def _beside(
     what: Column,
     about: Sequence[tuple[Column, Sequence[Cell]]],
 ) -> Table:
-    """Items against models. A few models are columns, after what is said about each item; many are rows."""
+    """Items against models. A few models are columns, after what is said about each item; many are
+    rows.
+    """
     if len(cells) > FEW:
         return Table(title, [Column("model"), *items], [[Cell(name), *row] for name, row in cells.items()])
     columns = [what, *(column for column, _ in about), *map(Column, cells)]
@@ -172,7 +180,9 @@ def _beside(
 
 
 def _findings(models: Mapping[str, Any]) -> list[Findings]:
-    """Of each model what the screening and the diagnosis of single parts found, the most severe first."""
+    """Of each model what the screening and the diagnosis of single parts found, the most severe
+    first.
+    """
     found = []
     for name, model in models.items():
         each = [*model["findings"], *((model.get("diagnosis") or {}).get("findings") or ())]
@@ -193,13 +203,17 @@ def _terms(models: Mapping[str, Any]) -> Words:
 
 
 def _mark(flagged: Iterable[str], quantities: Mapping[str, Any]) -> Mark:
-    """Red where a quantity outside of its limits is of the weights as they are, yellow where all are of larger weights."""
+    """Red where a quantity outside of its limits is of the weights as they are, yellow where all
+    are of larger weights.
+    """
     marks = {quantities.get(name, {}).get("mark", "bad") for name in flagged}
     return "bad" if "bad" in marks else "note" if marks else ""
 
 
 def _rates(models: Mapping[str, Any]) -> tuple[Table, list[Words]]:
-    """The largest stable learning rate that is predicted of each model, and how good such predictions were."""
+    """The largest stable learning rate that is predicted of each model, and how good such
+    predictions were.
+    """
     rows, sealed = [], None
     for name, model in models.items():
         rate = model.get("rate")
@@ -278,7 +292,9 @@ def _values(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(model: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
-    """The list of figures at that path among the results of a step, empty where they were not measured."""
+    """The list of figures at that path among the results of a step, empty where they were not
+    measured.
+    """
     step, *keys = path
     found: Any = (model["steps"].get(step) or {}).get("result")
     for key in keys:

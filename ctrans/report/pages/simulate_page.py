@@ -58,7 +58,9 @@ BY_SEGMENT = (
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
-    """The answer with a row for each model, then figures by depth, tokens, matrices, contributions and remarks."""
+    """The answer with a row for each model, then figures by depth, tokens, matrices, contributions
+    and remarks.
+    """
     remarks = [Words(f"{name}: {text}") for name, model in models.items() for text in _remarks(model)]
     theory = [Words(f"{name}: {text}") for name, model in models.items() for text in _theory(model)]
     by_depth = [_by_segment(name, model) for name, model in models.items()]
@@ -227,7 +229,9 @@ PRODUCTS = {"QK": "Q'K of a head", "OV": "O V of a head", "W_2 W_1": "W_2 W_1 of
 
 
 def _spectra(spectra: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Table | Plot]:
-    """Largest over heads and experts in a table; every head in the JSON; eigenvalues in the complex plane."""
+    """Largest over heads and experts in a table; every head in the JSON; eigenvalues in the complex
+    plane.
+    """
     columns = (
         Column("model"),
         Column("segment"),

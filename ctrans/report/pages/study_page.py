@@ -1,4 +1,6 @@
-"""What `ctrans study` shows: a verdict on the claim, what each case came to, and loss by learning rate."""
+"""What `ctrans study` shows: a verdict on the claim, what each case came to, and loss by learning
+rate.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def _figure(outcomes: Mapping[str, Any], name: str) -> Cell:
 
 
 def _plateau(outcomes: Mapping[str, Mapping[str, Any]], frequencies: float) -> Words:
-    """Which cases ended no lower than what token frequencies alone are worth: their losses cannot be compared."""
+    """Which cases ended no lower than what token frequencies alone are worth: their losses cannot
+    be compared.
+    """
     best = {case: number(each.get("best loss")) for case, each in outcomes.items()}
     names = [case_name(case) for case, loss in best.items() if loss is None or loss > frequencies - LEARNED]
     known = f"A model that only knows how often each token comes has a loss of {digits(frequencies)} nats a token"

@@ -1,4 +1,6 @@
-"""What `ctrans watch` shows: how far a training is, its findings, its figures over the steps and by depth."""
+"""What `ctrans watch` shows: how far a training is, its findings, its figures over the steps and by
+depth.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,8 @@ def _figures(name: str, run: Mapping[str, Any]) -> Table:
 
 
 def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
-    """The values as bars, each the mean of its stretch, from the least to the largest; x where one is not finite.
+    """The values as bars, each the mean of its stretch, from the least to the largest; x where one
+    is not finite.
 
     Logarithms are drawn where all are positive and span more than a factor of 4.
     """

@@ -1,4 +1,6 @@
-"""What `ctrans export` and `ctrans generate` show: a model for other libraries, and continuations of a text."""
+"""What `ctrans export` and `ctrans generate` show: a model for other libraries, and continuations
+of a text.
+"""
 
 from __future__ import annotations
 
