@@ -1,4 +1,5 @@
-"""One rule and one finding for every command: a `Check` says what may be wrong, a `Finding` says that it is, where and by how much.
+"""One rule and one finding for every command: a `Check` says what may be wrong, a `Finding` says
+that it is, where and by how much.
 
 Each topic has one table of checks:
 
@@ -38,14 +39,17 @@ PLACES = 6
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A rule: a finding where a reading of `quantity` lies below `low` or above `high`, or where `measure` finds something.
+    """A rule: a finding where a reading of `quantity` lies below `low` or above `high`, or where
+    `measure` finds something.
 
-    - `quantity`: the name of the figure that it judges; an instrument of its topic offers readings of it
+    - `quantity`: the name of the figure that it judges; an instrument of its topic offers readings
+      of it
     - `description`: that figure as a formula in words
     - `source`: who set the limit
     - `impact`, `remediation`: what it does to the model or the training, and what helps
     - `requires`: what a model must have, or what you must give, for the figure to be measured
-    - `near`: a value inside of the limit by less than this factor is close to it; None where there is no such ratio
+    - `near`: a value inside of the limit by less than this factor is close to it; None where there
+      is no such ratio
     - `suppresses`: checks that follow from it at the same segment, and are then not reported
     - `verdict`: the word for it in a step's verdict of `ctrans screen`
     - `limits`, `measure`: the own measurement of a training's check, and the limits that it takes
@@ -78,7 +82,8 @@ class Check:
         return value < self.low or value > self.high
 
     def excess(self, value: float) -> float:
-        """How far outside of its limits a value is, in powers of ten where limit and value have a ratio; below 0 inside.
+        """How far outside of its limits a value is, in powers of ten where limit and value have a
+        ratio; below 0 inside.
 
         nan stands for an unknown value and counts as inside.
         """
@@ -97,7 +102,9 @@ class Check:
 
 
 def _decades(small: float, large: float) -> float:
-    """log10(small/large): above 0 where `small` exceeds `large`; the difference where they have no ratio."""
+    """log10(small/large): above 0 where `small` exceeds `large`; the difference where they have no
+    ratio.
+    """
     if math.isinf(small) or math.isinf(large):
         return -math.inf if small < large else math.inf if small > large else 0.0
     if small > 0 and large > 0:
@@ -107,7 +114,9 @@ def _decades(small: float, large: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A value of a quantity at a place, with the figure in words. `segment` is its index along the depth, None outside of it."""
+    """A value of a quantity at a place, with the figure in words. `segment` is its index along the
+    depth, None outside of it.
+    """
 
     value: float
     place: str
@@ -130,8 +139,10 @@ class Finding:
     - `limit`: the limit in words
     - `places`: all places, worst first; empty where there is only one
     - `step`, `since`: of a training: the step at which it was reported, and at which it began
-    - `doubling`, `crossing`: of a training: in how many steps the figure doubles, and the step at which it will pass its limit
-    - `seen`, `texts`, `values`: of several walks: how many found it, how many there were, and the worst value of each one
+    - `doubling`, `crossing`: of a training: in how many steps the figure doubles, and the step at
+      which it will pass its limit
+    - `seen`, `texts`, `values`: of several walks: how many found it, how many there were, and the
+      worst value of each one
     """
 
     check: str
@@ -213,7 +224,9 @@ class Checks(dict[str, Check]):
         return self[self.name_now(old)]
 
     def name_now(self, name: str) -> str:
-        """The name of a check by its name now or in the version before, with a warning for the latter. KeyError for neither."""
+        """The name of a check by its name now or in the version before, with a warning for the
+        latter. KeyError for neither.
+        """
         if name not in self and name not in self.renamed:
             raise KeyError(name)
         if name not in self:
@@ -238,7 +251,8 @@ class Checks(dict[str, Check]):
         )
 
     def judge(self, readings: Mapping[str, Sequence[Reading]]) -> list[Finding]:
-        """The findings of readings by quantity: the most severe first, and then the farthest outside of its limits.
+        """The findings of readings by quantity: the most severe first, and then the farthest
+        outside of its limits.
 
         A check that another one suppresses is left out at that one's segments.
         """
@@ -259,13 +273,17 @@ class Checks(dict[str, Check]):
 
 
 def _outside(check: Check, readings: Sequence[Reading]) -> list[Reading]:
-    """The readings outside of the limits, the farthest first, and of equal ones the first along the depth."""
+    """The readings outside of the limits, the farthest first, and of equal ones the first along the
+    depth.
+    """
     found = [reading for reading in readings if check.fails(reading.value)]
     return sorted(found, key=lambda reading: -check.excess(reading.value))
 
 
 def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
-    """A finding (its JSON object) in words, by what each part says: where, figure, limit, impact, fix, also."""
+    """A finding (its JSON object) in words, by what each part says: where, figure, limit, impact,
+    fix, also.
+    """
     found = {
         "where": finding["place"],
         "figure": f"{finding['figure']}{_over_walks(finding)}{_in_time(finding)}",

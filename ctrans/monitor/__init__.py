@@ -1,6 +1,8 @@
-"""A training watched while it runs: gauges from its own passes, probes on a held batch, alarms with what helps, a log.
+"""A training watched while it runs: gauges from its own passes, probes on a held batch, alarms with
+what helps, a log.
 
-`TrainerCallback` (transformers) and `LightningCallback` (lightning) are imported when first asked for.
+`TrainerCallback` (transformers) and `LightningCallback` (lightning) are imported when first asked
+for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Alarms: the checks of a training, each with its own measurement of the training's past.
 
-A new alarm is one entry of `ALARMS`: a function of the past and the limits, as those of `ctrans.monitor.past_checks`, and words.
-`Monitor(..., limits={"attention logits grow": {"limit": 100}})` sets limits of a run.
+A new alarm is one entry of `ALARMS`: a function of the past and the limits, as those of
+`ctrans.monitor.past_checks`, and words. `Monitor(..., limits={"attention logits grow": {"limit":
+100}})` sets limits of a run.
 """
 
 from __future__ import annotations
@@ -245,11 +246,15 @@ ALARMS = Checks(
         "discrete step far from the ODE's": "step larger than the state",
     },
 )
-"""In the order in which they are reported; of what happens together, causes come before what they lead to."""
+"""In the order in which they are reported; of what happens together, causes come before what they
+lead to.
+"""
 
 
 def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
-    """The limits of all alarms, with those that are given in their place. ConfigError with the nearest name for an unknown one."""
+    """The limits of all alarms, with those that are given in their place. ConfigError with the
+    nearest name for an unknown one.
+    """
     now = {}
     for name, limits in given.items():
         if name not in ALARMS and name not in ALARMS.renamed:

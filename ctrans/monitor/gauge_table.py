@@ -16,7 +16,9 @@ from solvers.deprecated import old_member
 
 Scope = Literal["run", "state", "sublayer", "head"]
 Figures = dict[str, float | list[float]]
-"""A report's figures by gauge: a number for the run, a list for the others, nan where nothing was seen."""
+"""A report's figures by gauge: a number for the run, a list for the others, nan where nothing was
+seen.
+"""
 MEDIAN_OF = 4096
 """A median is that of at most so many entries."""
 TINY = 1e-30
@@ -30,7 +32,8 @@ class Gauge:
 
     - "state": X_k (*batch, tokens, width), for each of the states X_0 .. X_K
     - "sublayer": r_k, the raw velocity of a sublayer, of the same shape
-    - "head": scores (heads, rows, tokens) of the first sequence before the softmax, -inf where a row may not read
+    - "head": scores (heads, rows, tokens) of the first sequence before the softmax, -inf where a
+      row may not read
     - "run": the report's other figures
 
     A tensor may stay on its device. None stands for a gauge that the monitor measures itself.

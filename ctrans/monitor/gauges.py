@@ -1,7 +1,7 @@
 """Cheap figures of a training from its own passes: hooks on steps that report, none on the others.
 
-What hooks find stays on the device, as numbers; `Gauges.read` moves all of a report to the host at once. Hooks only look: the training
-has the bits that it has without them.
+What hooks find stays on the device, as numbers; `Gauges.read` moves all of a report to the host at
+once. Hooks only look: the training has the bits that it has without them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
 
 
 class Gauges:
-    """The hooks of one model and what they found. `arm` puts them in place, `disarm` takes them away, `read` gives the figures."""
+    """The hooks of one model and what they found. `arm` puts them in place, `disarm` takes them
+    away, `read` gives the figures.
+    """
 
     def __init__(self, sites: Sites):
         self.sites = sites
         self.updates = Updates()
         self.map_bounds: list[TokenBound | None] = [None] * len(sites.sites)
-        """How long maps' outputs can be at the weights of the next `read`, where a probe has found it."""
+        """How long maps' outputs can be at the weights of the next `read`, where a probe has found
+        it.
+        """
         self.unknown: dict[str, str] = {}
         """What hooks could not look at since `arm`, and why: they never raise into a training."""
         self._handles: list[Any] = []
@@ -47,7 +51,9 @@ class Gauges:
         self.heads: list[int] | None = None
         """How many heads each sublayer has, as its scores show; None before any were seen."""
         self.broken: list[tuple[str, int]] = []
-        """What the last `read` measured and found not finite, in the order of a pass: gauges and places."""
+        """What the last `read` measured and found not finite, in the order of a pass: gauges and
+        places.
+        """
 
     @property
     def seen(self) -> bool:
@@ -93,11 +99,13 @@ class Gauges:
         *,
         unscaled: bool = False,
     ) -> Figures:
-        """All figures of the passes since `arm`, and of gradients and weights as they are, in one move to the host.
+        """All figures of the passes since `arm`, and of gradients and weights as they are, in one
+        move to the host.
 
-        Gradients are those of `scale` times the loss, and told without it; nan for one that overflows in it, as its scaler makes no step
-        then. With `unscaled`, those of the weights are without it already. With `clip`, the gradient's norm is still to be cut to that,
-        and what Adam will see is.
+        Gradients are those of `scale` times the loss, and told without it; nan for one that
+        overflows in it, as its scaler makes no step then. With `unscaled`, those of the weights are
+        without it already. With `clip`, the gradient's norm is still to be cut to that, and what
+        Adam will see is.
         """
         self.disarm()
         found, self._found = self._found, {}
@@ -129,7 +137,9 @@ class Gauges:
         return (clip / length(torch.stack([*parts, outside])).clamp(min=TINY)).clamp(max=1.0)
 
     def sample_weights(self) -> None:
-        """Remembers entries of the weights, so that the next `read` knows what one step of the optimiser does to them."""
+        """Remembers entries of the weights, so that the next `read` knows what one step of the
+        optimiser does to them.
+        """
         inside, outside = own_parameters(self.sites)
         self.updates.remember([*inside, outside])
 
@@ -162,7 +172,8 @@ class Gauges:
     def _try(self, where: str, look: Callable[..., None], *given: Any) -> None:
         """Looks; whatever goes wrong with that is noted, and the training goes on.
 
-        All exceptions, as what stands in a model that nobody here has seen is not known, and a training is worth more than a figure.
+        All exceptions, as what stands in a model that nobody here has seen is not known, and a
+        training is worth more than a figure.
         """
         try:
             look(*given)
@@ -233,7 +244,9 @@ class Gauges:
         self._measure("state", k, x)
 
     def _measure(self, scope: Scope, k: int, x: Tensor) -> None:
-        """The gauges of that scope that carry their measurement, on what it is made of; only the first one of a pass counts."""
+        """The gauges of that scope that carry their measurement, on what it is made of; only the
+        first one of a pass counts.
+        """
         for name, measure in measures_of(scope).items():
             if (name, k) not in self._found:
                 self._try(f"the gauge {name}", self._measure_one, name, k, measure, x)
@@ -242,9 +255,11 @@ class Gauges:
         self._found[name, k] = torch.as_tensor(measure(x))
 
     def _bound_shares(self, values: Mapping[tuple[str, int], list[float]]) -> dict[tuple[str, int], list[float]]:
-        """The longest token of r_k over `velocity_bound`, at weights that no step has changed since the pass.
+        """The longest token of r_k over `velocity_bound`, at weights that no step has changed since
+        the pass.
 
-        Dropout within a map makes what it leaves larger, by 1/(1 - p) each. nan where no bound is known, or weights are sharded.
+        Dropout within a map makes what it leaves larger, by 1/(1 - p) each. nan where no bound is
+        known, or weights are sharded.
         """
         shares: dict[tuple[str, int], list[float]] = {}
         for site in self.sites.sites:
@@ -288,7 +303,9 @@ class Gauges:
                 self._logits(self._found, logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
 
     def _heads_of_model(self, found: dict[tuple[str, int], Tensor]) -> None:
-        """Logits of our own models, whose objective calls their parts: of the last state's sampled tokens, once more."""
+        """Logits of our own models, whose objective calls their parts: of the last state's sampled
+        tokens, once more.
+        """
         model, whole = self.sites.model, ("rms", len(self.sites.sites)) in found
         if ("log_z", 0) in found or not whole or self._last is None or not self.sites.own or not self.sites.vocabulary:
             return
@@ -332,7 +349,9 @@ class Gauges:
 
 
 def growth_exponent(added: Sequence[float]) -> float | None:
-    """p of |X_k - X_0| ~ k^p: least squares of the logarithms from the middle of the depth to its end; None of fewer than two."""
+    """p of |X_k - X_0| ~ k^p: least squares of the logarithms from the middle of the depth to its
+    end; None of fewer than two.
+    """
     half = range(max(1, len(added) // 2), len(added) + 1)
     points = [(math.log(k), math.log(added[k - 1])) for k in half if 0 < added[k - 1] < math.inf]
     if len(points) < 2:

@@ -1,4 +1,6 @@
-"""The figures by depth of a training over time, few enough for a file that a browser opens however long the run."""
+"""The figures by depth of a training over time, few enough for a file that a browser opens however
+long the run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def history(log: MonitorLog) -> dict[str, Any]:
     """What a log has over time.
 
     - `over_time`: by gauge of the run, one figure for each of the log's reports
-    - `steps`: of the reports whose figures by depth are kept: the first, the last, and others evenly between by their place in the log
+    - `steps`: of the reports whose figures by depth are kept: the first, the last, and others
+      evenly between by their place in the log
     - `by_depth`: by gauge, one list for each of these steps; nan where nothing was seen
 
     Figures by depth are kept to four digits, one more than the log has.

@@ -35,14 +35,16 @@ else:
 
 
 class LightningCallback(Base):
-    """Watches a Lightning training: `Trainer(callbacks=[LightningCallback(every=50, out="out/run")])`.
+    """Watches a Lightning training: `Trainer(callbacks=[LightningCallback(every=50,
+    out="out/run")])`.
 
-    Options are those of `Monitor`. `model` finds what is watched in the LightningModule: an attribute's name, or a function of it; by
-    default its attribute `model`, or the module itself. `batch` is what a compiled model is called with. Alarms are warnings of the
-    logger "ctrans.monitor", and in `callback.monitor.alarms`; reports also go to the trainer's loggers.
+    Options are those of `Monitor`. `model` finds what is watched in the LightningModule: an
+    attribute's name, or a function of it; by default its attribute `model`, or the module itself.
+    `batch` is what a compiled model is called with. Alarms are warnings of the logger
+    "ctrans.monitor", and in `callback.monitor.alarms`; reports also go to the trainer's loggers.
 
-    Gradients are those before clipping and without the scale of "16-mixed". The trainer's checkpoints hold what a training that is
-    resumed from one goes on with as if it had not stopped.
+    Gradients are those before clipping and without the scale of "16-mixed". The trainer's
+    checkpoints hold what a training that is resumed from one goes on with as if it had not stopped.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class LightningCallback(Base):
 
     @property
     def state_key(self) -> str:
-        """Under which a checkpoint has its state: of several such callbacks, each of its own `model`, its own."""
+        """Under which a checkpoint has its state: of several such callbacks, each of its own
+        `model`, its own.
+        """
         return f"{type(self).__qualname__}({getattr(self.model, '__qualname__', self.model)})"
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,7 +97,8 @@ class LightningCallback(Base):
         )
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        # of accumulated micro-batches each is divided by their number, and multiplied with a scale where there is one
+        # of accumulated micro-batches each is divided by their number, and multiplied with a scale
+        # where there is one
         scaler = _scaler(trainer)
         loss = loss.detach() if scaler is None else loss.detach() / scaler.scale(torch.ones_like(loss))
         self._loss = loss if self._loss is None else self._loss + loss

@@ -1,9 +1,11 @@
-"""The log of a watched training: JSON lines that a killed run leaves readable, and that stay few however long it runs.
+"""The log of a watched training: JSON lines that a killed run leaves readable, and that stay few
+however long it runs.
 
-A line is a header, a report, an alarm, a probe or an end (`ctrans.monitor.log_lines`). When there are `KEPT` reports, every second
-one of the older three quarters is dropped, so that the newest are as dense as they were written and the oldest ever sparser: 100,000
-steps of 200 sublayers reported every 50 are about 7 MB and not 80. A line is written whole and flushed; thinning writes another file
-and puts it in the log's place.
+A line is a header, a report, an alarm, a probe or an end (`ctrans.monitor.log_lines`). When there
+are `KEPT` reports, every second one of the older three quarters is dropped, so that the newest are
+as dense as they were written and the oldest ever sparser: 100,000 steps of 200 sublayers reported
+every 50 are about 7 MB and not 80. A line is written whole and flushed; thinning writes another
+file and puts it in the log's place.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ PEAKS = ("highest_loss", "highest_gradient_norm")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MonitorLog:
-    """What a log holds: reports, findings and probes as they were written, and how it ended, "" for a run that goes on or was killed."""
+    """What a log holds: reports, findings and probes as they were written, and how it ended, "" for
+    a run that goes on or was killed.
+    """
 
     header: Header
     reports: list[Report]
@@ -62,7 +66,9 @@ class MonitorLog:
     alarms = old_member("alarms", "findings")
 
     def series(self, name: str) -> NDArray[np.float64]:
-        """A gauge over time: (reports,) for the run's, else (reports, places); nan where it was not seen."""
+        """A gauge over time: (reports,) for the run's, else (reports, places); nan where it was not
+        seen.
+        """
         rows = [report.figures.get(name) for report in self.reports]
         width = max((len(row) for row in rows if isinstance(row, list)), default=0)
         if GAUGES[name].scope == "run":
@@ -75,7 +81,8 @@ class MonitorLog:
 
 
 class LogWriter:
-    """Appends to the log of a directory. `start` is the step that the training goes on from; what was written after it is dropped.
+    """Appends to the log of a directory. `start` is the step that the training goes on from; what
+    was written after it is dropped.
 
     Raises ConfigError where it cannot be written, or what is there cannot be read.
     """
@@ -129,8 +136,9 @@ class LogWriter:
 
 
 def read_log(directory: str | Path) -> MonitorLog:
-    """The log in that directory. Lines that are not whole, or not what a monitor writes, are left out; whoever wrote it, what is read
-    can be shown. Raises ConfigError where there is none, or it cannot be read.
+    """The log in that directory. Lines that are not whole, or not what a monitor writes, are left
+    out; whoever wrote it, what is read can be shown. Raises ConfigError where there is none, or it
+    cannot be read.
     """
     directory = Path(directory)
     lines = list(lines_of(directory))
@@ -151,9 +159,11 @@ def _each(made: Callable[[LogLine], Made | None], lines: Iterable[LogLine]) -> I
 
 
 def lines_of(directory: Path) -> Iterator[LogLine]:
-    """What lines hold; those that are not whole, or nested deeper than any that a monitor writes, are left out. None of no file.
+    """What lines hold; those that are not whole, or nested deeper than any that a monitor writes,
+    are left out. None of no file.
 
-    Raises ConfigError for a log that is there and cannot be read to its end: who took its beginning for the whole would lose the rest.
+    Raises ConfigError for a log that is there and cannot be read to its end: who took its beginning
+    for the whole would lose the rest.
     """
     path = directory / LOG
     try:
@@ -173,7 +183,9 @@ def lines_of(directory: Path) -> Iterator[LogLine]:
 
 
 def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
-    """All lines but every second report of those before the newest `DENSE`, whose peaks the next one takes over."""
+    """All lines but every second report of those before the newest `DENSE`, whose peaks the next
+    one takes over.
+    """
     reports = [i for i, line in enumerate(lines) if "by" in line]
     dropped = set(reports[:-DENSE][::2])
     kept: list[LogLine] = []

@@ -1,7 +1,8 @@
-"""The lines of a monitor's log: what each holds, how it is written, and how a line of anybody's is read, or left out.
+"""The lines of a monitor's log: what each holds, how it is written, and how a line of anybody's is
+read, or left out.
 
-In a report what there is by depth is one text for each gauge: bfloat16 (three digits, the range of float32, also inf and nan) in base64,
-2.7 characters a number.
+In a report what there is by depth is one text for each gauge: bfloat16 (three digits, the range of
+float32, also inf and nan) in base64, 2.7 characters a number.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ LAST_STEP = 2**53
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a log is of: the model in a line, its sublayers' places and kinds, how many heads each has, how often it reports.
+    """What a log is of: the model in a line, its sublayers' places and kinds, how many heads each
+    has, how often it reports.
 
-    `total` is how many steps the training will have, None where nobody said; `unseen` says what is not measured and why.
+    `total` is how many steps the training will have, None where nobody said; `unseen` says what is
+    not measured and why.
     """
 
     model: str
@@ -40,7 +43,9 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """The figures of one step. By depth they are lists; see `GAUGES`. `unknown` says by place what could not be looked at, and why."""
+    """The figures of one step. By depth they are lists; see `GAUGES`. `unknown` says by place what
+    could not be looked at, and why.
+    """
 
     step: int
     figures: Figures
@@ -64,7 +69,9 @@ def decoded(text: str) -> list[float]:
 
 
 def plain_numbers(value: Any) -> Any:
-    """The value for JSON: numbers that it lacks as the texts "inf", "-inf", "nan"; dataclasses as objects."""
+    """The value for JSON: numbers that it lacks as the texts "inf", "-inf", "nan"; dataclasses as
+    objects.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain_numbers(dataclasses.asdict(value))
     if isinstance(value, Mapping):
@@ -90,7 +97,9 @@ def _rounded(value: float) -> float:
 
 
 def is_step(value: Any) -> bool:
-    """Whether it is a whole number that a training's steps could come to, 0 with them; True and False are none."""
+    """Whether it is a whole number that a training's steps could come to, 0 with them; True and
+    False are none.
+    """
     return type(value) is int and 0 <= value < LAST_STEP
 
 
@@ -107,7 +116,9 @@ def header_of(line: LogLine) -> Header | None:
 
 
 def report_of(line: LogLine) -> Report | None:
-    """None for a line that is no report, or whose figures are not numbers. Figures that `GAUGES` does not know are left out."""
+    """None for a line that is no report, or whose figures are not numbers. Figures that `GAUGES`
+    does not know are left out.
+    """
     run, by, unknown = (line.get(name, {}) for name in ("run", "by", "unknown"))
     if "by" not in line or not all(isinstance(each, dict) for each in (run, by, unknown)):
         return None
@@ -121,7 +132,9 @@ def report_of(line: LogLine) -> Report | None:
 
 
 def finding_of(line: LogLine) -> dict[str, Any] | None:
-    """The JSON object of a finding; None for a line that is none, or one without what is shown of it."""
+    """The JSON object of a finding; None for a line that is none, or one without what is shown of
+    it.
+    """
     given = line.get("finding", line.get("alarm"))
     if not isinstance(given, dict):
         return None

@@ -1,6 +1,8 @@
-"""What a monitor has to remember for a training that stops and goes on: plain JSON, exact to the bit.
+"""What a monitor has to remember for a training that stops and goes on: plain JSON, exact to the
+bit.
 
-A list of numbers is one text, its float64 in base64; the sample of the weights before a step is one text of float32 for each.
+A list of numbers is one text, its float64 in base64; the sample of the weights before a step is one
+text of float32 for each.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class Remembers(Protocol):
 
 
 def memory_in(directory: Path, step: int) -> Memory | None:
-    """What was saved there for that step; None at the start, and where nothing was. Raises ConfigError for what is no JSON."""
+    """What was saved there for that step; None at the start, and where nothing was. Raises
+    ConfigError for what is no JSON.
+    """
     path = directory / MEMORY
     if not step or not path.is_file():
         return None

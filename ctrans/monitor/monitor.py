@@ -35,16 +35,18 @@ LOGGER = logging.getLogger("ctrans.monitor")
 
 
 class Monitor:
-    """Watches a training: `alarms = monitor.step(loss, optimizer)`, after `backward` and before `optimizer.step`.
+    """Watches a training: `alarms = monitor.step(loss, optimizer)`, after `backward` and before
+    `optimizer.step`.
 
-    - `model`: what trains: a model of ctrans, one of `transformers`, or any module that `open_model` opens. Make the monitor before the
-      model is sharded
+    - `model`: what trains: a model of ctrans, one of `transformers`, or any module that
+      `open_model` opens. Make the monitor before the model is sharded
     - `every` to `compiled`: the settings, which `MonitorSettings` explains
     - `blocks` to `heads`: options of `open_model`, for a module that it needs help with
 
-    It changes no bit of the training: random numbers, modes and gradients are as without it; and what goes wrong with a figure, a probe
-    or a report is told and does not reach the training. In several processes each one makes a monitor, and all tell the same steps; the
-    first one writes. Raises ConfigError for what cannot be opened or is no setting.
+    It changes no bit of the training: random numbers, modes and gradients are as without it; and
+    what goes wrong with a figure, a probe or a report is told and does not reach the training. In
+    several processes each one makes a monitor, and all tell the same steps; the first one writes.
+    Raises ConfigError for what cannot be opened or is no setting.
     """
 
     def __init__(
@@ -121,8 +123,10 @@ class Monitor:
 
         - `loss`: of this step, None where it is not known
         - `optimizer`: the one that is about to step, for the learning rate and Adam's moments
-        - `gradient_norm`: where it is known, as from `clip_grad_norm_`, without a scaler's scale; without it a report has its own
-        - `batch`: what a compiled model was called with: a tensor, or a tuple or mapping of arguments
+        - `gradient_norm`: where it is known, as from `clip_grad_norm_`, without a scaler's scale;
+          without it a report has its own
+        - `batch`: what a compiled model was called with: a tensor, or a tuple or mapping of
+          arguments
         """
         self._then = self.memory() if "save" in self.reactions.asked and self._reports(self._step + 1) else None
         self._step += 1
@@ -143,9 +147,11 @@ class Monitor:
         return alarms
 
     def memory(self) -> Memory:
-        """What `Monitor(..., start=step, memory=...)` goes on from to the bit, as plain JSON: to be saved with a checkpoint.
+        """What `Monitor(..., start=step, memory=...)` goes on from to the bit, as plain JSON: to be
+        saved with a checkpoint.
 
-        While the training is told of a danger (`save`) it is that of before the step, as the weights are.
+        While the training is told of a danger (`save`) it is that of before the step, as the
+        weights are.
         """
         if self._then is not None:
             return self._then
@@ -164,11 +170,15 @@ class Monitor:
         }
 
     def note(self, step: int, *, loss: float | None = None, gradient_norm: float | None = None) -> None:
-        """What is known of a step when it is over, for trainers that tell it late: alarms know it from the next report on."""
+        """What is known of a step when it is over, for trainers that tell it late: alarms know it
+        from the next report on.
+        """
         self._waiting.append((step, loss, gradient_norm))
 
     def close(self, words: str = "finished") -> None:
-        """Takes the hooks away and ends the log. A log without an end is that of a run that goes on, or was killed."""
+        """Takes the hooks away and ends the log. A log without an end is that of a run that goes
+        on, or was killed.
+        """
         self.gauges.disarm()
         if self._writer is not None:
             self._writer.end(self._step, words)
@@ -197,10 +207,11 @@ class Monitor:
 
     @contextlib.contextmanager
     def _only_looking(self, step: int) -> Iterator[None]:
-        """What goes wrong inside is told, and the training goes on; but for a request that can only be wrong, at the first report.
+        """What goes wrong inside is told, and the training goes on; but for a request that can only
+        be wrong, at the first report.
 
-        All exceptions: what stands in a model that nobody here has seen, or in a logger of somebody's, is not known, and a training is
-        worth more than a report of it.
+        All exceptions: what stands in a model that nobody here has seen, or in a logger of
+        somebody's, is not known, and a training is worth more than a report of it.
         """
         try:
             yield
@@ -276,7 +287,9 @@ class Monitor:
             self._skips.append((step, norm))
 
     def _look(self, batch: Any) -> None:
-        """One more pass, uncompiled and forward only, of a quarter of what the model was called with."""
+        """One more pass, uncompiled and forward only, of a quarter of what the model was called
+        with.
+        """
         root = self.sites.root
         self.gauges.arm(looking=True)
         try:
@@ -334,7 +347,9 @@ class Monitor:
 
 
 def summarised(figures: Figures) -> dict[str, float]:
-    """Figures as plain numbers: those by depth by their least, median and largest, as 'rms/largest'."""
+    """Figures as plain numbers: those by depth by their least, median and largest, as
+    'rms/largest'.
+    """
     found: dict[str, float] = {}
     for name, value in figures.items():
         if not isinstance(value, list):
@@ -347,7 +362,9 @@ def summarised(figures: Figures) -> dict[str, float]:
 
 
 def _part(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The first quarter of a batch's sequences, as arguments: of every tensor that has as many rows as the first one."""
+    """The first quarter of a batch's sequences, as arguments: of every tensor that has as many rows
+    as the first one.
+    """
     args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     kwargs = dict(batch) if isinstance(batch, Mapping) else {}
     count = next((len(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.dim()), 0)

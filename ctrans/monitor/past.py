@@ -1,4 +1,6 @@
-"""What a training has done so far, as alarms look at it: the last reports, and the loss of every step."""
+"""What a training has done so far, as alarms look at it: the last reports, and the loss of every
+step.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ STEPS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """log value = a + rate * step over some reports: `doubling` in steps (inf where it does not grow), and R^2 of the line."""
+    """log value = a + rate * step over some reports: `doubling` in steps (inf where it does not
+    grow), and R^2 of the line.
+    """
 
     rate: float
     fit: float
@@ -31,20 +35,26 @@ class Trend:
         return math.log(2) / self.rate if self.rate > 0 else math.inf
 
     def crossing(self, step: int, value: float, limit: float) -> float:
-        """The step at which it passes the limit if it goes on; inf where it does not grow, `step` where it has."""
+        """The step at which it passes the limit if it goes on; inf where it does not grow, `step`
+        where it has.
+        """
         if value >= limit:
             return step
         return step + math.log(limit / value) / self.rate if self.rate > 0 and value > 0 else math.inf
 
 
 class Past:
-    """The last `REPORTS` reports of a run, its first one, and the loss and gradient norm of every one of the last `STEPS` steps."""
+    """The last `REPORTS` reports of a run, its first one, and the loss and gradient norm of every
+    one of the last `STEPS` steps.
+    """
 
     def __init__(self, places: Sequence[str], heads: Sequence[int], vocabulary: int):
         self.places, self.heads, self.vocabulary = list(places), list(heads), vocabulary
         self.half = False
         self.broken: list[tuple[str, int]] = []
-        """Gauges of the last report, and their places, that were measured and are not finite, in the order of a pass."""
+        """Gauges of the last report, and their places, that were measured and are not finite, in
+        the order of a pass.
+        """
         self.first: Figures = {}
         self.reports: collections.deque[tuple[int, Figures]] = collections.deque(maxlen=REPORTS)
         self.losses: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
@@ -64,7 +74,9 @@ class Past:
         self.reports.append((step, figures))
 
     def of(self, name: str) -> tuple[Array, Array]:
-        """Steps (reports,) and values (reports, places) of the reports that have the gauge; one place for the run's."""
+        """Steps (reports,) and values (reports, places) of the reports that have the gauge; one
+        place for the run's.
+        """
         rows = [(step, figures[name]) for step, figures in self.reports if name in figures]
         if not rows:
             return np.zeros(0), np.zeros((0, 0))
@@ -90,7 +102,9 @@ class Past:
 
 
 def trend(steps: Array, values: Array) -> Trend:
-    """Least squares of log values against steps; no trend where a value is not positive and finite, or there are fewer than three."""
+    """Least squares of log values against steps; no trend where a value is not positive and finite,
+    or there are fewer than three.
+    """
     if len(steps) < 3 or not (np.isfinite(values).all() and (values > 0).all()):
         return Trend(0.0, 0.0)
     s, log = steps - steps.mean(), np.log(values)

@@ -1,4 +1,6 @@
-"""How rules look at a training's past: what is outside of a limit, grows towards one, spikes, differs by depth, or stands still."""
+"""How rules look at a training's past: what is outside of a limit, grows towards one, spikes,
+differs by depth, or stands still.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Limits = Mapping[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Sighting:
-    """What a check found: where, the figure and its limit, since which step, how fast it grows and when it will pass the limit.
+    """What a check found: where, the figure and its limit, since which step, how fast it grows and
+    when it will pass the limit.
 
     `below` says that it is a finding for being below the limit.
     """
@@ -55,8 +58,9 @@ def beyond(name: str, transform: Callable[[Array, Past], Array] | None = None, *
 
 
 def grows(name: str, transform: Callable[[Array, Past], Array] | None = None) -> PastCheck:
-    """A value above `limit`, or above `low` and on its way there: log-linear over the last `window` reports with R^2 of at least `fit`,
-    passing the limit within `ahead` times the steps that were seen.
+    """A value above `limit`, or above `low` and on its way there: log-linear over the last `window`
+    reports with R^2 of at least `fit`, passing the limit within `ahead` times the steps that were
+    seen.
     """
 
     def check(past: Past, limits: Limits) -> Sighting | None:
@@ -79,7 +83,8 @@ def grows(name: str, transform: Callable[[Array, Past], Array] | None = None) ->
 
 
 def spike(steps: list[int], values: list[float], limits: Limits, what: str, *, additive: bool = False) -> Sighting | None:
-    """A value of the last `recent` ones that is `factor` times the median of the `window` before it, or so many deviations above.
+    """A value of the last `recent` ones that is `factor` times the median of the `window` before
+    it, or so many deviations above.
 
     The deviation is 1.48 times the median distance from the median, and at least `floor`.
     """
@@ -99,7 +104,9 @@ def spike(steps: list[int], values: list[float], limits: Limits, what: str, *, a
 
 
 def loss_spike(past: Past, limits: Limits) -> Sighting | None:
-    """loss > median + factor max(1.48 median distance from it, floor) of the `window` steps before, among the `recent` ones."""
+    """loss > median + factor max(1.48 median distance from it, floor) of the `window` steps before,
+    among the `recent` ones.
+    """
     return spike([s for s, _ in past.losses], [v for _, v in past.losses], limits, "the loss", additive=True)
 
 
@@ -112,7 +119,9 @@ def gradient_spike(past: Past, limits: Limits) -> Sighting | None:
 
 
 def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
-    """c_0 over c_K, c_k = |dL/dX_k||X_k|: how much of the gradient's relative size comes back through the depth."""
+    """c_0 over c_K, c_k = |dL/dX_k||X_k|: how much of the gradient's relative size comes back
+    through the depth.
+    """
     steps, costates = past.of("costate")
     _, sizes = past.of("rms")
     count = int(limits.get("reports", 2))
@@ -130,7 +139,9 @@ def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
 
 
 def dead(past: Past, limits: Limits) -> Sighting | None:
-    """A sublayer whose velocity or gradient is below `limit` of the median sublayer's, or says the same of all tokens (`same`)."""
+    """A sublayer whose velocity or gradient is below `limit` of the median sublayer's, or says the
+    same of all tokens (`same`).
+    """
     steps, spread = past.of("spread")
     count = int(limits.get("reports", 2))
     alike = (spread < limits["same"])[-count:]
@@ -157,7 +168,9 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
 
 
 def frozen(past: Past, limits: Limits) -> Sighting | None:
-    """A sublayer that no step changes while most others move; where most stand still it is meant so."""
+    """A sublayer that no step changes while most others move; where most stand still it is meant
+    so.
+    """
     steps, values = past.of("update")
     count = int(limits.get("reports", 2))
     if len(steps) < count:
@@ -170,10 +183,12 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:
-    """The first figure in the order of a pass that is inf or nan, or else a loss that is, of a step since the last report.
+    """The first figure in the order of a pass that is inf or nan, or else a loss that is, of a step
+    since the last report.
 
-    A loss that was so at a step before this report has made every weight so since, unless that step was left out: where it began is then
-    not to be seen. One from before the last report was told of then; weights that it left so are broken still.
+    A loss that was so at a step before this report has made every weight so since, unless that step
+    was left out: where it began is then not to be seen. One from before the last report was told of
+    then; weights that it left so are broken still.
     """
     # >=: a trainer may tell the loss of a report's own step after it
     last = past.reports[-2][0] if len(past.reports) > 1 else 0
@@ -213,7 +228,9 @@ def over_first(values: Array, past: Past, name: str) -> Array:
 
 
 def median_by_depth(values: Array, past: Past) -> Array:
-    """The median sublayer's value in the place of each: what a rule says of it is of the model and of no sublayer."""
+    """The median sublayer's value in the place of each: what a rule says of it is of the model and
+    of no sublayer.
+    """
     with np.errstate(all="ignore"):
         found: Array = np.repeat(_medians(values), values.shape[1], 1)
         return found

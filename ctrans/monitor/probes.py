@@ -1,4 +1,6 @@
-"""Probes: walks with instruments on a held batch that is always the same, rarer than reports. A new probe is one entry of `PROBES`."""
+"""Probes: walks with instruments on a held batch that is always the same, rarer than reports. A new
+probe is one entry of `PROBES`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Held:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probed:
-    """What a probe is given: the model, the held batch, the optimiser, and the first sequence's first tokens."""
+    """What a probe is given: the model, the held batch, the optimiser, and the first sequence's
+    first tokens.
+    """
 
     sites: Sites
     model: Model
@@ -54,7 +58,9 @@ class Probed:
 
 
 def attention(at: Probed) -> Mapping[str, Any]:
-    """theta, the balanced mass factor over all rows; log S of the first attention and of the last (Emadi)."""
+    """theta, the balanced mass factor over all rows; log S of the first attention and of the last
+    (Emadi).
+    """
     places = [site.k for site in at.sites.sites if site.sublayer.attention is not None]
     if not places:
         raise ConfigError("no sublayer of this model shows an attention")
@@ -81,7 +87,9 @@ def jacobians(at: Probed) -> Mapping[str, Any]:
 
 
 def principle(at: Probed) -> Mapping[str, Any]:
-    """H and the gap g = H + <P, v> of every sublayer (inf where H is, nan where there is no answer), and its alignment."""
+    """H and the gap g = H + <P, v> of every sublayer (inf where H is, nan where there is no
+    answer), and its alignment.
+    """
     found = maximum_principle(at.model.depth, costate(at.model, at.held.tokens, at.held.targets))
     return {
         name: [math.nan if value is None else float(value) for value in getattr(found, name)]
@@ -90,8 +98,9 @@ def principle(at: Probed) -> Mapping[str, Any]:
 
 
 def exponents(at: Probed) -> Mapping[str, Any]:
-    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, of the first sublayer and the last: 1 where H is infinite, 0 where it
-    is finite; at the held batch's first tokens. It is found by ascents that know neither (`ctrans.control.model_check.check_at`).
+    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, of the first sublayer and the
+    last: 1 where H is infinite, 0 where it is finite; at the held batch's first tokens. It is found
+    by ascents that know neither (`ctrans.control.model_check.check_at`).
     """
     found = costate(at.model, at.held.tokens, at.held.targets)
     sublayers, named = list(at.model.depth.sublayers), dict[str, Any]()
@@ -114,7 +123,9 @@ def curvature(at: Probed) -> Mapping[str, Any]:
 
 
 def bounds(at: Probed) -> Mapping[str, Any]:
-    """How long the outputs of maps can be, where nothing behind them sets that; `Gauges` makes bounds on velocities of them."""
+    """How long the outputs of maps can be, where nothing behind them sets that; `Gauges` makes
+    bounds on velocities of them.
+    """
     return {"map_bounds": [_map_bound(sublayer) for sublayer in at.model.depth.sublayers]}
 
 
@@ -135,11 +146,15 @@ PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
     "curvature": curvature,
     "bounds": bounds,
 }
-"""Each gives figures by name, numbers or lists by sublayer. What one cannot say of a model is left out, with why under `unknown`."""
+"""Each gives figures by name, numbers or lists by sublayer. What one cannot say of a model is left
+out, with why under `unknown`.
+"""
 
 
 def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """All probes' figures. The model is in evaluation mode while it is walked, and afterwards as it was."""
+    """All probes' figures. The model is in evaluation mode while it is walked, and afterwards as it
+    was.
+    """
     few = held.tokens[:1, :TOKENS] if sites.vocabulary else held.tokens[:1]
     found: dict[str, Any] = {}
     unknown: dict[str, str] = {}

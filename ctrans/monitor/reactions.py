@@ -46,7 +46,9 @@ class Reactions:
         self._lowered: dict[int, Any] = {}
 
     def to(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None) -> None:
-        """Does what is asked for, before the optimiser's step: in all processes, where one of them sees a danger."""
+        """Does what is asked for, before the optimiser's step: in all processes, where one of them
+        sees a danger.
+        """
         if not self.asked - {"skip"}:
             return
         dangers = _of_all_processes([alarm for alarm in alarms if alarm.severity != "note"])
@@ -60,7 +62,9 @@ class Reactions:
         self.stopped = self.stopped or "stop" in self.asked
 
     def go_on(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Sees to it that a rate which was lowered, as in a run before this one, is low in the optimiser's steps."""
+        """Sees to it that a rate which was lowered, as in a run before this one, is low in the
+        optimiser's steps.
+        """
         if self.factor < 1 and optimizer is not None:
             self._lower(optimizer)
 
@@ -102,7 +106,9 @@ def distributed() -> bool:
 
 
 def _of_all_processes(dangers: list[Finding]) -> list[Finding]:
-    """Those that any process sees, the first one's first: each sees its own batches, and weights must not part."""
+    """Those that any process sees, the first one's first: each sees its own batches, and weights
+    must not part.
+    """
     if not distributed() or torch.distributed.get_world_size() == 1:
         return dangers
     seen: list[Any] = [None] * torch.distributed.get_world_size()

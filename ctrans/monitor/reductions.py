@@ -1,4 +1,6 @@
-"""Tensors as few numbers, where they are: lengths, shares, a sample of tokens, and one transfer to the host."""
+"""Tensors as few numbers, where they are: lengths, shares, a sample of tokens, and one transfer to
+the host.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def wide(x: Tensor) -> torch.dtype:
 
 
 def norm_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The length of all of them together, on their device; every process has to ask where they are sharded."""
+    """The length of all of them together, on their device; every process has to ask where they are
+    sharded.
+    """
     if not tensors:
         return torch.zeros(())
     norms = torch._foreach_norm(list(tensors))

@@ -1,8 +1,10 @@
-"""Attention's scores as the training computes them, whoever wrote the model: seen where torch is asked for them.
+"""Attention's scores as the training computes them, whoever wrote the model: seen where torch is
+asked for them.
 
-While an attention module runs, torch's functions that weigh by scores are noticed: `scaled_dot_product_attention`, a softmax over
-scores (.., heads, tokens, tokens), and torch's own multi-head attention. They are called as they were asked for; of the first sequence,
-and of `ROWS` of its rows, scores are computed once more beside them.
+While an attention module runs, torch's functions that weigh by scores are noticed:
+`scaled_dot_product_attention`, a softmax over scores (.., heads, tokens, tokens), and torch's own
+multi-head attention. They are called as they were asked for; of the first sequence, and of `ROWS`
+of its rows, scores are computed once more beside them.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ def largest_score(scores: Tensor) -> Tensor:
 
 
 def row_entropy(scores: Tensor) -> Tensor:
-    """The mean over rows of H(a_i)/log n_i by head, H the entropy of row i's weights and n_i the number of tokens that it may read.
+    """The mean over rows of H(a_i)/log n_i by head, H the entropy of row i's weights and n_i the
+    number of tokens that it may read.
 
     Rows that may read one token have no entropy and are left out.
     """
@@ -107,7 +110,9 @@ def _of_softmax(scores: Tensor, *_: Any, **__: Any) -> Tensor | None:
 
 
 def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    """torch's own attention, tokens first: (tokens, batch, width), its queries and keys of one matrix."""
+    """torch's own attention, tokens first: (tokens, batch, width), its queries and keys of one
+    matrix.
+    """
     named = dict(zip(MULTIHEAD, args, strict=False)) | kwargs
     heads, weight, bias = named["num_heads"], named["in_proj_weight"], named["in_proj_bias"]
     if weight is None or query.dim() != 3:
@@ -135,7 +140,9 @@ LOOKS: dict[Any, Callable[..., Tensor | None]] = {
     Tensor.softmax: _of_softmax,
     F.multi_head_attention_forward: _of_multihead,
 }
-"""By torch's function: the scores (heads, rows, tokens) of its first sequence, None where it is asked for something else."""
+"""By torch's function: the scores (heads, rows, tokens) of its first sequence, None where it is
+asked for something else.
+"""
 
 
 def _first(x: Tensor) -> Tensor:

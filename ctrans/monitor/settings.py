@@ -19,28 +19,37 @@ from solvers import ConfigError
 from solvers.errors import unknown
 
 ToldFigures = Callable[[int, Mapping[str, float]], object]
-"""Told of a report: its step, and figures by name, those by depth as their least, median and largest."""
+"""Told of a report: its step, and figures by name, those by depth as their least, median and
+largest.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MonitorSettings:
     """Everything that `Monitor(model, ...)` takes by name, beside the options of `open_model`.
 
-    - `every`: steps between reports, of which the first step has one. Between them nothing is hooked
+    - `every`: steps between reports, of which the first step has one. Between them nothing is
+      hooked
     - `out`: the directory of its log, which `ctrans watch` shows; nothing is written without
-    - `probe_every`: steps between probes, each a walk on the `held` batch of (tokens, targets); never by default
+    - `probe_every`: steps between probes, each a walk on the `held` batch of (tokens, targets);
+      never by default
     - `limits`: of alarms, as {"attention logits grow": {"limit": 100}} (see `ALARMS`)
-    - `react`: names of `REACTIONS`; none by default. `save` is called with the alarm in place of writing the weights to `out`
-    - `told`: functions that get every report, for another logger; `tensorboard` writes its files to `out`
+    - `react`: names of `REACTIONS`; none by default. `save` is called with the alarm in place of
+      writing the weights to `out`
+    - `told`: functions that get every report, for another logger; `tensorboard` writes its files to
+      `out`
     - `start`, `total`: the step that the training goes on from, and how many it will have
-    - `memory`: what `Monitor.memory()` gave at the step `start`: alarms and reactions go on as if it had not stopped
-    - `clip`: the norm to which gradients are cut after `step` is told, where they are: Adam's second moments are of cut ones
-    - `scale`: what the loss was multiplied with before `backward`, as `GradScaler.get_scale`, a function: gradients are told without it,
-      and those that overflow in it not at all. `unscaled`: whether the weights' gradients are already without it when `step` is told, as
-      after `GradScaler.unscale_`; those of states never are
-    - `compiled`: whether the model's passes are compiled. A compiler's graph has no hooks: `step` is then to be given the `batch` that
-      the model was called with, its arguments, and a quarter of its sequences is looked at once more, uncompiled, forward only. None
-      finds out
+    - `memory`: what `Monitor.memory()` gave at the step `start`: alarms and reactions go on as if
+      it had not stopped
+    - `clip`: the norm to which gradients are cut after `step` is told, where they are: Adam's
+      second moments are of cut ones
+    - `scale`: what the loss was multiplied with before `backward`, as `GradScaler.get_scale`, a
+      function: gradients are told without it, and those that overflow in it not at all. `unscaled`:
+      whether the weights' gradients are already without it when `step` is told, as after
+      `GradScaler.unscale_`; those of states never are
+    - `compiled`: whether the model's passes are compiled. A compiler's graph has no hooks: `step`
+      is then to be given the `batch` that the model was called with, its arguments, and a quarter
+      of its sequences is looked at once more, uncompiled, forward only. None finds out
 
     Raises ConfigError for what cannot be.
     """
@@ -84,7 +93,9 @@ class MonitorSettings:
 
 
 def settings_and_opening(options: Mapping[str, Any]) -> tuple[MonitorSettings, dict[str, Any]]:
-    """The settings among the options, and what is left for `open_model`. ConfigError with the nearest name for what is neither."""
+    """The settings among the options, and what is left for `open_model`. ConfigError with the
+    nearest name for what is neither.
+    """
     own = {field.name for field in dataclasses.fields(MonitorSettings)}
     opening = {*inspect.signature(open_model).parameters} - {"model", "dtype", "dt", "on_demand", "images"}
     for name in options:

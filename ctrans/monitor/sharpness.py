@@ -1,4 +1,6 @@
-"""Sharpness: the largest eigenvalue of the loss's Hessian, plain and as Adam sees it, by Lanczos' method on products with it."""
+"""Sharpness: the largest eigenvalue of the loss's Hessian, plain and as Adam sees it, by Lanczos'
+method on products with it.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,18 @@ from ctrans.walk import Model, terminal_loss
 STEPS = 40
 """Products at most."""
 TOLERANCE = 0.02
-"""Relative error of an eigenvalue, by the residual of its vector, at which it is known well enough."""
+"""Relative error of an eigenvalue, by the residual of its vector, at which it is known well enough.
+"""
 
 
 def sharpness(
     model: Model, weights: Sequence[nn.Parameter], tokens: Tensor, targets: Any, scales: Sequence[Tensor] | None = None
 ) -> float:
-    """lambda_max of H = d^2 L/dW^2 at these tokens, or of S H S with S = diag(scales): Rayleigh-Ritz in the Krylov space.
+    """lambda_max of H = d^2 L/dW^2 at these tokens, or of S H S with S = diag(scales):
+    Rayleigh-Ritz in the Krylov space.
 
-    A bound from below, to `TOLERANCE` or after `STEPS` products. Each is a gradient of a gradient, on one graph of the whole model.
+    A bound from below, to `TOLERANCE` or after `STEPS` products. Each is a gradient of a gradient,
+    on one graph of the whole model.
     """
     assert isinstance(model, nn.Module), "a model that trains is one"
     with requiring_gradients(weights), reference_kernels(model), second_derivatives(), torch.enable_grad():
@@ -47,9 +52,11 @@ def sharpness(
 
 
 def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
-    """P^-1/2, P = (1 - beta_1^t)(sqrt(nu) + eps), nu Adam's second moments without the bias of their start, by weight.
+    """P^-1/2, P = (1 - beta_1^t)(sqrt(nu) + eps), nu Adam's second moments without the bias of
+    their start, by weight.
 
-    None for an optimiser that keeps none, or before its first step. Cohen et al. 2022 (arXiv 2207.14484, section 2).
+    None for an optimiser that keeps none, or before its first step. Cohen et al. 2022 (arXiv
+    2207.14484, section 2).
     """
     options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     scales = []
@@ -66,8 +73,9 @@ def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimize
 def over_edge(
     model: Model, weights: Sequence[nn.Parameter], tokens: Tensor, targets: Any, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, float]:
-    """`sharpness`, and over what a step of this optimiser stays stable at: 2 (1 + b)/((1 - b) lr) preconditioned for Adam with
-    b = beta_1 (38/lr at 0.9), 2 (1 + b)/lr for gradient descent with momentum b.
+    """`sharpness`, and over what a step of this optimiser stays stable at: 2 (1 + b)/((1 - b) lr)
+    preconditioned for Adam with b = beta_1 (38/lr at 0.9), 2 (1 + b)/lr for gradient descent with
+    momentum b.
     """
     plain = sharpness(model, weights, tokens, targets)
     found = {"sharpness": plain}

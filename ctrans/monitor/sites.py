@@ -1,4 +1,6 @@
-"""Where a training is looked at: the user's own modules in which a sublayer's state comes in and its velocity goes out."""
+"""Where a training is looked at: the user's own modules in which a sublayer's state comes in and
+its velocity goes out.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """Sublayer k of a model that trains: X comes into `enter`, and r is the sum of what leaves by `exits`, its raw velocity.
+    """Sublayer k of a model that trains: X comes into `enter`, and r is the sum of what leaves by
+    `exits`, its raw velocity.
 
-    There are two exits where attention and FFN act at once and the model adds them. `attention` is the module in which scores are
-    computed, None where there is none; `router` the one that chooses experts, or that says how many tokens go to each. `length` is h in
-    the step X + h r.
+    There are two exits where attention and FFN act at once and the model adds them. `attention` is
+    the module in which scores are computed, None where there is none; `router` the one that chooses
+    experts, or that says how many tokens go to each. `length` is h in the step X + h r.
     """
 
     k: int
@@ -50,10 +53,12 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sites:
-    """A model that trains: `root` is the user's own module, `model` the same as instruments look at it, whose modules are the user's.
+    """A model that trains: `root` is the user's own module, `model` the same as instruments look at
+    it, whose modules are the user's.
 
-    `logits(output)` finds the logits (*batch, tokens, vocabulary) in what the root returns, None where there are none. `vocabulary` is
-    0 where the model reads no tokens. `said` is what was recognised, in a line.
+    `logits(output)` finds the logits (*batch, tokens, vocabulary) in what the root returns, None
+    where there are none. `vocabulary` is 0 where the model reads no tokens. `said` is what was
+    recognised, in a line.
     """
 
     root: nn.Module
@@ -81,10 +86,12 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def sites_of(model: nn.Module, **opening: Any) -> Sites:
-    """The sites of a model of ctrans, or of any that `open_model` opens, whose options `opening` are.
+    """The sites of a model of ctrans, or of any that `open_model` opens, whose options `opening`
+    are.
 
-    The model is read in evaluation mode and is afterwards as it was: modes, gradients asked for, random numbers. Raises ConfigError
-    for what cannot be opened, in `open_model`'s words, and for a model whose weights are elsewhere (sharded before it came here).
+    The model is read in evaluation mode and is afterwards as it was: modes, gradients asked for,
+    random numbers. Raises ConfigError for what cannot be opened, in `open_model`'s words, and for a
+    model whose weights are elsewhere (sharded before it came here).
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a {type(model).__name__} does not train: give the nn.Module that does")
@@ -117,16 +124,20 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Parameter]]:
-    """The parameters of every sublayer, and those outside of the depth. Found anew each time: sharding replaces them."""
+    """The parameters of every sublayer, and those outside of the depth. Found anew each time:
+    sharding replaces them.
+    """
     inside = [list(site.sublayer.parameters()) for site in sites.sites]
     known = {id(parameter) for each in inside for parameter in each}
     return inside, [parameter for parameter in sites.root.parameters() if id(parameter) not in known]
 
 
 def dropped(sublayer: Sublayer) -> float:
-    """By how much dropout can make what leaves the sublayer's map larger: the product of 1/(1 - p) of all that drop in it.
+    """By how much dropout can make what leaves the sublayer's map larger: the product of 1/(1 - p)
+    of all that drop in it.
 
-    Modules that drop, and numbers of modules that say so by their names (`attention_dropout`, `drop_prob`), while they train.
+    Modules that drop, and numbers of modules that say so by their names (`attention_dropout`,
+    `drop_prob`), while they train.
     """
     factor = 1.0
     for part in sublayer.field.modules():
@@ -158,7 +169,9 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
 
 
 def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
-    """By the modules of another library within our sublayer: its norms' and its maps', in the order in which they act."""
+    """By the modules of another library within our sublayer: its norms' and its maps', in the order
+    in which they act.
+    """
     branches = sublayer.branches
     maps = [map_outputs(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
     if not all(maps):

@@ -27,15 +27,18 @@ PRINTERS = (transformers.PrinterCallback, transformers.ProgressCallback)
 class TrainerCallback(transformers.TrainerCallback):
     """Watches a `Trainer`'s training: `Trainer(..., callbacks=[TrainerCallback(every=50)])`.
 
-    Options are those of `Monitor`; `out` is by default the trainer's output directory. Alarms are warnings of the logger
-    "ctrans.monitor", and in `callback.monitor.alarms`. `batch`, the model's arguments by name, is looked at where the trainer compiles.
+    Options are those of `Monitor`; `out` is by default the trainer's output directory. Alarms are
+    warnings of the logger "ctrans.monitor", and in `callback.monitor.alarms`. `batch`, the model's
+    arguments by name, is looked at where the trainer compiles.
 
-    The trainer clips before it tells anybody, so that gradients by depth are those that the optimiser gets. After
-    `callback.logs_to(trainer)` the norm before clipping is known at every step, and reports go to the trainer's loggers, W&B and others,
-    though not to the terminal; without, that norm is known as often as the trainer logs it (`logging_steps`).
+    The trainer clips before it tells anybody, so that gradients by depth are those that the
+    optimiser gets. After `callback.logs_to(trainer)` the norm before clipping is known at every
+    step, and reports go to the trainer's loggers, W&B and others, though not to the terminal;
+    without, that norm is known as often as the trainer logs it (`logging_steps`).
 
-    Of reactions, "save" asks the trainer for a checkpoint, "stop" for the end. Beside every checkpoint lies `monitor.json`, with which a
-    training that is resumed from it goes on as if it had not stopped. float16's scale is taken from the trainer's own scaler.
+    Of reactions, "save" asks the trainer for a checkpoint, "stop" for the end. Beside every
+    checkpoint lies `monitor.json`, with which a training that is resumed from it goes on as if it
+    had not stopped. float16's scale is taken from the trainer's own scaler.
     """
 
     def __init__(self, *, every: int = 50, out: str | Path | None = None, batch: Mapping[str, Any] | None = None, **options: Any):
@@ -125,7 +128,9 @@ class TrainerCallback(transformers.TrainerCallback):
             self._adds_up = kwargs.get("num_items_in_batch") is not None
 
     def _loss(self, args: Any) -> Tensor | None:
-        """Of all micro-batches: the mean of their losses, or the sum where the model divides by the items of all, as it was told to."""
+        """Of all micro-batches: the mean of their losses, or the sum where the model divides by the
+        items of all, as it was told to.
+        """
         losses, self._losses = self._losses, []
         if not losses:
             return None
@@ -136,7 +141,9 @@ class TrainerCallback(transformers.TrainerCallback):
         return total * (args.world_size if args.average_tokens_across_devices else 1)
 
     def _note_norms(self, accelerator: Any) -> None:
-        """From here on what the accelerator's `clip_grad_norm_` returns, the norm before clipping, is known to the next step."""
+        """From here on what the accelerator's `clip_grad_norm_` returns, the norm before clipping,
+        is known to the next step.
+        """
         clip = accelerator.clip_grad_norm_
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -150,7 +157,9 @@ class TrainerCallback(transformers.TrainerCallback):
         self._save = True
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        """To the trainer's loggers, but for those that print: sixty figures a report are not for a terminal."""
+        """To the trainer's loggers, but for those that print: sixty figures a report are not for a
+        terminal.
+        """
         trainer, state = self._trainer, copy.copy(self._trainer.state)
         state.global_step = step  # the trainer counts a step when it is over
         rows = {f"monitor/{name}": value for name, value in figures.items()}

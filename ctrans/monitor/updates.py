@@ -1,4 +1,6 @@
-"""One step of the optimiser, from a sample of the weights: |W' - W|/|W|, and gradients over the root of Adam's moments."""
+"""One step of the optimiser, from a sample of the weights: |W' - W|/|W|, and gradients over the
+root of Adam's moments.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ FoundUpdates = dict[tuple[str, int], Tensor]
 class Updates:
     """Entries of the weights before a step of the optimiser, to be compared with those after it.
 
-    The last group is what is outside of the depth. A sharded weight's entries are those that this process has.
+    The last group is what is outside of the depth. A sharded weight's entries are those that this
+    process has.
     """
 
     def __init__(self) -> None:
@@ -32,7 +35,8 @@ class Updates:
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
     ) -> FoundUpdates:
-        """`update` where the weights before a step are known, `adam_gradient_ratio` where the optimiser keeps Adam's second moments.
+        """`update` where the weights before a step are known, `adam_gradient_ratio` where the
+        optimiser keeps Adam's second moments.
 
         `cut` is what gradients are still to be multiplied with.
         """
@@ -52,9 +56,11 @@ class Updates:
 
 
 def _gradient_ratio(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, cut: Tensor | None) -> Tensor | None:
-    """rms of g/sqrt(nu): g this step's gradient, nu = (beta_2 nu' + (1 - beta_2) g^2) without the bias of its start.
+    """rms of g/sqrt(nu): g this step's gradient, nu = (beta_2 nu' + (1 - beta_2) g^2) without the
+    bias of its start.
 
-    1 where gradients are as they were; above 1/sqrt(1 - beta_2) it cannot be. Wortsman et al. (arXiv 2304.13013, section 3.4).
+    1 where gradients are as they were; above 1/sqrt(1 - beta_2) it cannot be. Wortsman et al.
+    (arXiv 2304.13013, section 3.4).
     """
     options = {id(p): each for each in optimizer.param_groups for p in each["params"]}
     squares, count = [], 0
@@ -78,7 +84,9 @@ def _samples(group: Sequence[nn.Parameter]) -> Iterator[Tensor]:
 
 
 def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
-    """Each weight with the distance of its entries that are looked at: all of small ones, at most `ENTRIES` of a group."""
+    """Each weight with the distance of its entries that are looked at: all of small ones, at most
+    `ENTRIES` of a group.
+    """
     total = sum(parameter.numel() for parameter in group)
     return [(p, max(1, math.ceil(total / ENTRIES)) if p.dim() > 1 else 1) for p in group]
 

@@ -16,7 +16,8 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 
 
 def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap at `LEVEL`: the statistic of `RESAMPLES` draws of as many rows with replacement. (nan, nan) of none.
+    """Percentile bootstrap at `LEVEL`: the statistic of `RESAMPLES` draws of as many rows with
+    replacement. (nan, nan) of none.
 
     It knows no more than the rows do, and is too narrow for few of them.
     """
@@ -33,10 +34,12 @@ def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed
 
 
 def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tuple[float, float]:
-    """Of the mean, also of few values: the wider on either side of the bootstrap's and Student's, mean -+ t_(n-1) s/sqrt(n).
+    """Of the mean, also of few values: the wider on either side of the bootstrap's and Student's,
+    mean -+ t_(n-1) s/sqrt(n).
 
-    The bootstrap alone has of three values their range, which holds a normal variable's mean in 3 of 4 cases; with Student's it is 95%
-    of normal values, and some 88% of three exponential ones. (nan, nan) of fewer than two.
+    The bootstrap alone has of three values their range, which holds a normal variable's mean in 3
+    of 4 cases; with Student's it is 95% of normal values, and some 88% of three exponential ones.
+    (nan, nan) of fewer than two.
     """
     rows = np.asarray(values, dtype=float)
     if len(rows) < 2:

@@ -1,4 +1,6 @@
-"""A study from where it stands to its end: what is left is carried out, and every run is kept as it is done."""
+"""A study from where it stands to its end: what is left is carried out, and every run is kept as it
+is done.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Prospect:
-    """A study beside its store: all its runs by key, those that are left, the keys that the store has of those that are done, and the
-    fingerprints of the data by context.
+    """A study beside its store: all its runs by key, those that are left, the keys that the store
+    has of those that are done, and the fingerprints of the data by context.
     """
 
     study: Study
@@ -34,7 +36,9 @@ class Prospect:
     fingerprints: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def kept(self, store: Store) -> list[Finished]:
-        """The study's runs that are done, and no other's that the store has from before; each in the case that it is of this study."""
+        """The study's runs that are done, and no other's that the store has from before; each in
+        the case that it is of this study.
+        """
         now = {each: key for key, each in {**{key: key for key in self.runs}, **self.names}.items()}
         return [dataclasses.replace(each, run=self.runs[now[each.key]]) for each in store.runs(now)]
 
@@ -47,8 +51,8 @@ class Prospect:
 
 @dataclasses.dataclass(frozen=True)
 class Advance:
-    """A word on how a study comes on: runs done now, of how many left, and seconds that the rest will take, by what the runs so far
-    took for their floating-point operations.
+    """A word on how a study comes on: runs done now, of how many left, and seconds that the rest
+    will take, by what the runs so far took for their floating-point operations.
     """
 
     done: int
@@ -57,8 +61,9 @@ class Advance:
 
 
 def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Prospect:
-    """What there is to do. With `as_begun` the data are those that the store was begun with, which need not be here: to look at what is
-    done. Raises ConfigError where the store is another study's, or the data do not suffice.
+    """What there is to do. With `as_begun` the data are those that the store was begun with, which
+    need not be here: to look at what is done. Raises ConfigError where the store is another
+    study's, or the data do not suffice.
     """
     runs = study.runs()
     fingerprints = store.data() if as_begun and store is not None else {}
@@ -79,7 +84,8 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
 
 
 def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Callable[[Advance], None] = lambda _: None) -> bool:
-    """Carries out what is left, and keeps the outcomes; whether all is done, and not the budget spent before.
+    """Carries out what is left, and keeps the outcomes; whether all is done, and not the budget
+    spent before.
 
     An interrupted run is not kept. Errors are those of the engine; what is done by then is kept.
     """
@@ -122,7 +128,9 @@ def spent(plan: Prospect, store: Store) -> bool:
 
 
 def commit_of_ctrans() -> str:
-    """The commit of the source tree that this runs from, with a + where it was changed; "" where it is in none."""
+    """The commit of the source tree that this runs from, with a + where it was changed; "" where it
+    is in none.
+    """
     place = Path(__file__).parent
 
     def git(*arguments: str) -> str:

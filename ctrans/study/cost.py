@@ -1,4 +1,6 @@
-"""What a study will cost: runs, tokens, floating-point operations, and hours on this machine by a short run that is timed."""
+"""What a study will cost: runs, tokens, floating-point operations, and hours on this machine by a
+short run that is timed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ STEPS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of runs together: how many, tokens trained on, floating-point operations, and processor seconds by a rate that was measured."""
+    """Of runs together: how many, tokens trained on, floating-point operations, and processor
+    seconds by a rate that was measured.
+    """
 
     runs: int
     tokens: float
@@ -41,9 +45,11 @@ def tokens_of(run: PlannedRun) -> float:
 
 
 def flops_of(run: PlannedRun) -> float:
-    """6 W + 12 D T d a token trained on, W the weights that multiply it, and a third of that a token of an evaluation.
+    """6 W + 12 D T d a token trained on, W the weights that multiply it, and a third of that a
+    token of an evaluation.
 
-    (Kaplan et al. 2020: two operations a weight forward, twice as many back; 2 T d a block for scores and as many for averages.)
+    (Kaplan et al. 2020: two operations a weight forward, twice as many back; 2 T d a block for
+    scores and as many for averages.)
     """
     model, settings = run.model, run.training
     weights = number_of_weights(model) - (model.context * model.width if model.positions == "learned" else 0)
@@ -58,7 +64,9 @@ def cost_of(runs: Sequence[PlannedRun], rate: float) -> Cost:
 
 
 def measured_rate(run: PlannedRun, data: Data, clock: Callable[[], float] = time.process_time) -> float:
-    """Floating-point operations a processor second of such a run here: a short one is timed, a second time when all is warm."""
+    """Floating-point operations a processor second of such a run here: a short one is timed, a
+    second time when all is warm.
+    """
     short = dataclasses.replace(
         run, training=dataclasses.replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS), measure=()
     )

@@ -4,8 +4,9 @@
     runs      one row a finished run     key, case, configuration, seed, curve, outcome, environment, commit
     outcomes  one row a case and figure  what its runs give together (see `ctrans.study.outcomes`)
 
-A run's row is one transaction, made when the run is done (WAL, flushed): what is in flight at a kill is run again, and nothing that is
-here is. The key is a hash of all that decides a run, so that the same command goes on where it stopped.
+A run's row is one transaction, made when the run is done (WAL, flushed): what is in flight at a
+kill is run again, and nothing that is here is. The key is a hash of all that decides a run, so that
+the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ OBJECTS = ("model", "training", "curve", "trained", "environment")
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run of the store. Losses are validation losses in nats, None where there was none or it was not finite."""
+    """A run of the store. Losses are validation losses in nats, None where there was none or it was
+    not finite.
+    """
 
     key: str
     run: PlannedRun
@@ -97,7 +100,8 @@ class Store:
             self.connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, json.dumps(value)))
 
     def known(self, fingerprints: Mapping[int, str]) -> dict[str, str]:
-        """The keys of all runs by those that they have today, for data with these fingerprints, by context.
+        """The keys of all runs by those that they have today, for data with these fingerprints, by
+        context.
 
         A run whose key is not that of what was kept with it, as of other data, has no other name.
         """
@@ -111,7 +115,9 @@ class Store:
         return found
 
     def data(self) -> dict[int, str]:
-        """The fingerprints by context of the data that the study was begun on; none of a store that does not say."""
+        """The fingerprints by context of the data that the study was begun on; none of a store that
+        does not say.
+        """
         return {int(context): fingerprint for context, fingerprint in (self.about("data") or {}).items()}
 
     def begin_on(self, fingerprints: Mapping[int, str]) -> None:
@@ -161,9 +167,11 @@ class Store:
 
 @contextlib.contextmanager
 def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
-    """Inside, the study file in that directory is open; to write, it is made, and no other process can write to it.
+    """Inside, the study file in that directory is open; to write, it is made, and no other process
+    can write to it.
 
-    Raises ConfigError where another process has it, it is no study file, there is none to read, or the disk refuses.
+    Raises ConfigError where another process has it, it is no study file, there is none to read, or
+    the disk refuses.
     """
     path = directory / FILE
     with contextlib.ExitStack() as stack:
@@ -215,7 +223,9 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _one_file(connection: sqlite3.Connection) -> None:
-    """Back to one file without a log beside it, as it is kept and sent; a reader that is there keeps it from that, harmlessly."""
+    """Back to one file without a log beside it, as it is kept and sent; a reader that is there
+    keeps it from that, harmlessly.
+    """
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = DELETE")
 
@@ -262,7 +272,9 @@ def _read(row: dict[str, Any]) -> Finished:
 def _planned(
     model: dict[str, Any], training: dict[str, Any], varied: dict[str, Any], measure: tuple[str, ...], commit: str
 ) -> PlannedRun:
-    """A kept run with the fields that came since. ConfigError for a field that this ctrans no longer has."""
+    """A kept run with the fields that came since. ConfigError for a field that this ctrans no
+    longer has.
+    """
     architecture = GPTConfig(**_complete("model", model, GPTConfig, commit))
     return PlannedRun(architecture, TrainConfig(**_complete("training", training, TrainConfig, commit)), varied, measure)
 

@@ -1,4 +1,6 @@
-"""What a study is: a base configuration, what varies, learning rates and seeds; and the runs that this makes."""
+"""What a study is: a base configuration, what varies, learning rates and seeds; and the runs that
+this makes.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ MOST_RUNS = 100_000
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One training of a study: an architecture, its settings, what of them varies besides learning rate and seed, and what is measured
-    of the model before and after.
+    """One training of a study: an architecture, its settings, what of them varies besides learning
+    rate and seed, and what is measured of the model before and after.
     """
 
     model: GPTConfig
@@ -44,23 +46,30 @@ class PlannedRun:
         return json.dumps(dict(self.varied), sort_keys=True)
 
     def key(self, fingerprint: str) -> str:
-        """A hash of all that decides the result, data included: two runs of one key are one run (see `ctrans.study.run_key`)."""
+        """A hash of all that decides the result, data included: two runs of one key are one run
+        (see `ctrans.study.run_key`).
+        """
         return run_key(dataclasses.asdict(self.model), dataclasses.asdict(self.training), fingerprint, self.measure)
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A base configuration and what varies, every value checked when it is made: ConfigError names the value and the fix.
+    """A base configuration and what varies, every value checked when it is made: ConfigError names
+    the value and the fix.
 
     - `name`: of letters, digits, - and _
     - `base`: fields of `GPTConfig` and of `TrainConfig`; the rest are those classes' defaults
     - `vary`: a list of values for each of some fields; every combination is a case
-    - `cases`: or cases one by one, each with values of some fields; with `vary`, each case in every combination
-    - `learning_rates`, `seeds`: every case is trained with each of both. A seed is the weights' and the batches'
-    - `measure`: names of `ctrans.study.measures.MEASURES`: what is measured of each model before and after its training
+    - `cases`: or cases one by one, each with values of some fields; with `vary`, each case in every
+      combination
+    - `learning_rates`, `seeds`: every case is trained with each of both. A seed is the weights' and
+      the batches'
+    - `measure`: names of `ctrans.study.measures.MEASURES`: what is measured of each model before
+      and after its training
     - `budget`: hours of processor time after which no further run begins; None is no limit
-    - `source`: where the data are, as `ctrans.training.data.Source` has it. {"task": name} is one of `TASKS`, which brings fields of the
-      architecture, that the study then leaves out, and settings, that `base` may replace
+    - `source`: where the data are, as `ctrans.training.data.Source` has it. {"task": name} is one
+      of `TASKS`, which brings fields of the architecture, that the study then leaves out, and
+      settings, that `base` may replace
     """
 
     name: str
@@ -81,7 +90,8 @@ class Study:
             self._check_task(where, given)
         for name, values in (*self.vary.items(), ("learning_rates", self.learning_rates), ("seeds", self.seeds)):
             _check_list(name, values)
-        # a base's learning rate is that of a study without a list of them; its seed would be nobody's
+        # a base's learning rate is that of a study without a list of them; its seed would be
+        # nobody's
         for name, each, taken in (("base", [self.base], {"seed"}), ("vary", [self.vary], {*OWN}), ("cases", self.cases, {*OWN})):
             again = {key for given in each for key in given} & taken
             if again:
@@ -110,7 +120,9 @@ class Study:
         return count
 
     def runs(self) -> list[PlannedRun]:
-        """Every run: cases outermost, then learning rates, then seeds. Raises ConfigError for a configuration that cannot be."""
+        """Every run: cases outermost, then learning rates, then seeds. Raises ConfigError for a
+        configuration that cannot be.
+        """
         rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
         brought, usual = ({}, {}) if self.task is None else (self.task.architecture, self.task.settings)
         made = []
@@ -149,7 +161,9 @@ class Study:
 
 
 def check_data(study: Study, data: Mapping[int, Data]) -> None:
-    """Raises ConfigError where the data, by context, do not suffice for a run or have tokens that its model does not know."""
+    """Raises ConfigError where the data, by context, do not suffice for a run or have tokens that
+    its model does not know.
+    """
     for run in {
         (each.model.context, each.model.vocab_size, each.training.batch * each.training.accumulate) for each in study.runs()
     }:

@@ -1,7 +1,8 @@
 """Where runs are carried out: in processes of this machine, or by Ray. Neither schedules by hand.
 
-An engine takes jobs, each some runs, and gives their results as they come. A job that a process dies in is given to another, up to
-`TRIES` times; results are kept by the process that asked, and by no other.
+An engine takes jobs, each some runs, and gives their results as they come. A job that a process
+dies in is given to another, up to `TRIES` times; results are kept by the process that asked, and by
+no other.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ TRIES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Runs that are carried out together: one, or several that are a population. `source` is where their data are."""
+    """Runs that are carried out together: one, or several that are a population. `source` is where
+    their data are.
+    """
 
     runs: tuple[PlannedRun, ...]
     source: tuple[tuple[str, str | None], ...]
@@ -54,7 +57,9 @@ def data_of(source: tuple[tuple[str, str | None], ...], context: int) -> Data:
 Done = tuple[Job, list[RunResult]]
 Work = Callable[[Job], list[RunResult]]
 Engine = Callable[[Iterable[Job]], Iterator[Done]]
-"""What carries jobs out: it takes one when it can begin it, and not before, so that whoever gives them may stop."""
+"""What carries jobs out: it takes one when it can begin it, and not before, so that whoever gives
+them may stop.
+"""
 
 
 @dataclasses.dataclass
@@ -78,10 +83,11 @@ class Queue:
 def in_processes(
     workers: int, jobs: Iterable[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
 ) -> Iterator[tuple[Job, list[RunResult]]]:
-    """Results as they come, from so many processes of one thread each. They end with this one, however it ends.
+    """Results as they come, from so many processes of one thread each. They end with this one,
+    however it ends.
 
-    No job begins that nobody asks for: at most one for each process is under way. Raises SolveError where `TRIES` processes died in a
-    job, or beside it.
+    No job begins that nobody asks for: at most one for each process is under way. Raises SolveError
+    where `TRIES` processes died in a job, or beside it.
     """
     queue, died = Queue(iter(jobs)), Counter[int]()
     while True:
@@ -114,7 +120,9 @@ def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
 
 
 def _begin_process() -> None:
-    """One thread; an interruption ends the run under way, which is then nobody's, and not the process; no life after the parent."""
+    """One thread; an interruption ends the run under way, which is then nobody's, and not the
+    process; no life after the parent.
+    """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, lambda *_: None)
     parent = multiprocessing.parent_process()
@@ -136,7 +144,8 @@ def check_ray() -> None:
 def by_ray(
     address: str, jobs: Iterable[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
 ) -> Iterator[tuple[Job, list[RunResult]]]:
-    """Results as they come from the Ray cluster at that address, one processor a job; a job whose node is lost is tried elsewhere.
+    """Results as they come from the Ray cluster at that address, one processor a job; a job whose
+    node is lost is tried elsewhere.
 
     Raises ConfigError where there is no cluster, SolveError where Ray gives a job up.
     """

@@ -21,7 +21,9 @@ Outcomes = Mapping[str, Mapping[str, float | None]]
 
 
 def table(store: Store, name: str, outcomes: Outcomes) -> tuple[Columns, Rows]:
-    """The store's columns and rows of a table; of outcomes those given, since the store's are of the last command that came to its end."""
+    """The store's columns and rows of a table; of outcomes those given, since the store's are of
+    the last command that came to its end.
+    """
     columns, rows = store.table(name)
     if name == "outcomes":
         rows = [(case, figure, value) for case, figures in outcomes.items() for figure, value in figures.items()]

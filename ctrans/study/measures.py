@@ -1,4 +1,6 @@
-"""What a study can measure of a model before and after its training, on four windows of the validation split."""
+"""What a study can measure of a model before and after its training, on four windows of the
+validation split.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,18 @@ def _massive(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[floa
 
 
 def _attention(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
-    """By attention sublayer: mean theta of its rows, and log10 S, S = (theta/tau) B^2 G (Emadi, E.6)."""
+    """By attention sublayer: mean theta of its rows, and log10 S, S = (theta/tau) B^2 G (Emadi,
+    E.6).
+    """
     layers = walk(model, tokens[:1], instruments=[AttentionByDepth()])[0]
     theta = [sum(layer.theta_mean) / len(layer.theta_mean) for layer in layers]
     return {"theta": theta, "log_S": [math.log10(layer.S) if layer.S > 0 else math.nan for layer in layers]}
 
 
 def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
-    """Norm of the gradient by the last block's weights, and the largest over sublayers (Xiong, theorem 1)."""
+    """Norm of the gradient by the last block's weights, and the largest over sublayers (Xiong,
+    theorem 1).
+    """
     found = walk(model, tokens, targets, [ParameterGradients()])[0]
     norms = [sublayer.total for sublayer in found.sublayers]
     return {"last": math.hypot(*norms[-model.depth.per_block :]), "largest": max(norms)}

@@ -1,12 +1,15 @@
-"""What the runs of one case give together: the largest stable learning rate, sensitivity to the rate, the best loss.
+"""What the runs of one case give together: the largest stable learning rate, sensitivity to the
+rate, the best loss.
 
-A run of learning rate eta ends at the validation loss l(eta), l_0 is the one before its first step and l* the best of its case. With
-l(eta) = l_0 for a run that diverged (Wortsman et al., arXiv 2309.14322, section 2):
+A run of learning rate eta ends at the validation loss l(eta), l_0 is the one before its first step
+and l* the best of its case. With l(eta) = l_0 for a run that diverged (Wortsman et al., arXiv
+2309.14322, section 2):
 
     sensitivity = mean over eta of min(l(eta), l_0) - l*.
 
-A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*); one of which a run failed is not. The largest stable
-rate is the largest one of the unbroken row of stable rates that goes upwards from the best. With a single rate there is neither of both.
+A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*); one of which a
+run failed is not. The largest stable rate is the largest one of the unbroken row of stable rates
+that goes upwards from the best. With a single rate there is neither of both.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from ctrans.study.training import FAILED
 SHARE = 0.1
 """How much of what the best run gained a stable one may miss."""
 LEARNED = 0.1
-"""Nats by which the best run of a case must end below the loss of token frequencies for its losses and rates to mean anything."""
+"""Nats by which the best run of a case must end below the loss of token frequencies for its losses
+and rates to mean anything.
+"""
 
 
 def by_case(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
@@ -34,7 +39,9 @@ def by_case(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
 
 
 def end_loss(run: Finished) -> float:
-    """min(l, l_0); l_0 for a run that diverged; nan where that is not known, as of one that failed by an error."""
+    """min(l, l_0); l_0 for a run that diverged; nan where that is not known, as of one that failed
+    by an error.
+    """
     if run.result.ending == FAILED:
         return math.nan
     first = math.nan if run.first is None else run.first
@@ -58,7 +65,9 @@ def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[A
 
 
 def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
-    """By case: its learning rates, ascending, and the mean, the lowest and the highest min(l, l_0) over the seeds of each."""
+    """By case: its learning rates, ascending, and the mean, the lowest and the highest min(l, l_0)
+    over the seeds of each.
+    """
     return {
         case: spread("rates", {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()})
         for case, each in by_case(runs).items()
@@ -78,7 +87,9 @@ def curves(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
 
 
 def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
-    """By case whose runs measured moments: segments, and the mean |X| behind each of them over the trained models."""
+    """By case whose runs measured moments: segments, and the mean |X| behind each of them over the
+    trained models.
+    """
     found = {}
     for case, each in by_case(runs).items():
         measured = [run.result.trained.get("after", {}).get("moments") for run in each]
@@ -89,7 +100,9 @@ def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
 
 
 def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
-    """The figures of one case's runs; a largest stable rate of None where no rate is known to be stable."""
+    """The figures of one case's runs; a largest stable rate of None where no rate is known to be
+    stable.
+    """
     rates = by_rate(runs)
     means = {rate: statistics.fmean(map(end_loss, each)) for rate, each in rates.items()}
     known = {rate: mean for rate, mean in means.items() if not math.isnan(mean)}

@@ -1,8 +1,10 @@
-"""Runs that share shapes, trained as one batched model: learning rates, seeds, decays and initial scales may differ.
+"""Runs that share shapes, trained as one batched model: learning rates, seeds, decays and initial
+scales may differ.
 
-All members' weights lie in two tensors, a row each: one for what decays as matrices do, one for vectors. The batched passes see them as
-(members, *shape), each member's optimiser and clipping see its rows, and its model's parameters are views of them, so that it is
-evaluated, and ends, as a run alone is. Nothing of one member enters another's numbers: one that diverges harms none.
+All members' weights lie in two tensors, a row each: one for what decays as matrices do, one for
+vectors. The batched passes see them as (members, *shape), each member's optimiser and clipping see
+its rows, and its model's parameters are views of them, so that it is evaluated, and ends, as a run
+alone is. Nothing of one member enters another's numbers: one that diverges harms none.
 
 It pays where a step is so small that calls cost more than numbers, and only there: `MOST_TOKENS`.
 """
@@ -45,13 +47,17 @@ OWN_TRAINING = frozenset(
 )
 """What may differ between members: what changes no shape and no operation."""
 MOST_TOKENS = 128
-"""Tokens of a member's iteration up to which a population makes at least 1.5 times the runs an hour (`benchmarks/populations.py`);
-above, matrix products are as fast alone, and a population's activations outgrow the cache."""
+"""Tokens of a member's iteration up to which a population makes at least 1.5 times the runs an hour
+(`benchmarks/populations.py`); above, matrix products are as fast alone, and a population's
+activations outgrow the cache.
+"""
 MOST_MEMBERS = 16
 
 
 class UncheckedGPT(GPT):
-    """A GPT that does not look at its tokens' values, which a batched model cannot: the data were checked when they were read."""
+    """A GPT that does not look at its tokens' values, which a batched model cannot: the data were
+    checked when they were read.
+    """
 
     def _check_range(self, what: str, ids: Tensor) -> None:
         pass
@@ -65,7 +71,9 @@ def shared(run: PlannedRun) -> str:
 
 
 def batches(run: PlannedRun) -> bool:
-    """Whether such runs can be members: the discrete model, in one precision, of maps that are known to batch."""
+    """Whether such runs can be members: the discrete model, in one precision, of maps that are
+    known to batch.
+    """
     model, training = run.model, run.training
     plain = training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
     entries = ATTENTIONS[model.attention], FFNS[model.ffn]
@@ -127,7 +135,9 @@ class Population:
         self.members, self.rows = self._rows(members)
 
     def _rows(self, members: Sequence[TrainingRun]) -> tuple[list[TrainingRun], list[list[nn.Parameter]]]:
-        """Moves the weights into rows; the members with optimisers of their rows, and the rows by member."""
+        """Moves the weights into rows; the members with optimisers of their rows, and the rows by
+        member.
+        """
         rows: list[list[nn.Parameter]] = [[] for _ in members]
         named = [dict(member.model.named_parameters()) for member in members]
         for matrices in (True, False):
@@ -154,7 +164,9 @@ class Population:
         return made, rows
 
     def carry_out(self) -> list[Outcome]:
-        """Trains all members to their ends, which they reach together but for those that diverge or a signal stops."""
+        """Trains all members to their ends, which they reach together but for those that diverge or
+        a signal stops.
+        """
         progress = [Progress() for _ in self.members]
         ended: list[Outcome | None] = [None for _ in self.members]
         with stopping() as wish:
@@ -198,7 +210,9 @@ class Population:
         return [float(loss) for loss in total]
 
     def _update(self, i: int, step: int, loss: float) -> dict[str, float]:
-        """One member's clipped step of its optimiser, as `TrainingRun.iterate` makes it; its row of the log."""
+        """One member's clipped step of its optimiser, as `TrainingRun.iterate` makes it; its row of
+        the log.
+        """
         member, rate = self.members[i], learning_rate(self.members[i].config, step)
         for group in member.optimiser.param_groups:
             group["lr"] = rate

@@ -10,9 +10,7 @@ file = "book.txt"                 # or bin = "DIR", or task = "digits"; Python's
 depth = 4
 iterations = 300
 
-[vary]
-placement = ["pre", "peri"]
-dt = [1.0, 0.1]
+[vary] placement = ["pre", "peri"] dt = [1.0, 0.1]
 
 [[cases]]                         # cases one by one, beside or in place of [vary]
 norm = "rmsnorm"

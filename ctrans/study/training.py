@@ -33,11 +33,12 @@ FAILED = "failed"
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """How a run ended, and its curve: a row by iteration, of which those with a `validation_loss` are evaluations.
+    """How a run ended, and its curve: a row by iteration, of which those with a `validation_loss`
+    are evaluations.
 
-    `seconds` are the processor's, all threads together, so that a budget is spent no faster beside other work. `ending` is a name of
-    `Ending` in lower case, or "failed". `trained` has the measures that were `asked` for, of the model `before` and `after` (where it
-    finished).
+    `seconds` are the processor's, all threads together, so that a budget is spent no faster beside
+    other work. `ending` is a name of `Ending` in lower case, or "failed". `trained` has the
+    measures that were `asked` for, of the model `before` and `after` (where it finished).
     """
 
     ending: str

@@ -14,13 +14,17 @@ from ctrans.walk import Instrument, StepContext, walk
 from solvers import ConfigError
 
 TOLERANCE = 1e-3
-"""How exactly a row's theta is wanted: it is averaged over rows, and a closer bracket takes seconds."""
+"""How exactly a row's theta is wanted: it is averaged over rows, and a closer bracket takes
+seconds.
+"""
 
 
 class MeanTheta(Instrument):
-    """Mean of theta(p) = 4 max_S p(S)(1 - p(S)) over the attention rows of all heads and blocks (Emadi, definition 4.1).
+    """Mean of theta(p) = 4 max_S p(S)(1 - p(S)) over the attention rows of all heads and blocks
+    (Emadi, definition 4.1).
 
-    A row that is not solved exactly counts with its lower bound. Raises ConfigError for attention that does not show its rows.
+    A row that is not solved exactly counts with its lower bound. Raises ConfigError for attention
+    that does not show its rows.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Activations against width after t updates (mup's coordinate check): what grows with the width will not take a narrow model's settings."""
+"""Activations against width after t updates (mup's coordinate check): what grows with the width
+will not take a narrow model's settings.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
-    """After `t` updates, of each width: the mean |entry| of X at every segment's end and of the logits (last), `sizes[width][k]`, and
-    of what they have changed by since t = 0, `changes`.
+    """After `t` updates, of each width: the mean |entry| of X at every segment's end and of the
+    logits (last), `sizes[width][k]`, and of what they have changed by since t = 0, `changes`.
     """
 
     t: int
@@ -29,16 +31,17 @@ class Coordinates:
     changes: dict[int, list[float]]
 
     def slopes(self) -> list[float]:
-        """k of mean |change| ~ width^k by place along the depth: 0 where updates move a wide model as they move a narrow one
-        (Yang et al. 2022, appendix D.1). nan at t = 0.
+        """k of mean |change| ~ width^k by place along the depth: 0 where updates move a wide model
+        as they move a narrow one (Yang et al. 2022, appendix D.1). nan at t = 0.
         """
         return [power.exponent for power in powers(self.changes)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """k of y ~ width^k by least squares of logarithms, and its standard error, (sum of squares/((n - 2) sum (a - mean a)^2))^(1/2) with
-    a = log width: nan of two widths, which no line misses, and where k is.
+    """k of y ~ width^k by least squares of logarithms, and its standard error, (sum of squares/((n
+    - 2) sum (a - mean a)^2))^(1/2) with a = log width: nan of two widths, which no line misses, and
+    where k is.
     """
 
     exponent: float
@@ -86,7 +89,8 @@ def coordinate_check(
 
     - `config`: the model, whose width is replaced; its heads stay as wide as they are
     - `widths`: at least two, multiples of the heads' width
-    - `data`, `settings`: the batch is drawn from these data, and trained on at the settings' learning rate
+    - `data`, `settings`: the batch is drawn from these data, and trained on at the settings'
+      learning rate
     - `updates`: how many are made
     - `progress(line)`: told of each width that is done
 

@@ -1,7 +1,8 @@
-"""Training data: tokens on disk or in memory, an honest validation split, and batches that are a function of the step.
+"""Training data: tokens on disk or in memory, an honest validation split, and batches that are a
+function of the step.
 
-There is no state to save: iteration s of a run always sees the same sequences, whatever happened before it and however many
-processes share them.
+There is no state to save: iteration s of a run always sees the same sequences, whatever happened
+before it and however many processes share them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ SHARE = 10
 PIECE = 1 << 24
 """Tokens looked at together when a whole file is checked: 32 MB."""
 PLACES, LENGTH = 1024, 1024
-"""How many stretches of how many tokens the fingerprint of a split looks at: all of it up to a million."""
+"""How many stretches of how many tokens the fingerprint of a split looks at: all of it up to a
+million.
+"""
 COUNTED = 1 << 22
 """Tokens of each split whose frequencies are counted at most, from its beginning."""
 TRAIN, VALIDATION = "train.bin", "val.bin"
@@ -57,19 +60,24 @@ class Data:
     def batch(
         self, step: int, micro: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
     ) -> tuple[Int[Tensor, "share context"], Int[Tensor, "share context"]]:
-        """This process's share of a micro-batch, tokens and their targets: starts floor(u (N - n)), u uniform in [0, 1).
+        """This process's share of a micro-batch, tokens and their targets: starts floor(u (N - n)),
+        u uniform in [0, 1).
 
-        u comes from a counter-based generator (Philox) at (seed; step, micro). The micro-batch does not depend on `world`;
-        process `rank` takes its rank-th contiguous part. Raises ConfigError where the processes cannot share it evenly.
+        u comes from a counter-based generator (Philox) at (seed; step, micro). The micro-batch does
+        not depend on `world`; process `rank` takes its rank-th contiguous part. Raises ConfigError
+        where the processes cannot share it evenly.
         """
         share = share_of(batch, world)
-        # raw words, since numpy promises the same ones in every version, and not the same integers() or random()
+        # raw words, since numpy promises the same ones in every version, and not the same
+        # integers() or random()
         words = np.random.Philox(key=seed, counter=[0, 0, micro, step]).random_raw(batch)
         starts = self._starts((words >> 11) * 2.0**-53)
         return self._windows(self.train, starts[rank * share : (rank + 1) * share])
 
     def validation_windows(self, count: int) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
-        """At most `count` sequences of the validation split and their targets, evenly spaced, always the same."""
+        """At most `count` sequences of the validation split and their targets, evenly spaced,
+        always the same.
+        """
         last = len(self.validation) - self.context - 1
         return self._windows(self.validation, np.unique(np.linspace(0, last, min(count, last + 1)).astype(np.int64)))
 
@@ -82,7 +90,9 @@ class Data:
             )
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises ConfigError for a token beyond the vocabulary. Reads all tokens, a piece at a time."""
+        """Raises ConfigError for a token beyond the vocabulary. Reads all tokens, a piece at a
+        time.
+        """
         for what, tokens in (("training", self.train), ("validation", self.validation)):
             for start in range(0, len(tokens), PIECE):
                 highest = int(tokens[start : start + PIECE].max())
@@ -93,8 +103,8 @@ class Data:
                     )
 
     def fingerprint(self) -> str:
-        """A hash of both lengths and of evenly spaced stretches of each split: whether a resumed run sees the data it was
-        started with.
+        """A hash of both lengths and of evenly spaced stretches of each split: whether a resumed
+        run sees the data it was started with.
         """
         digest = hashlib.sha256()
         for tokens in (self.train, self.validation):
@@ -104,10 +114,11 @@ class Data:
         return digest.hexdigest()
 
     def frequencies_loss(self) -> float:
-        """-sum_v q_v log p_v in nats a token: where a model ends that has learned how often tokens come and nothing else.
+        """-sum_v q_v log p_v in nats a token: where a model ends that has learned how often tokens
+        come and nothing else.
 
-        p are the training split's frequencies, with one more of each token so that none is 0, q the validation split's; of each split
-        its first `COUNTED` tokens.
+        p are the training split's frequencies, with one more of each token so that none is 0, q the
+        validation split's; of each split its first `COUNTED` tokens.
         """
         heads = [tokens[:COUNTED] for tokens in (self.train, self.validation)]
         size = 1 + max(int(tokens.max()) for tokens in heads)
@@ -125,7 +136,9 @@ class Data:
 
 
 def share_of(batch: int, world: int) -> int:
-    """How many of a micro-batch's sequences each process takes; ConfigError where they cannot share it evenly."""
+    """How many of a micro-batch's sequences each process takes; ConfigError where they cannot share
+    it evenly.
+    """
     share, rest = divmod(batch, world)
     if rest:
         raise ConfigError(f"a batch of {batch} sequences cannot be shared by {world} processes: make it a multiple of {world}")
@@ -133,23 +146,30 @@ def share_of(batch: int, world: int) -> int:
 
 
 def from_text(text: bytes, context: int, name: str = "the text") -> Data:
-    """The bytes as tokens; the last tenth is kept for validation and no training sequence reaches into it."""
+    """The bytes as tokens; the last tenth is kept for validation and no training sequence reaches
+    into it.
+    """
     tokens = np.frombuffer(text, dtype=np.uint8)
     cut = len(tokens) - len(tokens) // SHARE
     return Data(tokens[:cut], tokens[cut:], context, name)
 
 
 def from_bin(directory: str | Path, context: int) -> Data:
-    """nanoGPT's `train.bin` and `val.bin`, uint16, mapped and not read. ConfigError naming the file and what is wrong with it."""
+    """nanoGPT's `train.bin` and `val.bin`, uint16, mapped and not read. ConfigError naming the file
+    and what is wrong with it.
+    """
     train, validation = (map_tokens(Path(directory) / name) for name in (TRAIN, VALIDATION))
     return Data(train, validation, context, repr(str(directory)))
 
 
 Source = Mapping[str, str | None]
-"""Absolute paths of data, so that a resumed run finds them from any directory: see `read_source`. Empty where a program made them."""
+"""Absolute paths of data, so that a resumed run finds them from any directory: see `read_source`.
+Empty where a program made them.
+"""
 Given = Data | bytes | str | Path | Source | None
-"""How data may be given: as tokens; a text's bytes; the path of a text or of a directory with nanoGPT's files; None for the text that
-Python ships; or as a source."""
+"""How data may be given: as tokens; a text's bytes; the path of a text or of a directory with
+nanoGPT's files; None for the text that Python ships; or as a source.
+"""
 
 
 def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
@@ -167,7 +187,9 @@ def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
 
 
 def read_source(source: Source, context: int) -> Data:
-    """The task's own; nanoGPT's files in the directory `bin`, or the bytes of `file`, or of the default text. Errors as they raise."""
+    """The task's own; nanoGPT's files in the directory `bin`, or the bytes of `file`, or of the
+    default text. Errors as they raise.
+    """
     if source.get("task") is not None:
         from ctrans.training.tasks import TASKS
 

@@ -1,7 +1,9 @@
-"""Handwritten digits as sequences with one answer each: 1,797 images of 8 x 8 pixels, 17 grey levels, ten classes (scikit-learn's, UCI's).
+"""Handwritten digits as sequences with one answer each: 1,797 images of 8 x 8 pixels, 17 grey
+levels, ten classes (scikit-learn's, UCI's).
 
-A vision Transformer with patches of one pixel: the linear map of a patch of 17 levels is a table of 17 rows, the tokens are the pixels and
-behind them a class token, and every token reads all others. The class is told at the class token, by the tied head.
+A vision Transformer with patches of one pixel: the linear map of a patch of 17 levels is a table of
+17 rows, the tokens are the pixels and behind them a class token, and every token reads all others.
+The class is told at the class token, by the tied head.
 """
 
 from __future__ import annotations
@@ -26,14 +28,18 @@ HELD_OUT = 5
 
 @dataclasses.dataclass(frozen=True)
 class Labelled(Data):
-    """Rows of `context` tokens and an answer, one behind the other; the answer is told at the last token, the others have target -1."""
+    """Rows of `context` tokens and an answer, one behind the other; the answer is told at the last
+    token, the others have target -1.
+    """
 
     def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
         rows = len(self.train) // (self.context + 1)
         return (u * rows).astype(np.int64) * (self.context + 1)
 
     def validation_windows(self, count: int) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
-        """At most `count` rows of the validation split and their targets, evenly spaced, always the same."""
+        """At most `count` rows of the validation split and their targets, evenly spaced, always the
+        same.
+        """
         rows = len(self.validation) // (self.context + 1)
         chosen = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))
         return self._windows(self.validation, chosen * (self.context + 1))
@@ -46,7 +52,9 @@ class Labelled(Data):
 
 
 def digits() -> Labelled:
-    """The images in an order of chance that is always the same; the last fifth is for validation. ConfigError without scikit-learn."""
+    """The images in an order of chance that is always the same; the last fifth is for validation.
+    ConfigError without scikit-learn.
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError:

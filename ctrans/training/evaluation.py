@@ -15,8 +15,8 @@ from ctrans.training.processes import Processes
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Over the validation windows: mean cross-entropy in nats per token, rms X_T / rms X_0, the largest entry of any X_k, and the share
-    of targets that have the largest logit.
+    """Over the validation windows: mean cross-entropy in nats per token, rms X_T / rms X_0, the
+    largest entry of any X_k, and the share of targets that have the largest logit.
     """
 
     loss: float
@@ -27,7 +27,9 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: Processes) -> Evaluation:
-    """Evaluates on fixed windows, `size` at a time over all processes. Every process makes the same number of calls."""
+    """Evaluates on fixed windows, `size` at a time over all processes. Every process makes the same
+    number of calls.
+    """
     tokens, targets = data.validation_windows(windows)
     sums = torch.zeros(5, dtype=torch.float64, device=processes.device)
     largest = torch.zeros((), dtype=torch.float64, device=processes.device)
@@ -45,7 +47,9 @@ def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: 
 
 
 def shares(count: int, size: int, rank: int, world: int) -> Iterator[list[int]]:
-    """Which of `count` windows this process takes, at most `size` at a time; as many times in every process, so maybe none."""
+    """Which of `count` windows this process takes, at most `size` at a time; as many times in every
+    process, so maybe none.
+    """
     mine = range(rank, count, world)
     for start in range(0, -(-count // world), size):
         yield list(mine[start : start + size])

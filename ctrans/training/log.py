@@ -1,4 +1,6 @@
-"""The run's log: one JSON object per line and iteration, and one for settings that a resumed run has anew and for divergence."""
+"""The run's log: one JSON object per line and iteration, and one for settings that a resumed run
+has anew and for divergence.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SMOOTH = 100
 
 
 def append(directory: Path, row: Row) -> None:
-    """Adds a line; a number that JSON lacks is written as its name in quotes. ConfigError, and no line, where it cannot be."""
+    """Adds a line; a number that JSON lacks is written as its name in quotes. ConfigError, and no
+    line, where it cannot be.
+    """
     line = json.dumps({key: value if _finite(value) else str(value) for key, value in row.items()}, allow_nan=False)
     path = directory / LOG
     length = path.stat().st_size if path.exists() else 0
@@ -61,13 +65,16 @@ def _mean(rows: Sequence[Row], name: str) -> float:
 
 
 def unsaved(directory: Path) -> bool:
-    """Whether it is the log of a run that ended before its first checkpoint: nothing but rows of step 0."""
+    """Whether it is the log of a run that ended before its first checkpoint: nothing but rows of
+    step 0.
+    """
     rows = map(_decode, _lines(directory / LOG))
     return all(row is not None and row["step"] == 0 for row in rows)
 
 
 def cut(directory: Path, step: int) -> None:
-    """Keeps what led to the checkpoint of that iteration: what came after it will come again, or otherwise.
+    """Keeps what led to the checkpoint of that iteration: what came after it will come again, or
+    otherwise.
 
     Raises ConfigError, with the log as it was, where it cannot be written.
     """
@@ -82,13 +89,17 @@ def cut(directory: Path, step: int) -> None:
 
 
 def set_aside(directory: Path, generation: str) -> None:
-    """Keeps the log of a run that is to be overwritten, by where its checkpoints are, until that has happened. Raises OSError."""
+    """Keeps the log of a run that is to be overwritten, by where its checkpoints are, until that
+    has happened. Raises OSError.
+    """
     if (directory / LOG).exists() and not (directory / _aside(generation)).exists():
         os.replace(directory / LOG, directory / _aside(generation))
 
 
 def bring_back(directory: Path, generation: str) -> None:
-    """The log of the run with those checkpoints, where it was set aside for one that never came to be; others' are removed."""
+    """The log of the run with those checkpoints, where it was set aside for one that never came to
+    be; others' are removed.
+    """
     aside = directory / _aside(generation)
     if aside.exists():
         os.replace(aside, directory / LOG)

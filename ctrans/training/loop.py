@@ -55,7 +55,9 @@ class Watcher(Protocol):
     """Watches the iterations of a run."""
 
     def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
-        """Told of every iteration: the loss, the gradient's norm, the optimiser, and its last tokens."""
+        """Told of every iteration: the loss, the gradient's norm, the optimiser, and its last
+        tokens.
+        """
 
     def files(self) -> Mapping[str, str]:
         """What is to be saved with a checkpoint, by name."""
@@ -97,7 +99,9 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Passed:
-    """An iteration whose gradients are there and whose step is not made: its row so far, and what the step needs."""
+    """An iteration whose gradients are there and whose step is not made: its row so far, and what
+    the step needs.
+    """
 
     row: log.Row
     total: Tensor
@@ -123,7 +127,9 @@ class TrainingRun:
     watch: Watcher = dataclasses.field(default_factory=Unwatched)
 
     def iterate(self, step: int) -> log.Row:
-        """One update from `accumulate` micro-batches; none where the loss or the gradient is not finite."""
+        """One update from `accumulate` micro-batches; none where the loss or the gradient is not
+        finite.
+        """
         return self.update(self.passes(step))
 
     def passes(self, step: int) -> Passed:
@@ -165,7 +171,9 @@ class TrainingRun:
         return Passed(row, total, loads, advice, started)
 
     def update(self, passed: Passed) -> log.Row:
-        """The step, with gradients clipped, unless it is to be skipped or something is not finite; the iteration's row."""
+        """The step, with gradients clipped, unless it is to be skipped or something is not finite;
+        the iteration's row.
+        """
         config, row = self.config, passed.row
         nn.utils.clip_grads_with_norm_(list(self.module.parameters()), config.clip, passed.total)
         if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]) and not passed.advice.skip:
@@ -176,7 +184,9 @@ class TrainingRun:
         return {**row, "tokens_per_second": done / (time.perf_counter() - passed.started)}
 
     def evaluate(self, progress: Progress) -> tuple[Progress, log.Row]:
-        """The progress with one more validation loss, of the model as it would be saved, and what was measured."""
+        """The progress with one more validation loss, of the model as it would be saved, and what
+        was measured.
+        """
         self.heat(self.model.config.temperature)
         with self.precision():
             result = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
@@ -188,7 +198,9 @@ class TrainingRun:
         return progress.evaluated(result.loss, self.config.margin), row
 
     def save(self, progress: Progress, files: Mapping[str, str] | None = None) -> None:
-        """Makes a checkpoint, which `last` and, where it is the best so far, `best` then lead to; with the watcher's files."""
+        """Makes a checkpoint, which `last` and, where it is the best so far, `best` then lead to;
+        with the watcher's files.
+        """
         state = dataclasses.replace(self.state, progress=progress, beside=self.watch.files() if files is None else files)
         self.parallel.save(self.store, state, self.model, self.optimiser, self.processes)
 
@@ -199,7 +211,9 @@ class TrainingRun:
             self.observe(row)
 
     def rebalance(self, loads: list[Tensor]) -> None:
-        """Moves what balances the parts of maps without a loss, by the loads of the whole iteration, in every process alike."""
+        """Moves what balances the parts of maps without a loss, by the loads of the whole
+        iteration, in every process alike.
+        """
         if loads:
             each = [branch.field for sublayer in self.model.depth.sublayers for branch in sublayer.branches.values()]
             maps = [field for field in each if isinstance(field, Balances)]
@@ -222,10 +236,11 @@ class TrainingRun:
 def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
     """Trains from `progress` to `iterations`, or to where a signal or divergence ends it.
 
-    A first SIGINT, SIGTERM or SIGHUP ends the run after the iteration under way, with a checkpoint. A run has diverged when a
-    loss or gradient is not finite, or when `patience` validation losses in a row lie above the first by more than `margin`.
-    While they do, no checkpoint is made, and in the end `last` leads to the newest one up to the last good validation loss.
-    Raises ConfigError where a checkpoint cannot be written or memory is out.
+    A first SIGINT, SIGTERM or SIGHUP ends the run after the iteration under way, with a checkpoint.
+    A run has diverged when a loss or gradient is not finite, or when `patience` validation losses
+    in a row lie above the first by more than `margin`. While they do, no checkpoint is made, and in
+    the end `last` leads to the newest one up to the last good validation loss. Raises ConfigError
+    where a checkpoint cannot be written or memory is out.
     """
     config = run.config
     with stopping() as wish, explaining(config, run.data.context):
@@ -259,7 +274,9 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
 
 
 def before_iterations(run: TrainingRun, progress: Progress) -> tuple[Progress, Outcome | None]:
-    """The progress with the first validation loss, which is reported; and the outcome where that is not finite."""
+    """The progress with the first validation loss, which is reported; and the outcome where that is
+    not finite.
+    """
     progress, row = run.evaluate(progress)
     run.report({"step": 0, **row})
     if math.isfinite(row["validation_loss"]):
@@ -268,8 +285,8 @@ def before_iterations(run: TrainingRun, progress: Progress) -> tuple[Progress, O
 
 
 def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple[Progress, Outcome | None]:
-    """The progress after an iteration that gave this row, which is reported, with an evaluation where one is due; and the outcome
-    where the run has diverged.
+    """The progress after an iteration that gave this row, which is reported, with an evaluation
+    where one is due; and the outcome where the run has diverged.
     """
     for what in ("loss", "gradient_norm"):
         if not math.isfinite(row[what]) and not row.get("skipped"):
@@ -286,7 +303,9 @@ def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple
 
 
 def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:
-    """The outcome of a run that diverged, which its log records too; its last good checkpoint becomes `last`."""
+    """The outcome of a run that diverged, which its log records too; its last good checkpoint
+    becomes `last`.
+    """
     run.report({"step": progress.step, "diverged": why})
     if run.processes.first:
         run.store.go_back(progress.good)
@@ -295,7 +314,9 @@ def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:
 
 @contextlib.contextmanager
 def explaining(config: TrainConfig, context: int) -> Iterator[None]:
-    """Turns lack of memory, on any device, and a compiler's failure into a ConfigError that names what to change."""
+    """Turns lack of memory, on any device, and a compiler's failure into a ConfigError that names
+    what to change.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -18,10 +18,11 @@ from solvers.segment import Map
 
 
 class Losses(NamedTuple):
-    """`total` is what is minimised. The rest is reported: the cross-entropy in nats; in training mode the mean over maps of each of
-    their auxiliary terms, and the load of the parts of each map that has a rate to balance them by; and in evaluation mode the mean
-    squares of the hidden state's entries at both ends of depth, its largest entry anywhere, and the share of targets that have the
-    largest logit.
+    """`total` is what is minimised. The rest is reported: the cross-entropy in nats; in training
+    mode the mean over maps of each of their auxiliary terms, and the load of the parts of each map
+    that has a rate to balance them by; and in evaluation mode the mean squares of the hidden
+    state's entries at both ends of depth, its largest entry anywhere, and the share of targets that
+    have the largest logit.
     """
 
     total: Float[Tensor, ""]
@@ -35,13 +36,15 @@ class Losses(NamedTuple):
 
 
 class Objective(nn.Module):
-    """J = cross-entropy(head(X_T), targets) + lam/2 mean over tokens of int_0^T |v(X, t)|^2 dt + sum_k sum_a w_a a_k(N_in X(t_k)),
-    X integrated as configured, and a_k the auxiliary terms of the map of segment k at what it is given first (`HasAuxiliary`).
+    """J = cross-entropy(head(X_T), targets) + lam/2 mean over tokens of int_0^T |v(X, t)|^2 dt +
+    sum_k sum_a w_a a_k(N_in X(t_k)), X integrated as configured, and a_k the auxiliary terms of the
+    map of segment k at what it is given first (`HasAuxiliary`).
 
-    w_a is the setting of the term's name, 1 for a name that is no setting. Euler with one step, backprop, lam = 0 and no such terms is the
-    discrete model, bit for bit. The kinetic cost (OT-Transformer) is one more coordinate of each token, dc/dt = |v|^2/2, so that every
-    method and every gradient kind treats it as it treats X. Raises ConfigError for a gradient kind that the method or the placement does
-    not have.
+    w_a is the setting of the term's name, 1 for a name that is no setting. Euler with one step,
+    backprop, lam = 0 and no such terms is the discrete model, bit for bit. The kinetic cost
+    (OT-Transformer) is one more coordinate of each token, dc/dt = |v|^2/2, so that every method and
+    every gradient kind treats it as it treats X. Raises ConfigError for a gradient kind that the
+    method or the placement does not have.
     """
 
     def __init__(self, model: GPT, config: TrainConfig):
@@ -100,7 +103,9 @@ class Objective(nn.Module):
         )
 
     def _flow(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """The states that are looked at, the last one X_T, and the mean over tokens of int |v|^2/2 dt if it has a price."""
+        """The states that are looked at, the last one X_T, and the mean over tokens of int |v|^2/2
+        dt if it has a price.
+        """
         config, depth = self.config, self.model.depth
         if self.training and self.scheme.evaluates_once and not (config.kinetic or self.has_terms):
             return (depth(x),), None
@@ -117,7 +122,9 @@ class Objective(nn.Module):
 
 
 def kinetic_segment(segment: Segment, width: int) -> Segment:
-    """The segment with one more coordinate c per token, dc/dt = |v|^2/2; projection and entry act on the others only."""
+    """The segment with one more coordinate c per token, dc/dt = |v|^2/2; projection and entry act
+    on the others only.
+    """
 
     def field(t: Tensor, z: Tensor) -> Tensor:
         v = segment.field(t, z[..., :width]).to(z.dtype)

@@ -1,4 +1,6 @@
-"""Optimisers by name; weight decay acts on matrices, and on gains, offsets and biases where that is asked for."""
+"""Optimisers by name; weight decay acts on matrices, and on gains, offsets and biases where that is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def adamw(groups: Groups, learning_rate: float, betas: tuple[float, float], devi
 
 
 def sgd(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
-    """Gradient descent with the first beta as its momentum; the decay is that of a quadratic penalty."""
+    """Gradient descent with the first beta as its momentum; the decay is that of a quadratic
+    penalty.
+    """
     return torch.optim.SGD(groups, lr=learning_rate, momentum=betas[0])
 
 
@@ -40,16 +44,20 @@ def make_optimiser(
     device: torch.device,
     decay_gains: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimiser of that name for the parameters that need a gradient. ConfigError with the nearest name otherwise."""
+    """The optimiser of that name for the parameters that need a gradient. ConfigError with the
+    nearest name otherwise.
+    """
     make = look_up("optimiser", name, OPTIMISERS)
     groups = decay_groups([p for p in parameters if p.requires_grad], weight_decay, decay_gains)
     return make(groups, learning_rate, betas, device)
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_gains: bool = False) -> Groups:
-    """Two groups: matrices, which decay, and vectors (gains, offsets, biases), which do so with `decay_gains` only.
+    """Two groups: matrices, which decay, and vectors (gains, offsets, biases), which do so with
+    `decay_gains` only.
 
-    Behind an output norm it is the gains that must be held: the norm removes the scale of the matrices before it.
+    Behind an output norm it is the gains that must be held: the norm removes the scale of the
+    matrices before it.
     """
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []

@@ -1,4 +1,6 @@
-"""How a module is spread over processes: alone, replicated (DDP), or with its weights sharded (FSDP2)."""
+"""How a module is spread over processes: alone, replicated (DDP), or with its weights sharded
+(FSDP2).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Parallel:
     wrap: Callable[[Objective, torch.device], nn.Module]
     """What processes share the work of."""
     micro_batch: Callable[[nn.Module, bool], contextlib.AbstractContextManager[None]]
-    """Stands around a micro-batch's passes; told whether it is the last, after which gradients are exchanged."""
+    """Stands around a micro-batch's passes; told whether it is the last, after which gradients are
+    exchanged.
+    """
     save: Callable[[RunDirectory, State, GPT, torch.optim.Optimizer, Processes], None] = SAVE_WHOLE
     sharded: bool = False
     """Whether a process has all weights only while they are used."""
@@ -48,8 +52,9 @@ def _replicate(objective: Objective, device: torch.device) -> nn.Module:
 
 
 def _shard(objective: Objective, device: torch.device) -> nn.Module:
-    """Each map is a unit; norms and embeddings, which are used outside a module's call, belong to the root, which stays whole
-    during a pass. So do maps that share coefficients in depth: a weight cannot be in two units.
+    """Each map is a unit; norms and embeddings, which are used outside a module's call, belong to
+    the root, which stays whole during a pass. So do maps that share coefficients in depth: a weight
+    cannot be in two units.
     """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # imports for a second
 
@@ -62,7 +67,8 @@ def _shard(objective: Objective, device: torch.device) -> nn.Module:
             for method in ("auxiliary", "load"):  # which use weights beside a forward pass
                 if hasattr(field, method):
                     register_fsdp_forward_method(field, method)
-    # the root too, or evaluations, which have no backward pass, would leave the model with other parameters than the optimiser
+    # the root too, or evaluations, which have no backward pass, would leave the model with other
+    # parameters than the optimiser
     fully_shard(objective, reshard_after_forward=True)
     return objective
 
@@ -88,7 +94,9 @@ PARALLEL: dict[str, Parallel] = {
 
 
 def get_parallel(name: str, config: TrainConfig) -> Parallel:
-    """The way of that name; ConfigError with the nearest name otherwise, or where the settings ask for what it does not have."""
+    """The way of that name; ConfigError with the nearest name otherwise, or where the settings ask
+    for what it does not have.
+    """
     parallel = look_up("kind of parallelism", name, PARALLEL)
     if parallel.sharded and GRADIENTS[config.gradient].detached:
         raise ConfigError(

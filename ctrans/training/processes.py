@@ -23,7 +23,9 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """This process's rank among `world` ones, and its device. Alone, every reduction is the identity."""
+    """This process's rank among `world` ones, and its device. Alone, every reduction is the
+    identity.
+    """
 
     device: torch.device
     rank: int = 0
@@ -62,8 +64,9 @@ def restarts() -> bool:
 def processes(name: str, device: torch.device) -> Iterator[Processes]:
     """This process among those that torchrun started, ready to talk; alone where `name` is "none".
 
-    On CUDA each process takes the device of its local rank. Raises ConfigError where torchrun did not start it, or started
-    several that would not know of each other; SolveError where another one is gone.
+    On CUDA each process takes the device of its local rank. Raises ConfigError where torchrun did
+    not start it, or started several that would not know of each other; SolveError where another one
+    is gone.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if name == "none":

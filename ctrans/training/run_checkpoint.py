@@ -1,8 +1,10 @@
-"""Checkpoints of a run: the model's weights and the run's state, written by the first process, and the optimiser's tensors.
+"""Checkpoints of a run: the model's weights and the run's state, written by the first process, and
+the optimiser's tensors.
 
-With FSDP the optimiser is spread over processes. Every process then writes its part, by torch.distributed.checkpoint in its
-safetensors format, and reads whatever parts make up its own: a run goes on with any number of processes, or alone. The weights are
-written whole, as every other command reads them.
+With FSDP the optimiser is spread over processes. Every process then writes its part, by
+torch.distributed.checkpoint in its safetensors format, and reads whatever parts make up its own: a
+run goes on with any number of processes, or alone. The weights are written whole, as every other
+command reads them.
 """
 
 from __future__ import annotations
@@ -24,15 +26,20 @@ from solvers import ConfigError
 
 OPTIMISER = "optimiser.safetensors"
 SHARDS = "optimiser"
-"""The directory of the processes' files in a checkpoint; without it the optimiser is in one file."""
+"""The directory of the processes' files in a checkpoint; without it the optimiser is in one file.
+"""
 NAME_END = ":"
-"""Stands between a parameter's name and what the optimiser keeps for it, as in depth.sublayers.0.field.qkv.weight:exp_avg."""
+"""Stands between a parameter's name and what the optimiser keeps for it, as in
+depth.sublayers.0.field.qkv.weight:exp_avg.
+"""
 
 
 def save_checkpoint(
     store: RunDirectory, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes, *, sharded: bool
 ) -> None:
-    """Writes the checkpoint of the state's step. With `sharded` each process writes its part of the optimiser."""
+    """Writes the checkpoint of the state's step. With `sharded` each process writes its part of the
+    optimiser.
+    """
     if not (sharded or processes.first):
         return
     progress, wait = state.progress, processes.wait if sharded else lambda: None
@@ -49,7 +56,9 @@ def save_checkpoint(
 
 
 def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> None:
-    """Gives the optimiser what the checkpoint has for it, one file or many, as this process holds it."""
+    """Gives the optimiser what the checkpoint has for it, one file or many, as this process holds
+    it.
+    """
     shards = directory / SHARDS
     restore_optimiser(model, optimiser, _read_shards(shards, model) if shards.exists() else _read_whole(directory, model))
 
@@ -61,7 +70,9 @@ def full(value: Tensor) -> Tensor:
 
 
 def _with_whole_weights(model: GPT) -> GPT:
-    """A model of the same architecture whose weights are all in this process. Every process has to call this."""
+    """A model of the same architecture whose weights are all in this process. Every process has to
+    call this.
+    """
     weights = {name: full(value).cpu() for name, value in model.state_dict().items()}
     whole = GPT(model.config).to(next(iter(weights.values())).dtype)
     whole.load_state_dict(weights)

@@ -1,4 +1,5 @@
-"""A run's directory: checkpoints that are whole or not there, and the links `last` and `best` to two of them.
+"""A run's directory: checkpoints that are whole or not there, and the links `last` and `best` to
+two of them.
 
     checkpoints/step-00000100/   config.json, model.safetensors, optimiser.safetensors, train.json, SHA256SUMS
     checkpoints/base/            of a run of low-rank updates: what they update; step-00000100 has adapter.safetensors for the model's
@@ -6,9 +7,10 @@
     log.jsonl                    one JSON object per iteration
     .lock                        locked by the process that trains here
 
-A checkpoint is written under another name, flushed to the disk, and renamed; then the links are replaced. A process killed at
-any moment leaves a `last` that can be read. A run that overwrites another writes into checkpoints-2 (or back again), and the link
-`last` is what makes it the run: until then the one before is whole, and after it is removed. `sha256sum -c SHA256SUMS` checks a
+A checkpoint is written under another name, flushed to the disk, and renamed; then the links are
+replaced. A process killed at any moment leaves a `last` that can be read. A run that overwrites
+another writes into checkpoints-2 (or back again), and the link `last` is what makes it the run:
+until then the one before is whole, and after it is removed. `sha256sum -c SHA256SUMS` checks a
 checkpoint by hand.
 """
 
@@ -32,25 +34,35 @@ from solvers import ConfigError
 
 LOCK = ".lock"
 GENERATIONS = ("checkpoints", "checkpoints-2")
-"""Where checkpoints are: a run that overwrites another has its own in the other one, until the first of them is whole."""
+"""Where checkpoints are: a run that overwrites another has its own in the other one, until the
+first of them is whole.
+"""
 STEP = "step-" + 8 * "[0-9]"
 """What the checkpoints' directories are called; what a user keeps beside them is left alone."""
 KEEP = "alarm.json"
-"""The newest checkpoint with such a file beside it stays: it was made before a danger that a watcher told of."""
+"""The newest checkpoint with such a file beside it stays: it was made before a danger that a
+watcher told of.
+"""
 KEPT = 2
-"""How many of the newest checkpoints stay, besides the best: a damaged one leaves another to go on from."""
+"""How many of the newest checkpoints stay, besides the best: a damaged one leaves another to go on
+from.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run, whose checkpoints are in `generation`, by default where `last` leads."""
+    """The directory of one run, whose checkpoints are in `generation`, by default where `last`
+    leads.
+    """
 
     directory: Path
     generation: str | None = None
 
     @property
     def exists(self) -> bool:
-        """Whether anything of a run is here: a checkpoint, or a `last` of any form, since others may still be good."""
+        """Whether anything of a run is here: a checkpoint, or a `last` of any form, since others
+        may still be good.
+        """
         return bool(self.steps()) or (self.generation is None and os.path.lexists(self.directory / LAST))
 
     @property
@@ -68,7 +80,8 @@ class RunDirectory:
         return next((name for name in GENERATIONS if any((self.directory / name).glob(STEP))), GENERATIONS[0])
 
     def beside(self) -> RunDirectory:
-        """A new run's directory in the same place: the run that is here stays until the new one has a whole checkpoint.
+        """A new run's directory in the same place: the run that is here stays until the new one has
+        a whole checkpoint.
 
         Raises ConfigError where a link's name is taken by what no run made.
         """
@@ -80,15 +93,19 @@ class RunDirectory:
 
     @property
     def last(self) -> Path:
-        """The link `last`, or the first checkpoint of a run that was killed between making that and the link."""
+        """The link `last`, or the first checkpoint of a run that was killed between making that and
+        the link.
+        """
         link = self.directory / LAST
         return self.step_directory(0) if self.steps() == [0] and not os.path.lexists(link) else link
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside, no other process can train in this directory, which is made; the lock ends with the process, however that ends.
+        """Inside, no other process can train in this directory, which is made; the lock ends with
+        the process, however that ends.
 
-        Raises ConfigError where another process has it, and where the directory cannot be written to.
+        Raises ConfigError where another process has it, and where the directory cannot be written
+        to.
         """
         with self.changing():
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -120,11 +137,13 @@ class RunDirectory:
     def saving(
         self, step: int, *, best: int | None, good: int, first: bool = True, wait: Callable[[], None] = lambda: None
     ) -> Iterator[Path]:
-        """Inside, a fresh directory is there to write a checkpoint into. After that it is the checkpoint of that step, `best` leads to
-        step `best`, and the newest checkpoint up to step `good` stays.
+        """Inside, a fresh directory is there to write a checkpoint into. After that it is the
+        checkpoint of that step, `best` leads to step `best`, and the newest checkpoint up to step
+        `good` stays.
 
-        Of several processes that write, the `first` makes and commits it, and they `wait` for each other. Raises ConfigError where it
-        cannot be written, as on a full disk; the checkpoints before it are then untouched.
+        Of several processes that write, the `first` makes and commits it, and they `wait` for each
+        other. Raises ConfigError where it cannot be written, as on a full disk; the checkpoints
+        before it are then untouched.
         """
         temporary = self.temporary(step)
         with self.unharmed(step):
@@ -138,7 +157,9 @@ class RunDirectory:
         wait()
 
     def commit(self, step: int, *, best: int | None, good: int) -> None:
-        """Hashes, flushes and renames what was written for that step; replaces the links; removes what nothing needs any more."""
+        """Hashes, flushes and renames what was written for that step; replaces the links; removes
+        what nothing needs any more.
+        """
         temporary, final = self.temporary(step), self.step_directory(step)
         (temporary / SUMS).write_bytes(sums(temporary))
         for path in (*temporary.rglob("*"), temporary):
@@ -150,8 +171,8 @@ class RunDirectory:
         self.settle(step, best=best, good=good)
 
     def settle(self, last: int, *, best: int | None, good: int) -> None:
-        """Makes the links lead to these two (`best` to `last` where there is none), and removes the checkpoints that nothing
-        needs any more.
+        """Makes the links lead to these two (`best` to `last` where there is none), and removes the
+        checkpoints that nothing needs any more.
         """
         copies = self._copies()
         for path in copies:  # as after a copy that follows links: the run that is overwritten
@@ -169,14 +190,18 @@ class RunDirectory:
         return max((made for made in self.steps() if made <= step), default=None)
 
     def go_back(self, good: int) -> None:
-        """Makes `last` lead to the newest checkpoint up to step `good`, where there is one. Raises ConfigError where it cannot."""
+        """Makes `last` lead to the newest checkpoint up to step `good`, where there is one. Raises
+        ConfigError where it cannot.
+        """
         newest = self.newest(good)
         if newest is not None:
             with self.changing():
                 self._link(LAST, newest)
 
     def prune(self, last: int, needed: Set[int | None]) -> None:
-        """Removes checkpoints after `last` and all but the newest before it, save those needed; and what was never finished."""
+        """Removes checkpoints after `last` and all but the newest before it, save those needed; and
+        what was never finished.
+        """
         for unfinished in self.checkpoints.glob(f".{STEP}"):
             shutil.rmtree(unfinished)
         warned = [step for step in self.steps() if (self.step_directory(step) / KEEP).exists()]
@@ -187,7 +212,9 @@ class RunDirectory:
                 shutil.rmtree(self.temporary(step))
 
     def forget_others(self) -> None:
-        """Removes the checkpoints of a run that this one has overwritten, or that has overwritten this one and has no checkpoint."""
+        """Removes the checkpoints of a run that this one has overwritten, or that has overwritten
+        this one and has no checkpoint.
+        """
         for name in GENERATIONS:
             if name != self.checkpoints.name:
                 other = RunDirectory(self.directory, name)
@@ -197,11 +224,15 @@ class RunDirectory:
                     (self.directory / name).rmdir()
 
     def forget_base(self) -> None:
-        """Removes the weights that a run's updates were of; a directory of that name that no run made stays."""
+        """Removes the weights that a run's updates were of; a directory of that name that no run
+        made stays.
+        """
         remove_base(self.checkpoints / BASE)
 
     def check_writable(self) -> None:
-        """Raises ConfigError, before any work is done, unless files can be made in the directory, which is made."""
+        """Raises ConfigError, before any work is done, unless files can be made in the directory,
+        which is made.
+        """
         with self.changing():
             self.directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.directory):
@@ -220,7 +251,9 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def unharmed(self, step: int) -> Iterator[None]:
-        """Turns a failure to write the checkpoint of that step into one sentence, and removes what there is of it."""
+        """Turns a failure to write the checkpoint of that step into one sentence, and removes what
+        there is of it.
+        """
         try:
             yield
         except (OSError, safetensors.SafetensorError, ConfigError) as error:
@@ -236,7 +269,9 @@ class RunDirectory:
         return f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint"
 
     def verified_last(self) -> Path:
-        """The directory that `last` leads to. ConfigError naming what is damaged in it, and another checkpoint that is not."""
+        """The directory that `last` leads to. ConfigError naming what is damaged in it, and another
+        checkpoint that is not.
+        """
         if not self.exists:
             raise ConfigError(
                 f"there is no run in {str(self.directory)!r} to resume: give the --out of one, or leave out --resume"

@@ -38,8 +38,9 @@ def anew(
 ) -> tuple[TrainingRun, Progress]:
     """A run from its first iteration on, ready for `carry_out`.
 
-    Raises ConfigError where the directory has a run already and `overwrite` does not allow to remove it, and where the data do
-    not suffice for a batch, have tokens that the model does not know, or cannot be shared evenly. Nothing is removed then.
+    Raises ConfigError where the directory has a run already and `overwrite` does not allow to
+    remove it, and where the data do not suffice for a batch, have tokens that the model does not
+    know, or cannot be shared evenly. Nothing is removed then.
     """
     if not overwrite:
         check_free(store)
@@ -59,7 +60,9 @@ def anew(
 
 
 def check_free(store: RunDirectory) -> None:
-    """Raises ConfigError where a run would replace something: another run, or files that have its files' names."""
+    """Raises ConfigError where a run would replace something: another run, or files that have its
+    files' names.
+    """
     if store.exists:
         raise ConfigError(
             f"{str(store.directory)!r} has a run already: go on with it by --resume, remove it by --overwrite, or choose another --out"
@@ -89,7 +92,9 @@ def check_experts(architecture: GPTConfig, config: TrainConfig) -> None:
 
 
 def check_low_rank(model: GPT | GPTConfig, config: TrainConfig) -> None:
-    """Raises ConfigError for updates of low rank of what is no trained model, or of weights that are no free matrices."""
+    """Raises ConfigError for updates of low rank of what is no trained model, or of weights that
+    are no free matrices.
+    """
     if config.low_rank == 0:
         return
     begins = f"low_rank = {config.low_rank}"
@@ -102,7 +107,9 @@ def check_low_rank(model: GPT | GPTConfig, config: TrainConfig) -> None:
 
 
 def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes) -> None:
-    """Raises ConfigError where the data do not suffice for an iteration, do not suit the model, or cannot be shared evenly."""
+    """Raises ConfigError where the data do not suffice for an iteration, do not suit the model, or
+    cannot be shared evenly.
+    """
     share_of(config.batch, processes.world)
     data.check_batch(config.batch * config.accumulate)
     if processes.first:
@@ -112,10 +119,12 @@ def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes
 def resumed(
     state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes
 ) -> tuple[TrainingRun, Progress]:
-    """The run as it was at the checkpoint that `state` was read from (see `RunDirectory.verified_last`), ready for `carry_out`.
+    """The run as it was at the checkpoint that `state` was read from (see
+    `RunDirectory.verified_last`), ready for `carry_out`.
 
-    The settings that differ from the saved ones become a row of the log. Raises ConfigError for other data than it was started
-    with, fewer iterations than are done, or a batch that the processes cannot share evenly.
+    The settings that differ from the saved ones become a row of the log. Raises ConfigError for
+    other data than it was started with, fewer iterations than are done, or a batch that the
+    processes cannot share evenly.
     """
     progress, directory = state.progress, store.step_directory(state.progress.step)
     if store.last.resolve() != directory.resolve():
@@ -153,7 +162,9 @@ def differences(saved: TrainConfig, config: TrainConfig) -> dict[str, Any]:
 
 
 def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes) -> TrainingRun:
-    """The run's parts put together: the model on its device, its objective compiled and spread, and an optimiser."""
+    """The run's parts put together: the model on its device, its objective compiled and spread, and
+    an optimiser.
+    """
     config = state.config
     if parallel.sharded and RESIDUALS[model.config.residual].unit_weights:
         raise ConfigError(
@@ -169,7 +180,9 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
 
 
 def check_continues(saved: Mapping[str, Any], given: Mapping[str, Any], flags: Mapping[str, str]) -> None:
-    """Raises ConfigError where a setting that is given contradicts the saved one, naming the option that `flags` has for it."""
+    """Raises ConfigError where a setting that is given contradicts the saved one, naming the option
+    that `flags` has for it.
+    """
     for name, value in given.items():
         if name not in MAY_CHANGE and saved[name] != value:
             raise ConfigError(

@@ -14,12 +14,15 @@ SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
     "nanogpt": lambda peak, s, warmup: peak * (s + 1) / (warmup + 1),
     "nanogpt-0": lambda peak, s, warmup: peak * s / warmup,
 }
-"""The warm-up before the cosine, of peak, step and its length: ours, which has the peak at its last step; nanoGPT's, which has it one
-step later; and that of its first versions (and of the OT-Transformer's fork), whose first step is 0."""
+"""The warm-up before the cosine, of peak, step and its length: ours, which has the peak at its last
+step; nanoGPT's, which has it one step later; and that of its first versions (and of the
+OT-Transformer's fork), whose first step is 0.
+"""
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """eta(s) by `SCHEDULES` while s < warmup, then low + (peak - low)/2 (1 + cos(pi (s - warmup)/(S - warmup))).
+    """eta(s) by `SCHEDULES` while s < warmup, then low + (peak - low)/2 (1 + cos(pi (s - warmup)/(S
+    - warmup))).
 
     `step` counts from 0, S is `iterations`; from S on it stays at the lowest.
     """
@@ -32,9 +35,11 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def temperature(config: TrainConfig, step: int, final: float) -> float:
-    """tau(s) = tau_0^(1 - s/k) tau^(s/k) for s < k, then the model's own tau (theory, section 9; Emadi, section 6.3).
+    """tau(s) = tau_0^(1 - s/k) tau^(s/k) for s < k, then the model's own tau (theory, section 9;
+    Emadi, section 6.3).
 
-    The attention path's sensitivity is theta/tau times norms: its logarithm moves evenly from one value to the other.
+    The attention path's sensitivity is theta/tau times norms: its logarithm moves evenly from one
+    value to the other.
     """
     start, steps = config.temperature_start, config.temperature_steps
     if start is None or step >= steps:

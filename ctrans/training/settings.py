@@ -18,7 +18,8 @@ from solvers import GRADIENTS, ConfigError
 from solvers.errors import unknown
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-"""What the maps compute in; weights are float64 with float64, else float32 (bfloat16 is autocast)."""
+"""What the maps compute in; weights are float64 with float64, else float32 (bfloat16 is autocast).
+"""
 
 
 ITERATIONS = Range(0, 10**9, "a whole number from 0 to 10^9")
@@ -28,14 +29,16 @@ OF_EXPERTS = ("balance", "router_z", "bias_rate")
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides a run's weights besides the architecture, the data and the number of threads.
+    """Everything that decides a run's weights besides the architecture, the data and the number of
+    threads.
 
-    Every field is an option of `ctrans train` and is checked when the object is made: ConfigError names the
-    value and the fix. The learning rate grows over `warmup` iterations (`schedule` says exactly how), then
-    falls as a cosine to `min_learning_rate` at `iterations`. `temperature_start` decays geometrically to the
-    model's own temperature. Steps, tolerances and `gradient` are those of `solvers.solve`; euler with one step
-    and backprop is the discrete model. A run has diverged when a loss or gradient is not finite, or when
-    `patience` evaluations in a row lie more than `margin` nats above the first.
+    Every field is an option of `ctrans train` and is checked when the object is made: ConfigError
+    names the value and the fix. The learning rate grows over `warmup` iterations (`schedule` says
+    exactly how), then falls as a cosine to `min_learning_rate` at `iterations`. `temperature_start`
+    decays geometrically to the model's own temperature. Steps, tolerances and `gradient` are those
+    of `solvers.solve`; euler with one step and backprop is the discrete model. A run has diverged
+    when a loss or gradient is not finite, or when `patience` evaluations in a row lie more than
+    `margin` nats above the first.
     """
 
     option_group: ClassVar[str] = "Training"
@@ -154,7 +157,9 @@ MAY_CHANGE = frozenset(
         *("learning_rate", "min_learning_rate", "warmup", "schedule", "weight_decay", "decay_gains", "clip"),
     }
 )
-"""What a resumed run may set anew: what leaves the weights alone, and what a run that diverged needs less of."""
+"""What a resumed run may set anew: what leaves the weights alone, and what a run that diverged
+needs less of.
+"""
 
 
 def attached_gradients() -> str:

@@ -1,4 +1,6 @@
-"""A wish to stop, from Ctrl-C, a scheduler or a terminal that closes, noted and obeyed between two iterations."""
+"""A wish to stop, from Ctrl-C, a scheduler or a terminal that closes, noted and obeyed between two
+iterations.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ class Wish:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Wish]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP is only noted; a second one acts as it did before.
+    """Inside, the first SIGINT, SIGTERM or SIGHUP is only noted; a second one acts as it did
+    before.
 
-    One that was ignored, as SIGHUP under nohup, stays so. Outside the main thread, which alone may handle signals, nothing changes.
+    One that was ignored, as SIGHUP under nohup, stays so. Outside the main thread, which alone may
+    handle signals, nothing changes.
     """
     wish = Wish()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,6 @@
-"""A trained model as the start of another training, over the same depth-time in another number of blocks."""
+"""A trained model as the start of another training, over the same depth-time in another number of
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from solvers import ConfigError
 
 
 def start_from(path: str | Path, given: Mapping[str, Any]) -> GPT:
-    """The model saved there with weights that need gradients; with `depth` among the given settings, `GPT.at_depth` of it: weights
-    interpolated in depth-time between the blocks' middles, dt scaled so that T stays. Of a stack it is `stack_steps` that may differ.
+    """The model saved there with weights that need gradients; with `depth` among the given
+    settings, `GPT.at_depth` of it: weights interpolated in depth-time between the blocks' middles,
+    dt scaled so that T stays. Of a stack it is `stack_steps` that may differ.
 
-    At the depth that it has it is the same model to the bit. Raises ConfigError for another setting that contradicts its architecture.
+    At the depth that it has it is the same model to the bit. Raises ConfigError for another setting
+    that contradicts its architecture.
     """
     model = load(path)
     own = vars(model.config)

@@ -1,4 +1,6 @@
-"""What is trained beside text: a task brings its data, and what of the architecture and the settings follows from them."""
+"""What is trained beside text: a task brings its data, and what of the architecture and the
+settings follows from them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ctrans.training.digits import CONTEXT, VOCABULARY, digits
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """`data` reads it; `architecture` are fields of `GPTConfig` that it decides, `settings` of `TrainConfig` what they are unless said."""
+    """`data` reads it; `architecture` are fields of `GPTConfig` that it decides, `settings` of
+    `TrainConfig` what they are unless said.
+    """
 
     data: Callable[[], Data]
     architecture: Mapping[str, Any]

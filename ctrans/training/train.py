@@ -35,7 +35,9 @@ Begin = Callable[[Processes], tuple[TrainingRun, Progress]]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run that can begin: its architecture, settings and directory, and what begins it. All that can be checked is."""
+    """A run that can begin: its architecture, settings and directory, and what begins it. All that
+    can be checked is.
+    """
 
     architecture: GPTConfig
     config: TrainConfig
@@ -88,18 +90,20 @@ def train(
     device: str | torch.device = "cpu",
     observe: Observer = unobserved,
 ) -> Trained:
-    """Trains a GPT on J = cross-entropy + kinetic/2 int |v|^2 dt, and keeps checkpoints and a log in a directory.
+    """Trains a GPT on J = cross-entropy + kinetic/2 int |v|^2 dt, and keeps checkpoints and a log
+    in a directory.
 
-    - `model`: an architecture, whose weights are drawn from the settings' seed, or a model to go on from, which is changed
+    - `model`: an architecture, whose weights are drawn from the settings' seed, or a model to go on
+      from, which is changed
     - `config`: all settings, each checked; `TrainConfig()` if None
-    - `data`: a path (a text, or a directory with nanoGPT's train.bin and val.bin), a text's bytes, `Data`, or None for the text that
-      Python ships
+    - `data`: a path (a text, or a directory with nanoGPT's train.bin and val.bin), a text's bytes,
+      `Data`, or None for the text that Python ships
     - `out`: the run's directory; `overwrite` removes a run that is there
     - `parallel`: "none", or "ddp" or "fsdp" under torchrun
     - `observe`: called with every row of the log, in the first process
 
-    Ctrl-C and SIGTERM end the run after the iteration under way, with a checkpoint: see `Trained.ending`. Raises ConfigError for
-    what cannot be, before anything is written.
+    Ctrl-C and SIGTERM end the run after the iteration under way, with a checkpoint: see
+    `Trained.ending`. Raises ConfigError for what cannot be, before anything is written.
     """
     return carry_out_plan(
         plan(model, TrainConfig() if config is None else config, data, out=out, overwrite=overwrite, parallel=parallel),
@@ -120,9 +124,11 @@ def resume(
     """Goes on with the run in that directory from its last checkpoint, exactly.
 
     - `data`: only where they have moved, or were given as `Data` or bytes
-    - `changes`: settings of `TrainConfig` that may change, as `iterations=5000` or `learning_rate=1e-3`
+    - `changes`: settings of `TrainConfig` that may change, as `iterations=5000` or
+      `learning_rate=1e-3`
 
-    The rest is as `train` has it. Raises ConfigError where there is no run, a checkpoint is damaged, or a setting contradicts it.
+    The rest is as `train` has it. Raises ConfigError where there is no run, a checkpoint is
+    damaged, or a setting contradicts it.
     """
     check_names(changes)
     planned = plan_to_resume(out, changes, data, parallel=parallel)
@@ -158,7 +164,8 @@ def plan_to_resume(
 ) -> Plan:
     """A run that is taken up again; arguments and errors as `resume`.
 
-    `given` may also have fields of the architecture, as long as they agree with the run's; `flags` are the options that errors name.
+    `given` may also have fields of the architecture, as long as they agree with the run's; `flags`
+    are the options that errors name.
     """
     store = RunDirectory(Path(out))
     directory = store.verified_last()

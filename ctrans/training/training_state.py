@@ -1,4 +1,6 @@
-"""What a checkpoint's train.json holds: how far the run is, its settings, and where its data come from."""
+"""What a checkpoint's train.json holds: how far the run is, its settings, and where its data come
+from.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ from solvers.errors import unknown
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a run is: all that the rest of it depends on besides weights, optimiser, settings and data.
+    """How far a run is: all that the rest of it depends on besides weights, optimiser, settings and
+    data.
 
-    `first` and `best` are validation losses in nats, `above` counts the evaluations in a row that lay too far above the first,
-    `good` is the iteration of the last one that did not.
+    `first` and `best` are validation losses in nats, `above` counts the evaluations in a row that
+    lay too far above the first, `good` is the iteration of the last one that did not.
     """
 
     step: int = 0
@@ -35,7 +38,9 @@ class Progress:
         return dataclasses.replace(self, step=step)
 
     def evaluated(self, loss: float, margin: float) -> Progress:
-        """With one more validation loss: whether it is the best so far, and whether it lies above the first by the margin."""
+        """With one more validation loss: whether it is the best so far, and whether it lies above
+        the first by the margin.
+        """
         first = loss if self.first is None else self.first
         fine = loss <= first + margin
         above, good = (0, self.step) if fine else (self.above + 1, self.good)
@@ -46,9 +51,11 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A checkpoint's train.json: progress and settings of the run, where its data come from, and their fingerprint.
+    """A checkpoint's train.json: progress and settings of the run, where its data come from, and
+    their fingerprint.
 
-    `beside` are files of whoever watches the run, by name, which are saved with it and are nothing that training reads.
+    `beside` are files of whoever watches the run, by name, which are saved with it and are nothing
+    that training reads.
     """
 
     progress: Progress
@@ -70,7 +77,9 @@ SAVED = ("progress", "config", "source", "fingerprint")
 
 
 def read_state(directory: Path) -> State:
-    """The state saved there. ConfigError for a file that is missing, damaged, or has an unknown key."""
+    """The state saved there. ConfigError for a file that is missing, damaged, or has an unknown
+    key.
+    """
     path = directory / STATE
     content = read_json(path)
     try:

@@ -1,9 +1,10 @@
 """A claim as differences that must be positive, and its verdict by one rule.
 
-Each `Contrast` is an effect with one value a seed. Over the seeds it has a mean and a 95% interval, `mean_interval`. An effect holds if the
-interval lies above 0, is refuted if it lies below, and is open otherwise, as where neither of two placements diverges. The claim is
-*reproduced* if all its effects hold, *not reproduced* if one is refuted, *undecided at this scale* otherwise; with fewer than
-`LEAST_SEEDS` seeds it is undecided in any case.
+Each `Contrast` is an effect with one value a seed. Over the seeds it has a mean and a 95% interval,
+`mean_interval`. An effect holds if the interval lies above 0, is refuted if it lies below, and is
+open otherwise, as where neither of two placements diverges. The claim is *reproduced* if all its
+effects hold, *not reproduced* if one is refuted, *undecided at this scale* otherwise; with fewer
+than `LEAST_SEEDS` seeds it is undecided in any case.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _mean(mine: Values, others: Values) -> float:
 
 
 def _best(mine: Values, others: Values) -> float:
-    """Of the setting that is best on the other seeds: the lowest of many values of one seed is low by their noise."""
+    """Of the setting that is best on the other seeds: the lowest of many values of one seed is low
+    by their noise.
+    """
     known = {setting: value for setting, value in others.items() if setting in mine} or mine
     return mine[min(known, key=known.__getitem__)]
 
@@ -44,15 +47,17 @@ def _sensitivity(mine: Values, others: Values) -> float:
 
 
 OVER: dict[str, Callable[[Values, Values], float]] = {"mean": _mean, "best": _best, "sensitivity": _sensitivity}
-"""How the figures of one seed's runs, by setting (learning rates, and what else varies), become one; others are means of other seeds."""
+"""How the figures of one seed's runs, by setting (learning rates, and what else varies), become
+one; others are means of other seeds.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
     """sign (figure of `more` - figure of `less` - beyond), which the claim says is positive.
 
-    `more` and `less` say which runs: fields of the model or the training, and their values; `less` None is 0. `sign` -1 is for "at
-    most".
+    `more` and `less` say which runs: fields of the model or the training, and their values; `less`
+    None is 0. `sign` -1 is for "at most".
     """
 
     says: str
@@ -94,7 +99,9 @@ def _is(run: Finished, wanted: Mapping[str, Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What was measured of a contrast: over how many seeds, mean and interval, and whether it holds; None is open."""
+    """What was measured of a contrast: over how many seeds, mean and interval, and whether it
+    holds; None is open.
+    """
 
     says: str
     figure: str

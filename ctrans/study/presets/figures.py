@@ -1,4 +1,6 @@
-"""Figures of one run that presets compare; None where the run has none, as a loss by depth of one that diverged."""
+"""Figures of one run that presets compare; None where the run has none, as a loss by depth of one
+that diverged.
+"""
 
 from __future__ import annotations
 

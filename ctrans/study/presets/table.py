@@ -1,5 +1,5 @@
-"""The papers' experiments. A new preset is one entry: the claim, where it stands, the effects that it says are positive, and the
-study, which `small` and `paper` give their sizes.
+"""The papers' experiments. A new preset is one entry: the claim, where it stands, the effects that
+it says are positive, and the study, which `small` and `paper` give their sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ SMALL = {
     "weight_decay": 0.1,
     "learning_rate": 3e-3,
 }
-"""What `small` trains unless a preset says otherwise: populations of it take about 5 s a run on one processor."""
+"""What `small` trains unless a preset says otherwise: populations of it take about 5 s a run on one
+processor.
+"""
 GPT2 = {
     "vocab_size": 50304,
     "context": 1024,
@@ -42,7 +44,9 @@ GPT2 = {
     "eval_every": 1000,
     "learning_rate": 6e-4,
 }
-"""Kan's base: GPT-2 of 124M parameters on OpenWebText (nanoGPT's files, by --bin), 20,000 iterations."""
+"""Kan's base: GPT-2 of 124M parameters on OpenWebText (nanoGPT's files, by --bin), 20,000
+iterations.
+"""
 XL = {**GPT2, "depth": 48, "width": 1600, "heads": 25}
 KIM = {**GPT2, "depth": 24, "width": 1024, "heads": 16, "context": 2048, "norm": "rmsnorm", "iterations": 30_000}
 """Kim's 400M models: 30 billion tokens."""
@@ -67,7 +71,8 @@ class Preset:
 
     - `claim`, `source`: what the paper says, and where
     - `contrasts`: the effects that it says are positive
-    - `small`, `paper`: base configurations; `vary`, `cases`, `rates`, `seeds`, `measure`: as a study has them
+    - `small`, `paper`: base configurations; `vary`, `cases`, `rates`, `seeds`, `measure`: as a
+      study has them
     - `notes`: what a small model cannot show, or what is done otherwise than in the paper
     - `paper_vary`: what varies otherwise in `paper`
     - `task`: what is trained beside text, one of `ctrans.training.tasks.TASKS`
