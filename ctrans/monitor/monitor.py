@@ -26,7 +26,7 @@ from ctrans.monitor.past import Past
 from ctrans.monitor.past_checks import gradient_spike
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, distributed
-from ctrans.monitor.reductions import norm_of
+from ctrans.monitor.reductions import detached, host_numbers, norm_of
 from ctrans.monitor.settings import ToldFigures, settings_and_opening
 from ctrans.monitor.sites import as_it_was, is_compiled, sites_of
 from solvers import ConfigError
@@ -132,7 +132,7 @@ class Monitor:
         self._step += 1
         step = self._step
         self.reactions.go_on(optimizer)
-        self._waiting.append((step, _kept(loss), _kept(gradient_norm)))
+        self._waiting.append((step, detached(loss), detached(gradient_norm)))
         alarms: list[Finding] = []
         with self._only_looking(step):
             if self._reports(step):
@@ -160,8 +160,8 @@ class Monitor:
         return {
             "step": self._step,
             "waiting": [[step, *which] for (step, _, _), which in zip(self._waiting, known, strict=True)],
-            "waiting_losses": packed(_numbers(losses)),
-            "waiting_norms": packed(_numbers(norms)),
+            "waiting_losses": packed(host_numbers(losses)),
+            "waiting_norms": packed(host_numbers(norms)),
             "past": of_past(self.past),
             "skips": of_steps(self._skips),
             "alarms": self.watch.memory(),
@@ -254,8 +254,8 @@ class Monitor:
     def _run_figures(self, step: int, optimizer: torch.optim.Optimizer | None, figures: Figures) -> Figures:
         """What is known without looking into the model."""
         waiting, self._waiting = self._waiting, []
-        losses = _numbers([loss for _, loss, _ in waiting])
-        norms = _numbers([norm for _, _, norm in waiting])
+        losses = host_numbers([loss for _, loss, _ in waiting])
+        norms = host_numbers([norm for _, _, norm in waiting])
         lost = [(step, loss) for (step, known, _), loss in zip(waiting, losses, strict=True) if known is not None]
         self.past.losses.extend(lost)
         given = [(step, norm) for (step, _, known), norm in zip(waiting, norms, strict=True) if known is not None]
@@ -387,26 +387,6 @@ def _tensorboard(directory: Path, start: int) -> ToldFigures:
         writer.flush()
 
     return told
-
-
-def _kept(value: Tensor | float | None) -> Any:
-    """A number that stays where it is until a report moves it."""
-    if isinstance(value, Tensor):
-        value = value.detach()
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        return value.reshape(()).clone() if value.numel() == 1 else value.float().mean()
-    return value
-
-
-def _numbers(values: Sequence[Any]) -> list[float]:
-    """All of them on the host, those on a device in one move; nan for what is None."""
-    there = [(i, value) for i, value in enumerate(values) if isinstance(value, Tensor)]
-    found = [math.nan if value is None or isinstance(value, Tensor) else float(value) for value in values]
-    if there:
-        moved = torch.stack([value.float() for _, value in there]).tolist()
-        for (i, _), number in zip(there, moved, strict=True):
-            found[i] = number
-    return found
 
 
 def _largest(values: Sequence[float]) -> float:

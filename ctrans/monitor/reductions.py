@@ -4,7 +4,9 @@ the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,3 +69,23 @@ def sample(x: Tensor) -> Tensor:
 def sample_rows(x: Tensor) -> Tensor:
     """The same in float32."""
     return sample(x).float()
+
+
+def detached(value: Tensor | float | None) -> Any:
+    """The mean of a tensor on its device, without its graph; other values unchanged."""
+    if isinstance(value, Tensor):
+        value = value.detach()
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        return value.reshape(()).clone() if value.numel() == 1 else value.float().mean()
+    return value
+
+
+def host_numbers(values: Sequence[Any]) -> list[float]:
+    """The values on the host, in one transfer from a device; nan for None."""
+    there = [(i, value) for i, value in enumerate(values) if isinstance(value, Tensor)]
+    found = [math.nan if value is None or isinstance(value, Tensor) else float(value) for value in values]
+    if there:
+        moved = torch.stack([value.float() for _, value in there]).tolist()
+        for (i, _), number in zip(there, moved, strict=True):
+            found[i] = number
+    return found

@@ -83,7 +83,7 @@ def test_scores_are_the_attentions_own(options):
         visible = (rows > 0).sum(-1)
         share = torch.special.entr(rows).sum(-1)[:, 1:] / visible[:, 1:].log()
         entropies.extend(share.mean(-1).tolist())
-        q, k, _ = part.field._queries_keys_values(part.input_norm(x))
+        q, k, _ = part.field.queries_keys_values(part.input_norm(x))
         scores = (q @ part.field._for_each_head(k).mT)[0] * part.field._scale
         if options.get("softcap"):
             scores = 5.0 * torch.tanh(scores / 5.0)
