@@ -28,7 +28,7 @@ class Placement:
     + dt r(X), or N_state(X + dt r(X)) where `state_norm` is on; the ODE's velocity is r, or its
     part tangent to N_state's image. `colour` and `marker` are matplotlib's names for its lines in
     every picture. `velocity`, `step` and `seen_in`, which models have it, are its row of the table
-    in docs/commands/simulate.md.
+    in docs/commands/architecture.md.
     """
 
     name: str

@@ -46,7 +46,7 @@ BY_SEGMENT = (
     Column("segment", "sublayers done"),
     Column("depth-time", "the sum of the sublayers' lengths dt", "t"),
     Column("size", "mean absolute value of the hidden state's entries", "mean |x|"),
-    Column("variance", "variance of a token's entries, mean over tokens"),
+    Column("variance", "sample variance of all entries of the hidden state"),
     Column("root mean square", "of all entries", "rms", detail=True),
     Column("paper's bound", "bound on the size as the paper prints it", detail=True),
     Column("bound", "the most that theory allows the size to be"),
@@ -150,9 +150,9 @@ def _charts(models: Mapping[str, Any]) -> list[Plot]:
         Plot(
             "Their variance",
             "depth-time t",
-            "variance of a token's entries",
+            "variance of all entries",
             [*_lines(models, "variance"), *_lines(models, "variance", bound=True)],
-            "Variance of a token's entries, mean over tokens.",
+            "Sample variance of all entries of the state.",
         ),
         Plot(
             "The discrete model and its ODE",
