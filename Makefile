@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all costs campaign architectures gpu lint docs gallery pictures release-check setup clean
+.PHONY: simulate train test test-all campaign architectures gpu lint docs gallery pictures release-check setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -13,18 +13,13 @@ train: setup
 	$(BIN)/ctrans generate --checkpoint out/small --prompt "The " --tokens 300
 	@echo "Its losses by step: out/small/loss.png"
 
-# each row of each table of cases; test-all: all their combinations, what is marked slow, and what costs.txt says is dear. Processes that
-# tests start read the bytecode of those before them
+# each row of each table of cases; test-all: all their combinations, and what is marked slow or cases(n). Processes that tests start
+# read the bytecode of those before them
 test: setup
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
-
-# which tests are dear, in processor seconds: all of them, or those of one folder and those that are kept there, as it is busy
-# (pytest -m "not slow" --costs kept tests/FOLDER). What is not run keeps its entry
-costs: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow" --costs all
 
 # wrong requests and calls, hostile files, flipped bits, kills, a disk that fails; the counts are kept in benchmarks/results
 campaign: setup

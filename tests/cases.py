@@ -20,6 +20,12 @@ def covering(combinations: Sequence[Mapping[str, int]]) -> list[int]:
     return sorted(chosen)
 
 
+def evenly_spread(places: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the places, spread evenly, the first among them."""
+    wanted = min(count, len(places))
+    return [places[i * len(places) // wanted] for i in range(wanted)]
+
+
 VARIANTS = {
     "rotary": {"positions": "rotary"},
     "rotary, part": {"positions": "rotary", "rotary_fraction": 0.5, "rotary_base": 100.0, "kv_heads": 1},

@@ -9,8 +9,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-from tests import costs
-from tests.cases import covering
+from tests.cases import covering, evenly_spread
 
 try:
     from tests import typecheck
@@ -26,39 +25,30 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 CHECKS = pytest.StashKey[float]()
-
-
-def pytest_addoption(parser):
-    says = f"write the processor seconds of the tests that are run, kept or all but the slow ones, to {costs.LIST.name}"
-    parser.addoption("--costs", choices=("kept", "all"), help=says)
-
-
-def pytest_sessionstart(session):
-    if session.config.option.costs:
-        costs.import_what_is_imported_by_need()
+LONG = 2.0
+"""Processor seconds from which `make test` names a test."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Without slow tests, a test with several tables of cases meets every case of each table, not all their combinations; and shapes
-    and types, which double a test's time, are checked in the first calls of its first case, and not where whole commands are run. Tests
-    that are dear are slow ones (`tests.costs`), but for those marked as core.
+    """Chooses what `make test` leaves to `make test-all`, besides tests marked `slow`.
+
+    Of a test with several tables of cases it keeps each row of each table, not all their combinations. Of a test marked `cases(n)` it
+    keeps n cases. Shapes and types are only checked in the first calls of a test's first case, and not in whole commands, because the
+    checks double a test's time.
     """
     of_a_test = collections.defaultdict(list)
     for item in items:
         of_a_test[item.nodeid.partition("[")[0]].append(item)
     for cases in of_a_test.values():
         free = [case for case in cases if case.get_closest_marker("slow") is None]
-        chosen = set(covering([_places(case) for case in free])) if len(free) > 1 else {0}
+        kept = covering([_places(case) for case in free]) if len(free) > 1 else [0]
+        few = cases[0].get_closest_marker("cases")
+        if few is not None:
+            kept = evenly_spread(kept, *few.args)
         for place, case in enumerate(free):
-            if place not in chosen:
+            if place not in kept:
                 case.add_marker(pytest.mark.slow)
-    if config.option.costs != "all":
-        free = [item for item in items if not {"slow", "core"} & {mark.name for mark in item.iter_markers()}]
-        dear = costs.left_out([item.nodeid for item in free], costs.listed())
-        for item in free:
-            if item.nodeid in dear:
-                item.add_marker(pytest.mark.slow)
     for cases in of_a_test.values():
         first = next((case for case in cases if case.get_closest_marker("slow") is None), cases[0])
         for case in cases:
@@ -85,19 +75,14 @@ def _cost(request):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Writes the costs where that is asked; else tells about dear tests that are not listed."""
+    """Names quick tests that took long, with the mark that helps, and the sum over all tests."""
     reports = [each for found in terminalreporter.stats.values() for each in found if isinstance(each, pytest.TestReport)]
     ends = [each for each in reports if each.when == "teardown"]
-    measured = {end.nodeid: seconds for end in ends for name, seconds in end.user_properties if name == "seconds"}
-    if config.option.costs:
-        failed = {each.nodeid for each in reports if each.failed}
-        whole = config.option.costs == "all" and not config.option.keyword and not any("::" in each for each in config.args)
-        costs.write(costs.merged(costs.listed(), measured, failed, whole_files=whole))
-    for name, seconds in costs.untold(measured, costs.listed()).items():
-        terminalreporter.write_line(f"{seconds:.1f} processor seconds, and not in {costs.LIST.name} (make costs): {name}")
-    more = sum(measured.values()) > costs.BUDGET and "not slow" in config.option.markexpr
-    said = f", more than {costs.BUDGET} (tests/costs.py)" if more else ""
-    terminalreporter.write_line(f"{sum(measured.values()):.0f} processor seconds in tests{said}")
+    seconds = {end.nodeid: cost for end in ends for name, cost in end.user_properties if name == "seconds"}
+    if "not slow" in config.option.markexpr:
+        for name in sorted((name for name in seconds if seconds[name] >= LONG), key=seconds.get, reverse=True):
+            terminalreporter.write_line(f"{seconds[name]:.1f} processor seconds: mark it slow or cases(n): {name}")
+    terminalreporter.write_line(f"{sum(seconds.values()):.0f} processor seconds in tests")
 
 
 @pytest.fixture(autouse=True)

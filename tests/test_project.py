@@ -58,6 +58,7 @@ def test_cases_that_are_always_run_meet_every_value():
     assert covering([]) == []
 
 
+@pytest.mark.slow
 def test_an_editable_install_is_found_from_the_folder_that_holds_the_clone(tmp_path):
     """There a folder called ctrans is a namespace package to Python, which hides what an import hook would find, but no path."""
     backend = pytest.importorskip("setuptools.build_meta")

@@ -75,6 +75,7 @@ def check_enrolled(model):
 """The recipe of an attention, as it stands there."""
 
 
+@pytest.mark.slow
 def test_a_new_attention_is_one_entry(monkeypatch):
     monkeypatch.setitem(ATTENTIONS, "mean", None)  # what it is, is put back; the recipe's own line makes the entry
     recipe = types.ModuleType("my_attention")
@@ -111,6 +112,7 @@ class SquaredReLU(nn.Module):
         yield Matrix(self.down.weight, "down")
 
 
+@pytest.mark.slow
 def test_a_new_ffn_is_one_entry(monkeypatch):
     monkeypatch.setitem(FFNS, "squared-relu", SquaredReLU)
     screening = check_enrolled(model_with(ffn="squared-relu", placement="pre"))
@@ -119,6 +121,7 @@ def test_a_new_ffn_is_one_entry(monkeypatch):
     assert command("simulate", "--ffn", "squared-relu", "--no-reference")["placements"]["peri"]["status"] == "success"
 
 
+@pytest.mark.slow
 def test_a_new_placement_is_one_entry(monkeypatch):
     entry = Placement("pre_deep", True, False, False, "f(N_in X)/alpha", "X + dt v", "nowhere", "C7", "h", residual_gain=True)
     monkeypatch.setitem(PLACEMENTS, entry.name, entry)
@@ -142,6 +145,7 @@ class Half(Residual):
     largest = 0.5
 
 
+@pytest.mark.slow
 def test_a_new_residual_is_one_entry(monkeypatch):
     monkeypatch.setitem(RESIDUALS, "half", ResidualEntry(lambda config, k: Half(), "dX/dt = v/2", "nowhere"))
     model = model_with(residual="half", placement="peri")
@@ -174,6 +178,7 @@ class UnitGain(SphereNorm):
         return self.standardize(x)
 
 
+@pytest.mark.slow
 def test_a_new_norm_is_one_entry(monkeypatch):
     monkeypatch.setitem(NORMS, "sphere", UnitGain)
     screening = check_enrolled(model_with(norm="sphere", placement="peri"))
@@ -199,6 +204,7 @@ class SoftSign(SquashNorm):
         return u / (1 - u.abs())
 
 
+@pytest.mark.slow
 def test_a_new_squashing_is_its_function_slope_and_inverse(monkeypatch):
     monkeypatch.setitem(NORMS, "softsign", SoftSign)
     screening = check_enrolled(model_with(norm="softsign", placement="peri"))
@@ -231,6 +237,7 @@ def plan_similarity(case):
     return StepPlan({"text": [similarity]}, conclude)
 
 
+@pytest.mark.slow
 def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch):
     model = model_with(placement="pre")
     (value,) = walk(model, TEXT, instruments=[Similarity()])
@@ -255,6 +262,7 @@ def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch)
     assert math.isfinite(screening["steps"]["similarity"]["result"])
 
 
+@pytest.mark.slow
 def test_a_new_solver_is_one_entry(monkeypatch):
     ralston = RungeKutta(tableau(order=3, a=[[], ["1/2"], [0, "3/4"]], b=["2/9", "1/3", "4/9"]))
     monkeypatch.setitem(METHODS, "ralston3", ralston)
@@ -358,6 +366,7 @@ def typed(*arguments, cwd):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_plugin_is_known_to_every_command_and_its_help(tmp_path):
     (tmp_path / "my_attention.py").write_text(RUNNING_MEAN)
     (tmp_path / "mine.py").write_text(MINE)
@@ -380,6 +389,7 @@ def test_a_plugin_is_known_to_every_command_and_its_help(tmp_path):
     assert checked.returncode == 0
 
 
+@pytest.mark.slow
 def test_no_file_is_run_that_is_not_named(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     done = typed("simulate", "--placement", "mine", cwd=tmp_path)

@@ -40,7 +40,6 @@ ROOMS = [
     "report",
     "cli",
 ]
-pytestmark = pytest.mark.core
 FILES = sorted([*(ROOT / "solvers").rglob("*.py"), *(ROOT / "ctrans").rglob("*.py")])
 
 

@@ -38,6 +38,7 @@ def tiny(config=TINY):
     return GPT(config).double(), tokens[:, :-1], tokens[:, 1:]
 
 
+@pytest.mark.slow
 def test_the_hessians_largest_eigenvalues_are_those_of_the_dense_matrices():
     """The dense ones by central differences of gradients, entry by entry."""
     model, tokens, targets = tiny()
@@ -153,6 +154,7 @@ def test_a_predictor_finds_the_law_that_made_its_data_and_is_monotone():
         fit([case.figures for case in each[: len(TERMS)]], [case.log_rate for case in each[: len(TERMS)]])
 
 
+@pytest.mark.slow
 def test_architectures_that_learned_nothing_are_left_out_of_fit_and_evaluation():
     each = made_up(noise=0.1)
     blank = [dataclasses.replace(case, log_rate=math.nan) for case in each[:7]]
@@ -176,6 +178,7 @@ def test_a_family_whose_others_learned_too_little_has_no_prediction():
     assert all(map(math.isnan, predicted))
 
 
+@pytest.mark.slow
 def test_the_interval_covers_what_it_says_and_a_model_beyond_what_was_studied_is_told():
     each = made_up(400, noise=0.3)
     figures, rates = [case.figures for case in each], [case.log_rate for case in each]
@@ -224,6 +227,7 @@ def test_a_family_is_predicted_without_itself():
         assert (a == b) == (case.family == "family 3")
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_the_share_within_the_factor_and_ranks_by_spearman():
     each = made_up()
     exact = [case.log_rate for case in each]
@@ -262,6 +266,7 @@ def with_runs(store, study):
         protocol.put_predictors(store, case, figures_of(generator))
 
 
+@pytest.mark.slow
 def test_the_sealed_third_is_not_looked_at_before_the_predictors_commit_is_kept(tmp_path, monkeypatch):
     """Not even where its runs are in the store."""
     few = {family: each[:2] for family, each in families().items() if family.startswith(("placement", "option"))}
@@ -320,6 +325,7 @@ def test_the_plateau_is_what_byte_frequencies_know():
     assert data.frequencies_loss() == pytest.approx(loss, abs=1e-3)  # of the tokens up to the highest, not of all bytes
 
 
+@pytest.mark.slow
 def test_what_the_screening_says_of_its_prediction_is_what_the_kept_study_found(tmp_path):
     """And what was sealed is predicted by the committed predictor as it was on that day."""
     protocol.unpack(tmp_path)
@@ -374,6 +380,7 @@ def test_a_wrong_request_of_the_command_is_one_line(arguments, said, tmp_path):
     assert said in result.output
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_when_all_is_done(tmp_path):
     kept = prediction_study("adamw", seal=True)
     with open_store(tmp_path) as store:

@@ -27,6 +27,7 @@ SECURITY = [
 ]
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", SECURITY)
 def test_a_hostile_file_is_refused_and_nothing_of_it_is_run(name, tmp_path):
     args = hostile.made_in(name, tmp_path / "it")
@@ -35,6 +36,7 @@ def test_a_hostile_file_is_refused_and_nothing_of_it_is_run(name, tmp_path):
     assert not list(tmp_path.rglob("was_run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [hostile.doubling(60)])
 def test_a_tokenizer_that_runs_away_is_stopped_with_its_limit(rule, tmp_path, monkeypatch):
     monkeypatch.setattr("ctrans.interop.tokens.SECONDS", 2)
@@ -47,6 +49,7 @@ def test_limits_are_said_with_the_number_that_exceeds_them(tmp_path):
     assert f"n_layer = 1,000,000, and at most {MOST_PARTS:,} are built" in answer.error
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_read_by_nobody(tmp_path):
     first, second = damaged.make_run(tmp_path / "first"), damaged.make_run(tmp_path / "second", seed=1)
     draws = random.Random(SEED)
@@ -58,7 +61,7 @@ SHARES = {"of_kills": 0.01, "of_broken_disk": 0.002, "of_calls": 0.02, "of_hosti
 """How much of a campaign is a draw of it, in the order in which one process carries them out: kills come first (`CAMPAIGNS`)."""
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.core), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_draw_of_every_campaign_finds_nothing(times):
     """In a process of its own: copies of it that are killed must find one that has differentiated nothing, and users check no types."""
     shares = {name: times * share for name, share in SHARES.items()}

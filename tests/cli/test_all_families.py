@@ -25,6 +25,7 @@ def whole(name):
     return getattr(transformers, family.model)(getattr(transformers, family.config)(**family.settings)).eval()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FIRST else pytest.mark.slow) for n in FAMILIES])
 def test_a_checkpoint_of_the_family_is_looked_at(name, command, tmp_path):

@@ -80,6 +80,7 @@ def there(tmp_path_factory):
     return root
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_looks_at_what_a_function_returns(name, there):
     result = found(name, "--python", f"{there / 'mine.py'}:model", "--ids", there / "ids.npy", *FEW)
@@ -93,12 +94,14 @@ def test_help_says_that_python_runs_code():
         assert "This runs the code of the module" in " ".join(run(name, "--help").stdout.split())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_looks_at_a_model_without_a_head(name, there):
     result = found(name, "--model", there / "encoder", "--ids", there / "ids.npy", *FEW)
     assert "stand-in" in result["model"]["described"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["mlm", "next", "mean", "random"])
 def test_the_loss_is_the_one_asked_for(loss, there):
     result = found("control", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", loss, *FEW)
@@ -108,6 +111,7 @@ def test_the_loss_is_the_one_asked_for(loss, there):
     assert (one["loss"] > 1) == (loss in ("mlm", "next"))  # nats, near log 31
 
 
+@pytest.mark.slow
 def test_without_a_loss_the_screening_leaves_out_what_needs_one(there):
     result = found("screen", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW)
     verdicts = {step: finding["verdict"] for step, finding in next(iter(result["models"].values()))["findings"].items()}
@@ -116,6 +120,7 @@ def test_without_a_loss_the_screening_leaves_out_what_needs_one(there):
     assert verdicts["backward"] != "n/a"
 
 
+@pytest.mark.slow
 def test_a_residual_multiplier_is_the_models_dt_and_dt_scales_it(there):
     options = ["--model", there / "granite", "--ids", there / "ids.npy", *FEW]
     assert found("simulate", *options)["placements"]["pre"]["times"][-1] == pytest.approx(6 * 0.22)
@@ -133,6 +138,7 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
     assert "2 heads" in result["model"]["described"]
 
 
+@pytest.mark.cases(19)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -167,6 +173,7 @@ def test_a_wrong_request_gets_a_line_and_exit_code_2(args, words, there):
     assert json.dumps(result.stdout) == '""'
 
 
+@pytest.mark.slow
 def test_a_file_imports_what_lies_beside_it_and_its_context_is_found(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -181,6 +188,7 @@ def test_a_file_imports_what_lies_beside_it_and_its_context_is_found(tmp_path):
     assert str(folder) not in sys.path
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_a_module_reads_and_its_loss_are_functions_of_the_users(name, there):
     mine = there / "mine.py"
@@ -191,6 +199,7 @@ def test_what_a_module_reads_and_its_loss_are_functions_of_the_users(name, there
     assert result["model"]["sequences"] == smaller.get(name, 4)  # of five rows; a screening holds as many beside
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -217,6 +226,7 @@ def test_a_wrong_example_or_a_second_model_is_a_line(args, words, there, monkeyp
     assert words in " ".join(result.stderr.split()), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_model_is_an_argument_of_every_command_that_looks_at_one(name, there):
     args = ["--ids", there / "ids.npy", *FEW, *(["--quick"] if name == "screen" else [])]
@@ -259,6 +269,7 @@ def test_a_screening_of_too_few_rows_says_what_they_are_for(there):
     assert words in " ".join(result.stderr.split())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["control", "hjb-check"])
 def test_without_a_loss_there_is_no_costate(name, there):
     result = run(name, "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW)

@@ -38,6 +38,7 @@ def figures(result):
     return json.loads(text, object_hook=lambda entry: {key: value for key, value in entry.items() if key != "seconds"})
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_looks_at_a_config_file(name, config):
     result = found(name, "--architecture", config / "config.json", *FEW)
@@ -47,6 +48,7 @@ def test_every_command_looks_at_a_config_file(name, config):
     assert result["options"]["context"] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simulate", "hjb-check", "control"])
 def test_results_are_the_same_with_weights_on_demand(name, config):
     whole, streamed = (found(name, "--architecture", config, choice, *FEW) for choice in ("--no-stream", "--stream"))
@@ -58,6 +60,7 @@ def test_results_are_the_same_with_weights_on_demand(name, config):
     assert figures(streamed) == figures(whole)
 
 
+@pytest.mark.slow
 def test_screening_with_weights_on_demand_leaves_out_what_needs_all_of_them_and_nothing_else(config):
     whole, streamed = (
         next(iter(found("screen", "--architecture", config, choice, *FEW)["models"].values()))
@@ -82,6 +85,7 @@ def test_seeded_models_are_the_same_with_weights_on_demand():
     assert figures(streamed) == figures(whole)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("size", [["--architecture"], ["--depth", "2", "--width", "16", "--heads", "2"]])
 @pytest.mark.parametrize(("choice", "decided"), [([], False), (["--stream"], True), (["--no-stream"], False)])
 def test_json_says_whether_weights_were_made_on_demand(size, choice, decided, config):
@@ -89,10 +93,12 @@ def test_json_says_whether_weights_were_made_on_demand(size, choice, decided, co
     assert found("simulate", *source, *choice, *FEW)["options"]["stream"] is decided
 
 
+@pytest.mark.slow
 def test_json_names_the_placements_that_are_screened(config):
     assert found("screen", "--architecture", config, *FEW)["options"]["placements"] == ["pre"]
 
 
+@pytest.mark.slow
 def test_depth_and_seed_can_be_chosen(config):
     one, other, third = (
         found("simulate", "--architecture", config, "--depth", depth, "--seed", seed, *FEW)

@@ -59,6 +59,7 @@ def test_commands_are_completed_without_importing_torch(typed, offered):
     assert [line.removeprefix("plain,") for line in said if line] == [*offered, "no torch"]
 
 
+@pytest.mark.slow
 def test_what_a_study_alone_computes_with_is_not_imported_by_other_commands():
     """scipy.stats takes half a second: a sixth of a whole `ctrans simulate`."""
     code = "import sys, ctrans.cli.simulate, ctrans.cli.train, ctrans.cli.screen; assert 'scipy.stats' not in sys.modules"
@@ -66,6 +67,7 @@ def test_what_a_study_alone_computes_with_is_not_imported_by_other_commands():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_placements_are_completed():
     asked = {"_CTRANS_COMPLETE": "bash_complete", "COMP_WORDS": "ctrans simulate --placement pe", "COMP_CWORD": "3"}
     said = CliRunner().invoke(main, prog_name="ctrans", env=asked).stdout
@@ -96,6 +98,7 @@ def test_every_command_explains_itself(name):
     assert "--json" in result.output
 
 
+@pytest.mark.slow
 def test_simulate_writes_table_json_and_picture(tmp_path):
     result = run("simulate", "--placement", "all", "--dt", "0.1", *QUICK, "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -116,17 +119,20 @@ def test_json_to_stdout_is_alone_there_and_writes_nothing_else(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_json_to_a_file_is_the_same_object(tmp_path):
     run("simulate", *QUICK, "--json", tmp_path / "a.json", "--out", tmp_path)
     assert (tmp_path / "a.json").read_text() == (tmp_path / "simulate.json").read_text()
 
 
+@pytest.mark.slow
 def test_json_may_go_to_the_directory_that_out_makes(tmp_path):
     made = tmp_path / "new" / "er"
     assert run("simulate", *QUICK, "--out", made, "--json", made / "a.json").exit_code == 0
     assert (made / "a.json").read_text() == (made / "simulate.json").read_text()
 
 
+@pytest.mark.slow
 def test_one_block_is_no_blocks(tmp_path):
     assert "1 block, width 16" in run("simulate", *QUICK, "--depth", 1, "--placement", "pre", "--out", tmp_path).stdout
 
@@ -146,6 +152,7 @@ def test_a_method_and_a_users_bytes(tmp_path):
     assert peri["distance"][-1] < 1e-4 < peri["discrete_distance"][-1]
 
 
+@pytest.mark.slow
 def test_a_state_that_overflows_exits_1_says_where_and_keeps_what_it_had(tmp_path):
     args = [
         "simulate",
@@ -177,11 +184,13 @@ def test_a_state_of_zeros_is_no_error():
     assert peri["used"][0] == "nan"
 
 
+@pytest.mark.slow
 def test_a_method_above_the_bound_of_the_exact_solution_is_said_to_be(tmp_path):
     args = ["simulate", *QUICK, "--placement", "post", "--method", "midpoint", "--init", "large", "--out", tmp_path]
     assert "above the bound of the exact solution" in " ".join(run(*args).stdout.split())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["simulate", "hjb-check", "control"])
 def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
     config = GPTConfig(depth=1, width=16, heads=2, context=12, placement="output", norm="rmsnorm", initialisation="xavier")
@@ -271,6 +280,7 @@ def test_an_empty_file_is_named(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_convergence_measures_and_writes(tmp_path):
     result = run("convergence", "--method", "heun", "--placement", "peri", "--limit", "substeps", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -280,6 +290,7 @@ def test_convergence_measures_and_writes(tmp_path):
     assert "2.00" in result.stdout
 
 
+@pytest.mark.slow
 def test_no_number_is_cut_off_where_nothing_bounds_the_width(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     small = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]

@@ -11,6 +11,7 @@ SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--b
 PICTURE = b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_hjb_check_writes_table_json_and_picture(tmp_path):
     result = run("hjb-check", *SMALL, "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -46,6 +47,7 @@ def test_hjb_check_says_for_which_placements_a_remedy_means_nothing():
     assert "kinetic apply" in kept["not_applicable"]["peri"]
 
 
+@pytest.mark.slow
 def test_weight_decay_as_trained_is_compared_with_its_threshold(tmp_path):
     small, large = (
         run("hjb-check", "--placement", "pre", "--norm", "rmsnorm", "--weight-decay", decay, *SMALL, "--out", tmp_path)
@@ -62,6 +64,7 @@ def test_weight_decay_as_trained_is_compared_with_its_threshold(tmp_path):
     assert row["training_threshold"]["lower"] < 1e4 <= row["segments"][0]["weight_decay"]
 
 
+@pytest.mark.slow
 def test_decay_of_gains_makes_peri_well_posed_without_a_condition():
     result = run("hjb-check", "--placement", "peri", "--placement", "pre", "--gain-decay", "0.1", *SMALL, "--json", "-")
     kept = strict(result.stdout)
@@ -77,6 +80,7 @@ def test_a_table_shows_a_refused_remedy_as_not_applicable(tmp_path):
     assert "n/a: placement 'post'" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_kinetic_cost_makes_h_finite_again():
     args = ["hjb-check", "--placement", "none", "--placement", "post", "--norm", "layernorm", *SMALL, "--json", "-"]
     without, with_cost = strict(run(*args).stdout), strict(run(*args, "--kinetic", "0.1").stdout)
@@ -85,6 +89,7 @@ def test_a_kinetic_cost_makes_h_finite_again():
         assert 0 < after["segments"][0]["certificate"]["hamiltonian"] < 1e9
 
 
+@pytest.mark.slow
 def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monkeypatch):
     check_model = hjb_check.check_model
 
@@ -105,6 +110,7 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]["peri"]["agrees"] is False
 
 
+@pytest.mark.slow
 def test_control_writes_table_json_and_picture(tmp_path):
     result = run("control", "--placement", "pre", "--placement", "peri", *SMALL, "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -119,6 +125,7 @@ def test_control_writes_table_json_and_picture(tmp_path):
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_tighter_tolerance_drifts_less():
     loose, tight = (
         strict(run("control", *SMALL, "--dt", "1", "--rtol", rtol, "--json", "-").stdout)["placements"]["peri"]["drift"]
@@ -127,6 +134,7 @@ def test_a_tighter_tolerance_drifts_less():
     assert max(tight) < max(loose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hjb-check", "control"])
 def test_json_to_stdout_is_alone_there(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,7 @@ def dying(tmp_path):
     return tmp_path / "model"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_dead_gain_is_named_first_with_place_and_figure(dying, columns, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -38,6 +39,7 @@ def test_the_dead_gain_is_named_first_with_place_and_figure(dying, columns, tmp_
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_healthy_model_says_so_for_each_placement(tmp_path):
     result = run("diagnose", *SMALL, "--placement", "pre", "--placement", "peri", "--init", "xavier", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -45,6 +47,7 @@ def test_a_healthy_model_says_so_for_each_placement(tmp_path):
     assert "peri: nothing found in single parts; " in result.stdout
 
 
+@pytest.mark.slow
 def test_seeds_give_error_bars_of_other_texts_and_weights():
     args = ["diagnose", *SMALL, "--placement", "none", "--init", "xavier", "--embedding-std", "2", "--seeds", "3"]
     found = strict(run(*args, "--json", "-").stdout)["placements"]["none"]
@@ -53,6 +56,7 @@ def test_seeds_give_error_bars_of_other_texts_and_weights():
     assert "seen in 3 of 3 walks, loss over guessing " in " ".join(run(*args, "--json", "/dev/null").stdout.split())
 
 
+@pytest.mark.slow
 def test_other_commands_certify_what_they_can_and_say_what_serves_instead(dying, tmp_path):
     checked = run("hjb-check", "--checkpoint", dying, "--out", tmp_path / "a")
     assert checked.exit_code == 0, checked.output

@@ -111,6 +111,7 @@ def trained(directory, **settings):
     return directory
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("settings", "scheme", "said"),
     [
@@ -151,6 +152,7 @@ def test_other_commands_take_a_run_directory_too(tmp_path):
     assert strict(result.stdout)["options"]["width"] == SIZES["width"]
 
 
+@pytest.mark.slow
 def test_text_appears_as_it_is_made(spoken):
     """A reader that leaves after the first words must not wait for the rest: a million tokens would take minutes."""
     place = spoken(b"ab")
@@ -163,6 +165,7 @@ def test_text_appears_as_it_is_made(spoken):
         process.communicate()
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

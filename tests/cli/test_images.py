@@ -67,6 +67,7 @@ def there(tmp_path_factory):
     return root
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_looks_at_a_vit_on_a_folder_of_images(name, there):
     args = ["--model", there / "vit", "--images", there / "folder", *FEW, *COMMANDS[name]]
@@ -77,6 +78,7 @@ def test_every_command_looks_at_a_vit_on_a_folder_of_images(name, there):
     assert model["tokens"] == 5
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("model", "images", "tokens"), [
     ("vit", "floats.npy", 5), ("vit", "bytes.npy", 5), ("clip", "floats.npy", 5), ("whisper", "sounds.npy", 6),
 ])  # fmt: skip
@@ -109,6 +111,7 @@ def test_bytes_are_shifted_and_scaled_as_the_directory_says(there, tmp_path):
     assert np.allclose(x.numpy(), expected)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "count"), [("simulate", 4), ("screen", 2)])
 def test_as_many_images_are_read_as_a_small_folder_has(name, count, there):
     args = COMMANDS[name][:1]
@@ -117,6 +120,7 @@ def test_as_many_images_are_read_as_a_small_folder_has(name, count, there):
     assert strict(result.stdout)["model"]["sequences"] == count  # the default is 4, and a screening holds as many beside
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -42,6 +42,7 @@ def result(*args):
     return json.loads(done.stdout)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("command", "more"),
     [("simulate", ["--no-reference"]), ("control", []), ("hjb-check", ["--kinetic", "0.1"]), ("screen", ["--quick"])],
@@ -65,6 +66,7 @@ def test_kinds_are_compared():
     }
 
 
+@pytest.mark.slow
 def test_a_new_kind_is_trained_and_found_again(tmp_path):
     few = ["--batch", "2", "--iterations", "2", "--eval-windows", "2"]
     kept = result("train", "--attention", "warm", "--ffn", "narrow", *SIZES, *few, "--out", tmp_path)
@@ -78,6 +80,7 @@ def test_a_new_kind_is_trained_and_found_again(tmp_path):
 OPTIONS = ["--positions", "rotary", "--kv-heads", "1", "--qk-norm", "--window", "4", "--softcap", "20", "--ffn", "swiglu"]
 
 
+@pytest.mark.slow
 def test_options_of_the_maps_are_trained_and_found_again(tmp_path):
     few = ["--batch", "2", "--iterations", "2", "--eval-windows", "2"]
     kept = result("train", *OPTIONS, *SIZES, *few, "--out", tmp_path)["model"]
@@ -88,6 +91,7 @@ def test_options_of_the_maps_are_trained_and_found_again(tmp_path):
     assert (contradicted.exit_code, "--window 5 contradicts" in contradicted.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_options_are_compared_by_name():
     compared = ["--compare", "window=none,2", "--compare", "qk-norm=l2", "--compare", "sinks=yes"]
     found = result("screen", *SIZES, "--batch", "1", "--quick", *compared)

@@ -57,6 +57,7 @@ def models(tmp_path_factory):
     return root
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_looks_at_a_hugging_face_model(name, models):
     result = found(name, "--model", models / "gpt2", "--text", "the depth is a time . " * 9, *FEW)
@@ -66,6 +67,7 @@ def test_every_command_looks_at_a_hugging_face_model(name, models):
     assert "pre" in json.dumps(result[KEYS[name]])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["simulate", "hjb-check"])
 def test_commands_look_at_nanogpts_checkpoint(name, models):
     result = found(name, "--model", models / "nanogpt", "--ids", models / "val.bin", *FEW)
@@ -73,12 +75,14 @@ def test_commands_look_at_nanogpts_checkpoint(name, models):
     assert result["model"]["text"].startswith("token ids of")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["control", "screen"])
 def test_commands_look_at_a_model_that_fills_gaps(name, models):
     result = found(name, "--model", models / "bert", "--ids", models / "ids.npy", *FEW)
     assert result["model"]["causal"] is False
 
 
+@pytest.mark.slow
 def test_what_was_recognised_is_said_before_the_figures(models, tmp_path):
     result = run("simulate", "--model", models / "gemma3", "--ids", models / "ids.npy", "--out", tmp_path)
     first, second = result.stdout.splitlines()[:2]
@@ -87,6 +91,7 @@ def test_what_was_recognised_is_said_before_the_figures(models, tmp_path):
     assert f"weights of {models / 'gemma3'}" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_model_without_bounds_says_so_and_is_drawn(models, tmp_path):
     result = run("simulate", "--model", models / "mixtral", "--ids", models / "ids.npy", "--out", tmp_path, "--context", 8)
     assert result.exit_code == 0, result.output
@@ -96,6 +101,7 @@ def test_a_model_without_bounds_says_so_and_is_drawn(models, tmp_path):
     assert (tmp_path / "simulate.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_dt_context_and_dtype_are_the_users(models):
     args = ["--model", models / "gemma3", "--ids", models / "ids.npy", "--json", "-"]
     result = found("simulate", *args, "--dt", "0.25", "--dtype", "float32")
@@ -104,6 +110,7 @@ def test_dt_context_and_dtype_are_the_users(models):
     assert found("simulate", *args, "--context", "5", "--batch", "1")["options"]["context"] == 5
 
 
+@pytest.mark.slow
 def test_the_text_is_read_by_a_models_own_length(models):
     result = found("screen", "--model", models / "nanogpt", "--ids", models / "val.bin", "--batch", 1, "--json", "-")
     (found_there,) = result["models"].values()
@@ -114,6 +121,7 @@ def test_the_text_is_read_by_a_models_own_length(models):
     assert initial["result"]["last"]["measured"] <= initial["result"]["last"]["bound"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -129,6 +137,7 @@ def test_how_much_is_looked_at_is_said_and_what_the_models_context_cuts(args, wo
     assert result.stdout.splitlines()[1].endswith(f"; {words}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_json_has_how_much_is_looked_at_and_what_was_decided(name, models):
     args = ["--model", models / "gemma3", "--ids", models / "ids.npy", "--context", "6", "--batch", "2", "--json", "-"]
@@ -190,6 +199,7 @@ def one_line(result, words):
     assert result.stdout == ""
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -200,6 +210,7 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.cases(15)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -241,6 +252,7 @@ def test_screen_compares_no_architectures_of_a_model(models):
     one_line(run("screen", "--model", models / "gpt2", "--compare", "dt=1,0.1"), "--model brings its own architecture")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["hjb-check", "control"])
 def test_without_a_loss_there_is_nothing_to_be_optimal_for(name, tmp_path):
     made("gpt2").transformer.save_pretrained(tmp_path)

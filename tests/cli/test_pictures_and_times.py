@@ -97,6 +97,7 @@ def test_durations_in_words():
     assert [duration(s) for s in (11, 88, 95, 3600, 7200)] == ["10 s", "90 s", "2 minutes", "60 minutes", "2 hours"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("broken", ["ctrans.report.picture.png", "ctrans.cli.ending.render"])
 @pytest.mark.parametrize("out", ["directory", "stdout"])
 def test_a_picture_or_a_page_that_cannot_be_made_takes_no_result_with_it(broken, out, tmp_path, monkeypatch):

@@ -42,6 +42,7 @@ def test_mixed_placements_are_looked_at_under_their_canonical_names(command, tmp
     assert (tmp_path / f"{command}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_each_segment_is_judged_by_its_own_placement():
     found = result("control", "--placement", "pre/peri", *SMALL)["placements"]["pre/peri"]
     assert found["placements"] == ["pre", "peri"] * 2
@@ -60,6 +61,7 @@ def test_two_equal_names_are_the_plain_placement():
     assert plain == mixed
 
 
+@pytest.mark.slow
 def test_mixed_placements_are_trained(tmp_path):
     few = ["--batch", "2", "--iterations", "2", "--eval-windows", "2"]
     sizes = ["--depth", "2", "--width", "8", "--heads", "2", "--context", "6"]
@@ -100,6 +102,7 @@ DAMPED = dataclasses.replace(PLACEMENTS["pre_post"], name="damped", residual_gai
 EVERYWHERE = Placement("everywhere", True, True, True, "tangent part of N_out f(N_in X)", "N(X + dt N_out f(N_in X))", "nobody")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("command", QUICK)
 @pytest.mark.parametrize("eighth", [DAMPED, EVERYWHERE], ids=lambda placement: placement.name)
 def test_an_eighth_placement_is_one_entry(eighth, command, tmp_path, monkeypatch):

@@ -74,6 +74,7 @@ def test_every_command_and_step_has_one():
     assert RESULTS.keys() == STEPS.keys()
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", RESULT_KEYS)
 def test_a_result_is_as_its_schema_says(name, places):
     checker = jsonschema.Draft202012Validator(schema(name))

@@ -29,6 +29,7 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.slow
 def test_one_model_gets_a_page_json_and_a_picture(tmp_path):
     result = run(*SMALL, "--verbose", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -46,6 +47,7 @@ def test_one_model_gets_a_page_json_and_a_picture(tmp_path):
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 60, 80])
 def test_narrow_terminals_get_every_number_whole(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -56,6 +58,7 @@ def test_narrow_terminals_get_every_number_whole(columns, monkeypatch):
     assert len(numbers) >= 3
 
 
+@pytest.mark.slow
 def test_every_combination_is_screened_and_none_is_ranked(tmp_path):
     result = run(*SMALL, "--compare", "placement=pre,peri", "--compare", "dt=1,0.1", "--verbose", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -70,6 +73,7 @@ def test_every_combination_is_screened_and_none_is_ranked(tmp_path):
     assert max(map(len, result.stdout.partition("Written: ")[0].splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_architectures_are_compared_by_name_and_many_of_them_by_their_verdicts(tmp_path):
     asked = "pre,llama,post:swiglu:dt=0.5,mixtral,none,post,peri,moe:norm=rmsnorm:placement=peri"
     result = run(*SMALL, "--compare", asked, "--heads", "2", "--out", tmp_path)
@@ -84,11 +88,13 @@ def test_architectures_are_compared_by_name_and_many_of_them_by_their_verdicts(t
     assert (tmp_path / "screen.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_architectures_and_settings_are_combined():
     found = strict(run(*SMALL, "--compare", "pre,relu", "--compare", "dt=1,0.5", "--json", "-").stdout)["models"]
     assert set(found) == {"pre, dt 1", "pre, dt 0.5", "relu, dt 1", "relu, dt 0.5"}
 
 
+@pytest.mark.cases(51)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_named_architecture_is_a_model(name):
     for blocks in (1, 12):
@@ -98,12 +104,14 @@ def test_every_named_architecture_is_a_model(name):
     assert not set(name) & set(",:=")
 
 
+@pytest.mark.slow
 def test_json_to_stdout_is_alone_there_and_writes_nothing_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert strict(run(*SMALL, "--json", "-").stdout)["command"] == "screen"
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_activations_that_overflow_exit_1_and_keep_the_rest(tmp_path):
     result = run(*SMALL, "--placement", "none", "--dt", "1e200", "--init", "large", "--out", tmp_path)
     assert result.exit_code == 1

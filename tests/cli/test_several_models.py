@@ -57,6 +57,7 @@ def test_labels_leave_out_what_all_paths_share(paths, expected):
     assert labels(paths) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["checkpoint", "model"])
 def test_a_screening_of_checkpoints_is_each_ones_own(whose, models):
     place = models / ("ours" if whose == "checkpoint" else "theirs")
@@ -72,6 +73,7 @@ def test_a_screening_of_checkpoints_is_each_ones_own(whose, models):
         assert found["models"][name] == alone
 
 
+@pytest.mark.slow
 def test_a_diagnosis_takes_several_as_arguments(models):
     result = run("diagnose", models / "theirs" / "step-1", models / "theirs" / "step-2", "--ids", models / "ids.npy", *FEW)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -79,6 +81,7 @@ def test_a_diagnosis_takes_several_as_arguments(models):
     assert list(found["placements"]) == list(found["model"]["several"]) == ["step-1", "step-2"]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -29,6 +29,7 @@ def test_they_are_there_when_asked_for_and_null_otherwise():
     assert plain["lyapunov"] is plain["spectra"] is plain["contributions"] is None
 
 
+@pytest.mark.slow
 def test_a_token_is_text_on_the_page_and_never_markup(tmp_path):
     page = tmp_path / "page.html"
     found = run("simulate", *BESIDE, *SMALL, "--text", "<script>alert(1)</script>", "--html", page, "--out", tmp_path / "out")
@@ -46,6 +47,7 @@ def test_colours_say_the_sign_and_the_size():
     assert coloured_text(["[red]", "x"], [1.0, -1.0]).plain == "[red]x"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_model_of_another_library(family, tmp_path):
     transformers = pytest.importorskip("transformers")

@@ -39,6 +39,7 @@ def command(*args, **environment):
     )
 
 
+@pytest.mark.slow
 def test_train_writes_checkpoints_log_json_and_picture(tmp_path):
     result = run("train", *TINY, "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -54,6 +55,7 @@ def test_train_writes_checkpoints_log_json_and_picture(tmp_path):
     assert [strict(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == list(range(13))
 
 
+@pytest.mark.slow
 def test_other_commands_read_what_it_writes(tmp_path):
     run("train", *TINY, "--placement", "post", "--out", tmp_path)
     for place in (tmp_path, tmp_path / "last", tmp_path / "best"):
@@ -61,6 +63,7 @@ def test_other_commands_read_what_it_writes(tmp_path):
         assert "post" in strict(shown.stdout)["placements"]
 
 
+@pytest.mark.slow
 def test_every_setting_has_an_option_and_is_passed_on(tmp_path):
     help_text = run("train", "--help").output
     assert all(f"--{name.replace('_', '-')}" in help_text for name in TrainConfig.__dataclass_fields__)
@@ -71,6 +74,7 @@ def test_every_setting_has_an_option_and_is_passed_on(tmp_path):
     assert (kept["model"]["bias"], kept["model"]["alpha"]) == (False, 2.0)
 
 
+@pytest.mark.slow
 def test_nanogpts_files_are_trained_on(tmp_path):
     for name in ("train.bin", "val.bin"):
         (np.arange(400) % 300).astype("<u2").tofile(tmp_path / name)
@@ -78,6 +82,7 @@ def test_nanogpts_files_are_trained_on(tmp_path):
     assert strict(run("train", *TINY, *wanted).stdout)["model"]["vocab_size"] == 300
 
 
+@pytest.mark.slow
 def test_the_model_is_evaluated_at_other_depths(tmp_path):
     result = run("train", *TINY, "--eval-depth", "1", "--eval-depth", "3", "--out", tmp_path, "--json", "-")
     kept = strict(result.stdout)
@@ -86,12 +91,14 @@ def test_the_model_is_evaluated_at_other_depths(tmp_path):
     assert strict((tmp_path / "train.json").read_text()) == kept
 
 
+@pytest.mark.slow
 def test_other_depths_are_evaluated_in_the_precision_of_the_run(tmp_path):
     args = ["--dtype", "bfloat16", "--eval-depth", "1", "--learning-rate", "0.1", "--out", tmp_path, "--json", "-"]
     kept = strict(run("train", *TINY, *args).stdout)
     assert kept["other_depths"]["1"] == pytest.approx(kept["validation_loss"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_run_is_written_before_it_is_evaluated_at_other_depths(tmp_path, monkeypatch):
     def fail(*args):
         raise SolveError("too deep")
@@ -105,6 +112,7 @@ def test_the_run_is_written_before_it_is_evaluated_at_other_depths(tmp_path, mon
     assert (tmp_path / "loss.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "code"), [(Ending.INTERRUPTED, 143), (Ending.DIVERGED, 1)])
 def test_a_run_that_did_not_finish_is_not_evaluated_at_other_depths(ending, code, tmp_path, monkeypatch):
     def stop(begun, progress):
@@ -116,6 +124,7 @@ def test_a_run_that_did_not_finish_is_not_evaluated_at_other_depths(ending, code
     assert strict(result.stdout)["other_depths"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [[], ["--depth-weights", "linear", "--knots", "1"]])
 def test_a_depth_that_no_machine_holds_is_refused_before_a_run_begins_or_goes_on(weights, tmp_path):
     wanted = [*TINY, *weights, "--eval-depth", "3", "--eval-depth", "100000000000", "--out", tmp_path]
@@ -130,6 +139,7 @@ def test_a_depth_that_no_machine_holds_is_refused_before_a_run_begins_or_goes_on
     assert (tmp_path / "log.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_an_evaluation_at_other_depths_shows_how_far_it_is(tmp_path, monkeypatch):
     shown = []
 
@@ -142,6 +152,7 @@ def test_an_evaluation_at_other_depths_shows_how_far_it_is(tmp_path, monkeypatch
     assert shown == [("1 blocks", 4)] * 2 + [("3 blocks", 4)] * 2  # 4 windows, 2 at a time, at 2 depths
 
 
+@pytest.mark.slow
 def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
     run("train", *TINY, "--out", tmp_path)
     refused = run("train", *TINY, "--out", tmp_path)
@@ -159,6 +170,7 @@ def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
     assert not (tmp_path / "checkpoints-2").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -180,6 +192,7 @@ def test_options_that_contradict_the_run_to_resume_are_named(args, words, tmp_pa
     assert (tmp_path / "log.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_with_one_that_is_not(tmp_path):
     run("train", *TINY, "--out", tmp_path)
     path = tmp_path / "last" / "optimiser.safetensors"
@@ -193,6 +206,7 @@ def test_a_damaged_checkpoint_is_named_with_one_that_is_not(tmp_path):
     assert run("train", "--resume", "--out", tmp_path).exit_code == 0
 
 
+@pytest.mark.slow
 def test_divergence_exits_1_and_keeps_the_last_good_checkpoint(tmp_path):
     wild = ["--learning-rate", "100", "--warmup", "0", "--clip", "1e9", "--margin", "0.1", "--patience", "1"]
     result = run("train", *TINY, *wild, "--out", tmp_path)
@@ -209,6 +223,7 @@ def test_divergence_exits_1_and_keeps_the_last_good_checkpoint(tmp_path):
     assert strict((tmp_path / "last" / "train.json").read_text())["config"]["learning_rate"] == 0.001
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_with_143_and_resume_goes_on(tmp_path):
     process = command(*TINY, "--iterations", "100000", "--out", tmp_path)
     wait_for_rows(process, tmp_path, 20)
@@ -264,6 +279,7 @@ def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path):
     assert same(*killed_again_and_again(tmp_path, kills=20, iterations=400, seed=1))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(tmp_path):
     code = """
 import resource, signal, sys
@@ -326,6 +342,7 @@ def test_a_mistake_is_one_line_with_exit_code_2_and_no_checkpoint(args, words, t
     assert not list(tmp_path.rglob("step-*"))
 
 
+@pytest.mark.slow
 def test_a_damaged_json_is_no_traceback(tmp_path):
     run("train", *TINY, "--out", tmp_path)
     path = tmp_path / "last" / "train.json"
@@ -334,6 +351,7 @@ def test_a_damaged_json_is_no_traceback(tmp_path):
     assert (result.exit_code, "train.json' is damaged" in result.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_resuming_a_mistyped_directory_starts_nothing_unless_torchrun_restarts_it(tmp_path, monkeypatch):
     missing = tmp_path / "tpyo"
     result = run("train", *TINY, "--resume", "--out", missing)
@@ -343,6 +361,7 @@ def test_resuming_a_mistyped_directory_starts_nothing_unless_torchrun_restarts_i
     assert run("train", *TINY, "--resume", "--out", missing).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [[], ["--resume"]])
 def test_a_lost_last_loses_no_checkpoint(args, tmp_path):
     run("train", *TINY, "--out", tmp_path)
@@ -363,6 +382,7 @@ def test_a_new_run_replaces_no_file_of_a_user(name, tmp_path):
     assert not list(tmp_path.rglob("step-*"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_data_file_has_moved(tmp_path):
     (tmp_path / "old.txt").write_bytes(bytes(range(32, 127)) * 20)
     run("train", *TINY, "--file", tmp_path / "old.txt", "--out", tmp_path / "run")
@@ -373,6 +393,7 @@ def test_a_run_goes_on_when_its_data_file_has_moved(tmp_path):
     assert strict((tmp_path / "run" / "last" / "train.json").read_text())["source"]["file"] == str(tmp_path / "new.txt")
 
 
+@pytest.mark.slow
 def test_a_run_in_a_directory_where_another_trains_is_refused(tmp_path):
     run("train", *TINY, "--out", tmp_path)
     with RunDirectory(tmp_path).locked():
@@ -382,6 +403,7 @@ def test_a_run_in_a_directory_where_another_trains_is_refused(tmp_path):
     assert RunDirectory(tmp_path).steps()[-1] == 12
 
 
+@pytest.mark.slow
 def test_following_the_advice_on_a_damaged_best_leaves_a_best(tmp_path):
     run("train", *TINY, "--out", tmp_path)
     path = tmp_path / "best" / "model.safetensors"

@@ -31,6 +31,7 @@ def full_width(args, monkeypatch):
     return run(*args, "--json", "/dev/null").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_number_of_a_wide_terminal_is_on_a_narrow_one(name, monkeypatch):
     changing = re.compile(r"\d+(\.\d+)? s\b|\d\.\d+$")  # times, which no two runs share

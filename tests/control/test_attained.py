@@ -26,6 +26,7 @@ def last_factor(sublayer):
     return list(owner.parameters())
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize("norm", PAPERS)
 def test_the_work_of_a_step_is_the_radial_derivative_of_its_last_factor(placement, norm):
@@ -43,6 +44,7 @@ def test_the_work_of_a_step_is_the_radial_derivative_of_its_last_factor(placemen
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", FREE)
 def test_the_identity_holds_along_the_ode(placement):
     """dt <P, v> of a segment, constant on it, against <theta, dL/dtheta> through a fine solution of the ODE."""
@@ -60,6 +62,7 @@ def test_the_identity_holds_along_the_ode(placement):
     assert [0.1 * product for product in products] == pytest.approx(radial, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.cases(1)
 @every
 def test_no_parameters_of_the_same_norm_gain_faster_than_first_order(placement):
     """d/ds of h <P, r> towards 20 random parameters of the present norm, and towards the steepest ones, which attain it."""
@@ -90,6 +93,7 @@ def test_no_parameters_of_the_same_norm_gain_faster_than_first_order(placement):
     assert math.isinf(found.pointwise_gap[1]) != behind
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["pre", "peri"])
 def test_the_last_factors_gap_is_what_the_best_of_its_norm_gains(placement):
     """theta* = -|theta| g/|g|, g the gradient: put into the model, the step's work falls by the gap."""
@@ -109,6 +113,7 @@ def test_the_last_factors_gap_is_what_the_best_of_its_norm_gains(placement):
     assert before.work[k] - work == pytest.approx(before.last_gap[k], rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre", "peri"])
 def test_training_takes_the_alignment_to_zero_and_not_to_one(placement):
     """Gradient descent on the last factors alone, to a critical point: <P, v> = 0, the pointwise gap is all of H, the last gap 0."""
@@ -140,6 +145,7 @@ def test_training_takes_the_alignment_to_zero_and_not_to_one(placement):
             assert end.pointwise_gap[k] > end.last_gap[k]  # and the pointwise one does not
 
 
+@pytest.mark.slow
 def test_a_critical_point_without_decay_has_no_work_and_no_alignment():
     model = small_model("peri", depth=1, dt=1.0)
     norm = model.depth.sublayers[-1].output_norm
@@ -188,6 +194,7 @@ def test_a_saddle_has_a_gap_though_its_first_order_condition_holds():
     assert 0 < gain <= found.shared_gap[0]
 
 
+@pytest.mark.slow
 def test_last_maps_that_a_library_keeps_transposed_are_read_where_they_are_trained():
     """<P, r> of GPT-2's sublayers against <theta, dL/dtheta> by the library's own backward pass."""
     library = gpt2().double().eval().requires_grad_(True)

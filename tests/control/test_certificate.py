@@ -44,6 +44,7 @@ every = pytest.mark.parametrize("name", PAPERS)
 every_placement = pytest.mark.parametrize("placement", sorted(PLACEMENTS))
 
 
+@pytest.mark.cases(2)
 @every
 @every_placement
 def test_the_evidence_agrees_with_the_verdict_in_every_placement(name, placement):
@@ -67,6 +68,7 @@ def test_the_evidence_agrees_with_the_verdict_in_every_placement(name, placement
         assert certificate.velocities is None
 
 
+@pytest.mark.cases(1)
 @every
 @every_placement
 def test_a_kinetic_cost_is_certified_in_every_placement(name, placement):
@@ -86,6 +88,7 @@ def test_bounds_and_costs_on_the_weights_are_certified(remedy):
     assert certificate.growth is None
 
 
+@pytest.mark.cases(1)
 @every
 def test_at_width_768_and_128_tokens_the_closed_form_is_certified_to_1e_8(name):
     P = costate(128, 768)
@@ -101,6 +104,7 @@ def test_at_width_768_and_128_tokens_the_closed_form_is_certified_to_1e_8(name):
     assert abs(weights.gap) < 1e-8
 
 
+@pytest.mark.slow
 def test_too_few_features_keep_the_weights_below_the_closed_form():
     P = costate()
     h = numbers(TOKENS, 4, seed=1) @ numbers(4, FEATURES, seed=2)
@@ -111,6 +115,7 @@ def test_too_few_features_keep_the_weights_below_the_closed_form():
     assert certificate.agrees, certificate.findings
 
 
+@pytest.mark.cases(1)
 @every
 def test_growth_is_that_of_the_ball_in_the_weights(name):
     """For `pre` the best value within |W| <= R is R |h'P|, and for `post` R |h'A'P|, A the projection on the tangent space."""
@@ -159,6 +164,7 @@ def certificates():
     return {placement: certify(admit("layernorm", placement, P), P, features=h) for placement in ("peri", "pre")}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "change",
     [
@@ -222,6 +228,7 @@ def test_a_costate_along_layernorms_blind_direction_is_a_tie_that_rounding_does_
     assert certificate.agrees, certificate.findings
 
 
+@pytest.mark.cases(1)
 @every
 @pytest.mark.parametrize("placement", ["peri", "post", "pre"])
 def test_single_precision_certifies_to_its_own_accuracy(name, placement):
@@ -230,6 +237,7 @@ def test_single_precision_certifies_to_its_own_accuracy(name, placement):
     assert certificate.agrees, certificate.findings
 
 
+@pytest.mark.slow
 def test_a_certificate_is_plain_numbers_and_the_same_for_the_same_seed():
     P, h = costate(4, 5), numbers(4, 6, seed=1)
     first, second, other = (certify(admit("layernorm", "peri", P), P, features=h, seed=seed) for seed in (3, 3, 4))
@@ -247,6 +255,7 @@ def test_features_of_another_text_are_refused():
 # --- the ascent itself
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=25)
 def test_ascent_solves_each_concave_quadratic_by_itself(seed):

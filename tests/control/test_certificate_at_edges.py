@@ -27,6 +27,7 @@ def holds(certificate):
     return certificate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [0.0, 1e-8, 1e-6, -1e-6])
 def test_an_offset_against_which_h_cancels(left):
     norm, P = make("layernorm"), numbers(6, 8)
@@ -38,6 +39,7 @@ def test_an_offset_against_which_h_cancels(left):
     assert abs(certificate.growth.exponent) < 1e-6
 
 
+@pytest.mark.cases(1)
 @every
 @pytest.mark.parametrize("off", [0.0, 1e-10, 1e-6])
 def test_a_step_from_the_lowest_point_of_its_image(name, off):
@@ -47,6 +49,7 @@ def test_a_step_from_the_lowest_point_of_its_image(name, off):
     assert certificate.hamiltonian == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.cases(1)
 @every
 def test_tokens_without_costate_or_features_behind_a_norm_without_eps(name):
     norm, P, h = make(name, eps=0.0), numbers(6, 8), numbers(6, 9, seed=1)
@@ -57,6 +60,7 @@ def test_tokens_without_costate_or_features_behind_a_norm_without_eps(name):
     assert certificate.gained.exponent == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "width", "tokens", "seed"),
     [("rmsnorm", 1, 2, 23), ("rmsnorm", 1, 3, 20), ("layernorm", 2, 5, 11), ("layernorm", 2, 9, 4), ("rmsnorm", 4, 5, 11)],
@@ -74,6 +78,7 @@ def test_gains_that_are_tiny_beside_the_state_of_a_step(name):
     assert certificate.kkt_noise < 1e-6
 
 
+@pytest.mark.cases(1)
 @every
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
 def test_zero_gains_under_a_kinetic_cost(name, eps):
@@ -84,6 +89,7 @@ def test_zero_gains_under_a_kinetic_cost(name, eps):
         holds(certify(admissible_set(norm, "peri", kinetic=0.3), P))
 
 
+@pytest.mark.cases(1)
 @every
 @pytest.mark.parametrize("rank", [1, 6])
 @pytest.mark.parametrize("wrong", [0.5, 0.999, 1.001])
@@ -94,6 +100,7 @@ def test_a_wrong_h_is_seen(name, rank, wrong, monkeypatch):
     assert not certify(admissible_set(make(name), "peri"), numbers(6, 8), features=h).agrees
 
 
+@pytest.mark.cases(1)
 @every
 def test_a_growth_beyond_h_or_the_proven_slope_is_seen_where_features_are_few(name):
     certificate = certify(admissible_set(make(name), "peri"), numbers(6, 8), features=numbers(6, 2, seed=1))

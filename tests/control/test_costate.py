@@ -88,6 +88,7 @@ def test_discrete_costate_holds_the_graph_of_one_segment_at_a_time() -> None:
     assert 0 < peak(8) == peak(2)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("norm", PAPERS)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_continuous_costate_is_the_gradient_of_the_odes_loss(placement: str, norm: str) -> None:
@@ -102,6 +103,7 @@ def fine_gradients(placement: str) -> tuple[Tensor, ...]:
     return gradients_of_ode_loss(small_model(placement, depth=2, dt=0.05), *text(6), 24)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["pre", "peri", "post"])
 @pytest.mark.parametrize("method", own_methods())
 def test_continuous_costate_has_the_methods_order(method: str, placement: str) -> None:
@@ -120,6 +122,7 @@ def test_continuous_costate_refuses_a_method_whose_steps_are_not_seen() -> None:
         costate(model, tokens, targets, form="continuous", method="torchdiffeq:scipy_solver")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["torchdiffeq:rk4", "torchdiffeq:dopri5"])
 def test_continuous_costate_takes_torchdiffeqs_methods(method: str) -> None:
     model, (tokens, targets) = small_model("peri", depth=1), text(6)
@@ -140,6 +143,7 @@ def test_tolerances_mean_the_same_to_a_costate_far_below_them() -> None:
     assert float((result.costates[0] - exact).norm() / exact.norm()) < 1e-6
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", STATE_NORM)
 def test_continuous_segment_behind_a_state_norm_starts_on_its_image(placement: str) -> None:
     model = small_model(placement)
@@ -165,6 +169,7 @@ def test_drift_of_the_discrete_form_falls_with_the_steps_square() -> None:
     assert quarter == pytest.approx(whole / 16, rel=0.2)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form", ["discrete", "continuous"])
 def test_costate_works_in_float32_and_leaves_parameter_gradients_alone(form: str) -> None:
     model = small_model("peri", torch.float32).requires_grad_()

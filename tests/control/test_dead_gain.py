@@ -20,6 +20,7 @@ def dying(*segments, value=TINY):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [TINY, 0.0])
 def test_the_discrete_costate_serves_and_the_other_segments_are_certified(value):
     model, read = dying(3, value=value), tokens(1, 7)

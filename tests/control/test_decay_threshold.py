@@ -49,6 +49,7 @@ def climb(function, size, radius, starts=4):
     return -min(found)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("heads", [1, 2])
 def test_the_value_path_through_attentions_own_forward(heads):
     """max over |V|^2 + |O|^2 = R^2 of -<P, f> is R^2/2 lam*, f made by the module with its V and O replaced."""
@@ -110,6 +111,7 @@ def test_the_threshold_of_heads_is_the_largest_spectral_norm():
     assert ValuePath(mixed, 2).threshold(P)[0] == pytest.approx(expected, rel=1e-13)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_threshold_of_relu_units_by_searching_the_circle(seed):
     """Inputs in the plane: every direction w of a unit can be tried. At a kink, where ascents end only nearly, it may be largest."""
@@ -122,6 +124,7 @@ def test_the_threshold_of_relu_units_by_searching_the_circle(seed):
     assert upper >= lower
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 def test_units_through_the_ffns_own_forward(activation):
     """R^2/2 lam* for large R: exactly for ReLU, in the limit for what only grows like it."""
@@ -142,6 +145,7 @@ def test_a_bounded_activation_needs_no_threshold():
     assert lower == upper == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("module", [Attention(6, 2), FeedForward(6, 12), FeedForward(6, 12, activation="relu")])
 def test_below_the_threshold_ascents_grow_and_above_it_they_vanish(module):
     module = learned(module.double()).requires_grad_(False)
@@ -161,6 +165,7 @@ def test_between_what_was_found_and_what_is_proven_the_question_is_open():
     assert threshold.verdict((threshold.lower + threshold.upper) / 2) == "open"
 
 
+@pytest.mark.slow
 def test_a_wrong_threshold_fails_its_evidence():
     class Wrong(ValuePath):
         def threshold(self, P):
@@ -221,6 +226,7 @@ def test_a_models_decay_is_compared_with_its_largest_threshold(placement):
         assert decayed.agrees, decayed.failures
 
 
+@pytest.mark.slow
 def test_the_threshold_is_that_of_the_raw_output_behind_a_tangent_projection_and_a_gain():
     """deepnorm: -<P, T(g f)> by the module's own sublayer velocity, V and O replaced."""
     model, text = small_model("deepnorm", depth=1), tokens(1, 9)
@@ -265,6 +271,7 @@ def test_the_threshold_is_that_of_the_penalty_in_the_trained_models_own_loss():
     assert change + 1.1 * threshold.lower == pytest.approx(0.1 * threshold.lower, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_penalty_must_exceed_what_is_proven_of_every_segment():
     """The largest found and the largest proven may be of different segments: between them the question is open."""
     tight, loose = DecayThreshold(9.69, 9.69, 0.0, gains=False), DecayThreshold(8.11, 9.83, 0.5, gains=True)
@@ -287,6 +294,7 @@ def test_what_is_said_to_be_homogeneous_is(name):
     assert all(scaled) is phi.homogeneous
 
 
+@pytest.mark.slow
 def test_h_is_that_of_the_penalty_asked_about():
     """0 for attention, finite for GELU units, infinite below; and the growth without a penalty is no evidence for it."""
     model, text = small_model("pre", depth=1), tokens(1, 9)
@@ -363,6 +371,7 @@ def test_a_products_singular_values_are_those_of_the_dense_one(tokens, rows, col
     assert torch.allclose(vt @ vt.T, torch.eye(len(vt), dtype=torch.float64), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_wide_models_threshold_makes_nothing_wider_than_its_states():
     width = 20_000  # a matrix of that order would take 3.2 GB
     x = torch.randn(2, width, dtype=torch.float64)

@@ -33,6 +33,7 @@ def step_set(name, dt, eps=1e-5, state=None):
     return StepImage(admissible_set(norm, "peri"), numbers(TOKENS, WIDTH, seed=5) if state is None else state, dt)
 
 
+@pytest.mark.cases(1)
 @every
 @every_dt
 def test_the_step_saturates_at_the_images_value(name, dt):
@@ -83,6 +84,7 @@ def test_a_kinetic_cost_on_a_step_is_certified(name, dt):
     assert certificate.agrees, certificate.findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("norm", PAPERS)
 def test_a_model_has_both_verdicts_side_by_side(placement, norm):
@@ -96,6 +98,7 @@ def test_a_model_has_both_verdicts_side_by_side(placement, norm):
     assert all((segment.step is not None) == around for segment in check.segments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", AROUND)
 def test_a_step_is_certified_at_its_own_state_costate_and_features(placement):
     """The model's step is one of the allowed ones: -<P_{k+1}, X_{k+1} - X_k>/dt <= H, and the features make it."""
@@ -110,6 +113,7 @@ def test_a_step_is_certified_at_its_own_state_costate_and_features(placement):
         torch.testing.assert_close(sublayer.state_norm(X + model.depth.dt * last_features(sublayer, X) @ W.mT), after)
 
 
+@pytest.mark.slow
 def test_a_gain_behind_an_output_norm_scales_h():
     """check_segment against brute force through the sublayer's own forward, whose velocities are g N(raw)."""
     model, text = small_model("peri", depth=1), tokens(1, 9)
@@ -129,6 +133,7 @@ def test_a_gain_behind_an_output_norm_scales_h():
     assert plain.segments[0].certificate.words.startswith("f_j")
 
 
+@pytest.mark.slow
 def test_a_gain_behind_an_output_norm_and_a_kinetic_cost_go_together():
     """sup over u of -<P, g f> - lam/2 |g f|^2: the cost is of the velocity g f."""
     model, text = small_model("peri", depth=1), tokens(1, 9)

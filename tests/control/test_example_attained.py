@@ -5,6 +5,7 @@ import pytest
 from examples.what_training_attains import main
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["peri", "pre"])
 def test_training_leaves_no_alignment_and_keeps_the_identity(placement, capsys):
     readings = main(["--placement", placement, "--steps", "100", "--polish", "100"])

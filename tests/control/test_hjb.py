@@ -85,6 +85,7 @@ def test_one_sided_derivatives_converge_at_the_schemes_order(scheme, side):
     assert -np.polyfit(np.log(sizes), np.log(errors), 1)[0] == pytest.approx(SCHEMES[scheme].order, abs=0.15)
 
 
+@pytest.mark.slow
 @given(seeds, st.sampled_from([0, 1, 2]))
 @settings(max_examples=25)
 def test_weno_differentiates_cubics_exactly_along_any_axis(seed, axis):
@@ -116,6 +117,7 @@ def test_linear_data_move_exactly_under_every_hamiltonian(name, width, scheme):
     torch.testing.assert_close(value, grid.nodes @ a - 0.1 * hamiltonian.support(a.unsqueeze(0)), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if scheme.order == 1])
 @given(width=st.integers(1, 3), gamma=st.tuples(gains, gains, gains), seed=seeds, share=st.floats(0.1, 0.99))
 @settings(max_examples=25)
@@ -130,6 +132,7 @@ def test_a_larger_terminal_cost_never_lowers_the_value_of_the_monotone_scheme(sc
     assert ((high.values - low.values)[0][(slice(1, -1),) * width] >= -1e-7).all()  # `speeds` of the two agree to 1e-8
 
 
+@pytest.mark.slow
 @given(seeds, st.floats(-5, 5))
 @settings(max_examples=20)
 def test_a_constant_added_to_the_terminal_cost_is_added_to_the_value(seed, constant):
@@ -138,6 +141,7 @@ def test_a_constant_added_to_the_terminal_cost_is_added_to_the_value(seed, const
     torch.testing.assert_close(shifted, value + constant, rtol=0, atol=1e-10)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_a_running_cost_gives_the_parabola_of_its_closed_form(width):
     """H = |p|^2/(2 lam), G = |x|^2/2: Phi = |x|^2/(2 (1 + (T - t)/lam))."""
@@ -161,6 +165,7 @@ def test_weno_is_far_more_accurate_than_upwind_on_smooth_data():
     assert errors["weno5"] < errors["upwind"] / 100
 
 
+@pytest.mark.cases(1)
 @every_hamiltonian
 @given(seed=seeds, scale=st.floats(0.01, 100))
 @settings(max_examples=10)
@@ -273,6 +278,7 @@ def test_linear_terminal_costs_have_the_hamiltonian_as_their_rate_in_any_width(w
     torch.testing.assert_close(value, exact, rtol=1e-13, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(width=st.integers(1, 4), radius=st.floats(0, 3), remaining=st.floats(0.01, 2), seed=seeds)
 @settings(max_examples=20)
 def test_the_distance_to_a_target_shrinks_at_the_radius_of_the_ball(width, radius, remaining, seed):
@@ -285,6 +291,7 @@ def test_the_distance_to_a_target_shrinks_at_the_radius_of_the_ball(width, radiu
     torch.testing.assert_close(value, (distance(x) - radius * remaining).clamp(min=0), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @given(width=st.integers(1, 3), remaining=st.floats(0.01, 2), seed=seeds)
 @settings(max_examples=20)
 def test_the_nearer_of_two_cones_is_found(width, remaining, seed):
@@ -325,6 +332,7 @@ def test_a_cost_with_many_minima_is_minimised_globally():
     assert (value >= dense - 1e-3).all()
 
 
+@pytest.mark.slow
 @given(seed=seeds)
 @settings(max_examples=10)
 def test_a_broad_basin_does_not_crowd_out_a_narrow_deeper_one(seed):
@@ -407,12 +415,14 @@ def study():
     return pde_study(velocity_hull(rms_norm((1.0, 0.5))), points=25, radii=(1.0, 16.0))
 
 
+@pytest.mark.slow
 def test_the_studys_two_solutions_agree_to_the_grids_spacing(study):
     assert (study.front.grid.values[0] == study.front.exact[0]).all()
     assert (study.front.mean_error < 0.5 * max(study.front.grid.grid.spacing)).all()
     assert (study.front.largest_error < max(study.front.grid.grid.spacing)).all()
 
 
+@pytest.mark.slow
 def test_the_studys_balls_go_flat_and_its_bounded_velocities_do_not(study):
     slow, fast = study.relaxation.values.flatten(1)
     assert slow.amax() - slow.amin() > 2
@@ -428,6 +438,7 @@ def test_the_studys_summary_is_plain_json(study):
     assert summary["radius_spread"][1] < 1e-12
 
 
+@pytest.mark.slow
 def test_the_studys_picture_has_a_panel_for_each_time_and_each_radius(study, tmp_path):
     figure = draw(study)
     titles = [axis.get_title() for axis in figure.axes]

@@ -55,6 +55,7 @@ def test_gap_is_what_the_hamiltonian_leaves(placement: str, norm: str, form: str
         assert reading.costate_norm[k] == pytest.approx(p.norm().item(), rel=1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", UNBOUNDED)
 def test_cosine_stands_in_where_the_hamiltonian_is_infinite(placement: str) -> None:
     depth, solution = solved(placement, "continuous")

@@ -47,6 +47,7 @@ def test_an_output_norm_alone_makes_every_segment_well_posed(placement, norm):
         assert math.isfinite(segment.certificate.hamiltonian) == PLACEMENTS[placement].output_norm
 
 
+@pytest.mark.cases(1)
 @every_placement
 def test_each_segment_is_certified_at_the_models_own_costate_and_features(placement):
     model, result = make(placement), check(placement)
@@ -60,6 +61,7 @@ def test_each_segment_is_certified_at_the_models_own_costate_and_features(placem
         torch.testing.assert_close(raw if sublayer.output_norm is None else sublayer.output_norm(raw), sublayer(x))
 
 
+@pytest.mark.cases(1)
 @every_placement
 def test_where_h_is_infinite_the_best_under_a_bound_is_its_slope_times_the_bound(placement):
     for segment in check(placement).segments:
@@ -72,6 +74,7 @@ def test_where_h_is_infinite_the_best_under_a_bound_is_its_slope_times_the_bound
             assert PLACEMENTS[placement].output_norm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["peri", "output"])
 def test_kans_printed_value_exceeds_the_corrected_one_for_layernorm_only(placement):
     for segment in check(placement).segments:
@@ -88,6 +91,7 @@ def test_a_kinetic_cost_makes_every_placement_well_posed(placement):
     assert math.isfinite(result.largest.certificate.hamiltonian)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["none", "pre"])
 def test_weight_decay_gives_the_closed_form_of_the_real_features(placement):
     model, result = make(placement), check(placement, regularization=Regularization(last_map_decay=0.3))
@@ -108,6 +112,7 @@ def test_under_weight_decay_a_bound_matters_until_it_lets_the_best_weights_in():
         assert min(growth.radii) < slope / 0.3 < max(growth.radii)
 
 
+@pytest.mark.cases(6)
 @every_placement
 def test_weight_decay_is_refused_where_a_norm_stands_behind_the_last_map(placement):
     refused = why_not_applicable(PLACEMENTS[placement], Regularization(last_map_decay=0.3))
@@ -134,6 +139,7 @@ def test_a_running_cost_has_a_positive_finite_weight(value):
         Regularization(last_map_decay=value)
 
 
+@pytest.mark.cases(5)
 @every_placement
 def test_a_zero_costate_is_a_tie_with_h_zero(placement):
     model = make(placement)
@@ -146,6 +152,7 @@ def test_a_zero_costate_is_a_tie_with_h_zero(placement):
         assert segment.certificate.ties == result.tokens == 16
 
 
+@pytest.mark.slow
 def test_evidence_against_a_verdict_is_named_with_its_segment():
     result = check("peri")
     first = result.segments[0]
@@ -159,6 +166,7 @@ def test_evidence_against_a_verdict_is_named_with_its_segment():
     assert "KKT" in failure
 
 
+@pytest.mark.slow
 def test_one_degenerate_segment_makes_the_model_degenerate():
     good, bad = check("peri"), check("pre")
     assert dataclasses.replace(good, segments=(good.segments[0], bad.segments[1])).verdict == "degenerate"

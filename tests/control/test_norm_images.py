@@ -37,6 +37,7 @@ def holds(certificate):
     return certificate
 
 
+@pytest.mark.cases(1)
 @every
 def test_behind_every_norm_h_is_finite_and_certified(name):
     norm, P = make(name), numbers(TOKENS, WIDTH)
@@ -53,6 +54,7 @@ def test_without_eps_h_is_attained_by_all_but_squashing_norms(name):
     assert admissible_set(norm, "output").attained == (name not in ("dyt", "derf"))
 
 
+@pytest.mark.cases(1)
 @every
 def test_a_discrete_step_inside_every_norm_is_certified(name):
     norm, P, X = make(name), numbers(TOKENS, WIDTH), numbers(TOKENS, WIDTH, seed=3)
@@ -77,6 +79,7 @@ def test_a_kinetic_cost_is_certified_whether_or_not_it_leaves_the_edge(name, lam
     assert float(charged.support(P)) <= float(norm.support(-P).sum()) + 1e-12
 
 
+@pytest.mark.cases(4)
 @every
 def test_the_nearest_point_is_that_of_a_general_optimiser(name):
     norm, y = make(name), 2 * numbers(1, WIDTH, seed=7)
@@ -106,6 +109,7 @@ def test_a_wrong_h_and_a_wrong_maximiser_are_seen(name, monkeypatch):
     assert not certify(allowed, P).agrees
 
 
+@pytest.mark.cases(5)
 @every
 def test_trained_gains_make_h_grow_at_the_proven_slope(name):
     """By brute force over the sphere of gains and offsets of length 1, H being recomputed from the norm itself."""
@@ -130,6 +134,7 @@ def test_trained_gains_make_h_grow_at_the_proven_slope(name):
     assert (slope.offset > 0) == has_offset(norm)
 
 
+@pytest.mark.cases(5)
 @every
 def test_a_decay_of_gains_is_for_gains(name):
     """H by an oracle that knows no closed form: theta <- d support/d theta / lam, which never lets the payoff fall, from 20 starts."""
@@ -156,6 +161,7 @@ def test_a_decay_of_gains_is_for_gains(name):
     assert best == pytest.approx(H, rel=1e-6)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", ["scalenorm", "group_rmsnorm", "dyt", "derf"])
 @pytest.mark.parametrize("width", [1, 2])
 def test_a_decay_of_gains_is_certified_where_signs_are_all_there_is(name, width):
@@ -176,6 +182,7 @@ def test_around_the_state_the_ode_is_degenerate_or_none(name):
     assert float(space.support(normal)) == 0
 
 
+@pytest.mark.slow
 def test_costates_with_zeros_and_gains_with_zeros_are_certified():
     for name in ("dyt", "group_rmsnorm", "derf"):
         norm, P = make(name), numbers(TOKENS, WIDTH)
@@ -195,6 +202,7 @@ def test_single_precision_certifies_too(case):
     holds(certify(admissible_set(make(name).to(dtype), "peri"), numbers(TOKENS, WIDTH).to(dtype)))
 
 
+@pytest.mark.cases(1)
 @every
 @pytest.mark.parametrize("placement", ["peri", "post"])
 def test_a_models_segments_are_certified_behind_and_inside_every_norm(name, placement):
@@ -212,6 +220,7 @@ def test_a_models_segments_are_certified_behind_and_inside_every_norm(name, plac
         assert all(segment.step is None and "(z - X)/dt" in segment.certificate.words for segment in check.segments)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("residual", "verdict"), [("layerscale", "bounded gains"), ("mhc", "well-posed"), ("plain", "well-posed")]
 )

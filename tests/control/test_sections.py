@@ -57,6 +57,7 @@ def test_all_channels_make_the_tangent_space_and_a_single_one_behind_layernorm_a
     assert TangentSection(norm, X, moves)._normals.any(-2).sum(-1).tolist() == [WIDTH - 1] * TOKENS
 
 
+@pytest.mark.cases(1)
 @norms
 @channels
 @pytest.mark.parametrize("eps", [0.0, 0.3])
@@ -118,6 +119,7 @@ def test_without_channels_that_stand_it_is_the_image_itself():
     assert float(SectionImage(norm, X, every).support(P)) == pytest.approx(float(image_of(norm).support(P)), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_a_model_with_gains_of_0_in_some_channels_is_certified_whole(norm):
     model = small_model("post", residual="layerscale", norm=norm, depth=2)

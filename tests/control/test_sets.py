@@ -97,6 +97,7 @@ def test_the_maximiser_is_admissible_attains_h_and_satisfies_kkt(name):
     assert not bool(admissible.ties(P).any())
 
 
+@pytest.mark.cases(10)
 @well_posed
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=30)
@@ -172,6 +173,7 @@ def test_a_costate_that_is_not_finite_is_refused(name, bad):
 # --- images of norms
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "width"), [("rmsnorm", 2), ("layernorm", 3)])
 @given(
     gains=st.lists(st.sampled_from([0.0, -1.3, -0.5, 0.4, 1.0, 2.0]), min_size=3, max_size=3),
@@ -346,6 +348,7 @@ def test_the_centre_of_an_image_is_equidistant_from_two_of_its_points_but_inside
     assert torch.allclose(filled.maximizer(P), y, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_nearest_weights_in_a_ball_match_projected_gradient():
     h, y, radius = features(), numbers(TOKENS, WIDTH, seed=2), 0.5
     W = torch.zeros(WIDTH, FEATURES, dtype=torch.float64)

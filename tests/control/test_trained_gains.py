@@ -72,6 +72,7 @@ def climb(name, P, radius=None, decay=0.0, starts=6):
     return max(found)
 
 
+@pytest.mark.cases(1)
 @every
 def test_gains_bounded_by_r_raise_h_by_the_slope_times_r(name):
     P, norm = costate(), make(name)
@@ -80,6 +81,7 @@ def test_gains_bounded_by_r_raise_h_by_the_slope_times_r(name):
     assert slope.upper == pytest.approx(slope.lower, rel=1e-8)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), width=st.integers(2, 9), name=st.sampled_from(PAPERS))
 def test_no_gains_exceed_the_proven_slope(seed, tokens, width, name):
@@ -128,6 +130,7 @@ def by_many_starts(norm, P, starts=300, steps=200):
     return math.sqrt(P.shape[-1]) * float(norm.centre(gamma * P).norm(dim=-1).sum(-1).amax())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["missed by three starts", "normal", "positive", "signs", "entries of very different size"])
 def test_no_other_maximum_of_layernorms_slope_is_higher(kind):
     """The landscape has many local maxima; and H with decaying gains is as high as the highest."""
@@ -145,6 +148,7 @@ def test_no_other_maximum_of_layernorms_slope_is_higher(kind):
         assert low * (1 - 1e-12) <= H <= high * (1 + 1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
 def test_rmsnorms_slope_is_proven_to_rounding(spread):
     """The dual bound meets it, however slowly an ascent would: entries that nearly tie, of one size and of very different ones."""
@@ -154,6 +158,7 @@ def test_rmsnorms_slope_is_proven_to_rounding(spread):
         assert slope.upper == pytest.approx(slope.lower, rel=1e-12)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("tie", [1e-2, 1e-3, 1e-4, 1e-5, 1e-8, 1e-12, 0.0])
 @pytest.mark.parametrize("width", [2, 6])
 def test_gains_that_nearly_tie_are_certified_and_those_that_do_count_as_ties(tie, width):
@@ -175,6 +180,7 @@ def test_distinct_gains_that_tie_are_seen():
     assert certificate.agrees, certificate.findings
 
 
+@pytest.mark.cases(1)
 @every
 def test_a_costate_of_zero_has_decayed_gains_of_zero(name):
     P = torch.zeros(TOKENS, WIDTH, dtype=torch.float64)
@@ -184,6 +190,7 @@ def test_a_costate_of_zero_has_decayed_gains_of_zero(name):
     assert certificate.agrees, certificate.findings
 
 
+@pytest.mark.cases(1)
 @every
 @pytest.mark.parametrize(("tokens", "width"), [(5, 2), (16, 2), (4, 4), (16, 16)])
 def test_decayed_gains_are_certified_for_plain_costates(name, tokens, width):
@@ -193,6 +200,7 @@ def test_decayed_gains_are_certified_for_plain_costates(name, tokens, width):
         assert abs(certificate.velocities.gap) < 1e-10
 
 
+@pytest.mark.slow
 def test_the_certificate_of_decayed_gains_sees_an_h_that_is_too_low_or_too_high(monkeypatch):
     P, decay = costate(), GainDecay(make("layernorm"), 0.7)
     H = float(decay.support(P))
@@ -202,6 +210,7 @@ def test_the_certificate_of_decayed_gains_sees_an_h_that_is_too_low_or_too_high(
         assert not certify(decay, P).agrees
 
 
+@pytest.mark.cases(1)
 @every
 def test_a_bounded_set_saturates_with_frozen_gains_and_grows_with_trained_ones(name):
     P = costate()
@@ -217,6 +226,7 @@ def test_a_bounded_set_saturates_with_frozen_gains_and_grows_with_trained_ones(n
     )
 
 
+@pytest.mark.slow
 @every
 def test_growth_with_gains_is_the_joint_maximum(name):
     """Against scipy over weights, gains and offsets together on the sphere |W|^2 + |gamma|^2 + |beta|^2 = R^2."""
@@ -238,6 +248,7 @@ def test_growth_with_gains_is_the_joint_maximum(name):
     assert value == pytest.approx(best, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_a_small_model_at_its_initialisation_passes_its_own_check():
     """What `ctrans hjb-check --depth 2 --width 32 --context 32 --batch 1` certifies for `peri`: costates with few large tokens."""
     model = (
@@ -252,6 +263,7 @@ def test_a_small_model_at_its_initialisation_passes_its_own_check():
         assert gained.values[-1] / gained.radii[-1] == pytest.approx(slope.lower, rel=5e-3)
 
 
+@pytest.mark.slow
 @every
 def test_decay_of_gains_makes_h_finite_whatever_they_are_trained_to(name):
     P, norm = costate(), make(name)
@@ -277,6 +289,7 @@ def test_batches_have_gains_of_their_own():
     torch.testing.assert_close(decay.support(P), torch.stack([decay.support(each) for each in P]))
 
 
+@pytest.mark.cases(1)
 @every
 def test_a_box_bounds_h_and_rmsnorm_attains_it(name):
     P, norm = costate(), make(name)
@@ -322,6 +335,7 @@ def test_decay_of_gains_is_refused_where_no_norm_stands_behind_the_map(placement
 # --- evidence for every legal norm
 
 
+@pytest.mark.cases(1)
 @every
 @pytest.mark.parametrize(("gain", "eps"), [(1e-3, 1e-5), (1e-5, 1e-5), (1.0, 10.0), (1.0, 1e3), (1.0, 1e6), (1.0, 0.0)])
 def test_growth_is_measured_where_eps_does_not_show(name, gain, eps):
@@ -332,6 +346,7 @@ def test_growth_is_measured_where_eps_does_not_show(name, gain, eps):
     assert abs(certificate.growth.exponent) < 1e-4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "width"), [("layernorm", 2), ("rmsnorm", 1)])
 @pytest.mark.parametrize("seed", range(4))
 def test_an_image_of_two_points_per_token_is_certified(name, width, seed):

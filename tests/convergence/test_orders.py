@@ -21,7 +21,6 @@ from tests.helpers import NAMES, small_model
 every = pytest.mark.parametrize("placement", NAMES)
 
 
-@pytest.mark.core
 @every
 @pytest.mark.parametrize("method", [*own_methods(), pytest.param("esdirk4", marks=pytest.mark.slow)])
 def test_every_own_method_has_its_order_on_every_placement(method, placement):
@@ -45,6 +44,7 @@ def test_orders_hold_for_the_other_norms(method, placement, norm):
     assert result.order == pytest.approx(result.formal, abs=0.15), result.errors
 
 
+@pytest.mark.slow
 @every
 def test_more_plain_blocks_converge_at_order_one_and_symmetric_ones_at_order_two(placement):
     for symmetric in (False, True):
@@ -52,6 +52,7 @@ def test_more_plain_blocks_converge_at_order_one_and_symmetric_ones_at_order_two
         assert result.order == pytest.approx(result.formal, abs=0.15), result.errors
 
 
+@pytest.mark.slow
 def test_without_weights_smooth_in_depth_more_blocks_have_no_limit():
     x0 = torch.randn(1, 4, 16, dtype=torch.float64)
     ends = []
@@ -62,6 +63,7 @@ def test_without_weights_smooth_in_depth_more_blocks_have_no_limit():
     assert gaps[-1] > 0.3 * gaps[0]
 
 
+@pytest.mark.slow
 def test_a_step_across_an_undeclared_switch_loses_the_order():
     segments = small_model("peri", dt=1.0).depth.segments()
     x0 = torch.randn(1, 4, 16, dtype=torch.float64)
@@ -83,6 +85,7 @@ def test_a_step_across_an_undeclared_switch_loses_the_order():
     assert orders["undeclared"] < 1.5
 
 
+@pytest.mark.slow
 def test_an_adaptive_solver_is_wrong_or_wasteful_over_undeclared_switches():
     segments = small_model("peri", dt=1.0).depth.segments()
     x0 = torch.randn(1, 4, 16, dtype=torch.float64)

@@ -77,6 +77,7 @@ def test_coarsening_averages_constant_weights():
     assert merged.dt == 2 * depth.dt
 
 
+@pytest.mark.cases(1)
 @every
 def test_refining_constant_weights_keeps_the_ode_of_shared_blocks(name):
     """With one block, k times the block at dt/k is the same alternating field on a finer clock: both tend to the averaged ODE."""

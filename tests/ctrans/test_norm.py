@@ -54,6 +54,7 @@ def test_with_eps_the_image_lies_strictly_inside(name):
     assert bool((u.square().sum(-1) < WIDTH).all())
 
 
+@pytest.mark.cases(1)
 @both
 @given(zeros=st.integers(1, WIDTH - 2), seed=st.integers(0, 1000))
 @settings(max_examples=60)
@@ -144,6 +145,7 @@ def test_a_full_image_has_no_tangent_and_says_why(name):
         norm.sigma(x)
 
 
+@pytest.mark.cases(7)
 @every
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=50)
@@ -157,6 +159,7 @@ def test_support_bounds_every_point_of_the_image_and_the_maximiser_has_it(name, 
     assert float((best @ p - top).detach()) == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.cases(6)
 @every
 def test_support_is_what_an_optimiser_finds_through_the_norm_and_no_more(name):
     """By scipy, from a random start, over inputs within a ball of radius 1000 in the end, with autograd's slopes."""

@@ -62,6 +62,7 @@ def test_one_euler_step_has_the_bits_of_the_discrete_block(placement, dtype):
     assert torch.equal(made(x), expected)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", NAMES)
 def test_many_steps_approach_what_an_adaptive_method_finds(placement):
     x = state()
@@ -71,6 +72,7 @@ def test_many_steps_approach_what_an_adaptive_method_finds(placement):
     assert errors[0] / errors[1] > 2**3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("gradient", sorted(GRADIENTS))
 def test_kinds_of_gradient_agree(gradient):
     found = []
@@ -94,6 +96,7 @@ def test_context_reaches_every_evaluation_of_attention_and_hides_what_it_masks()
     assert not torch.allclose(made(changed, mask=~mask)[:, :3], y[:, :3])
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("gradient", sorted(GRADIENTS))
 def test_gradient_uses_the_context_of_its_own_forward_pass(gradient):
     masks = torch.tensor([[[True] * 5] * 2, [[True, True, False, False, False]] * 2])

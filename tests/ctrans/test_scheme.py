@@ -8,6 +8,7 @@ from solvers import ConfigError
 from tests.helpers import small_model
 
 
+@pytest.mark.slow
 def test_the_largest_tokens_error_is_kept_below_the_tolerance_where_an_average_over_all_hides_it():
     depth = small_model("pre", dt=1.0, scale=1.0).depth
     x0 = torch.zeros(1, 12, 16, dtype=torch.float64)

@@ -47,10 +47,12 @@ def at_import(**environment):
     return done.stdout.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_command_sets_how_threads_wait_before_torch_is_there():
     assert at_import() == str(list(threads.WAITING.values()))
 
 
+@pytest.mark.slow
 def test_what_the_user_set_is_left_alone(nothing_set):
     assert at_import(OMP_WAIT_POLICY="active") == "['active', None]"
     for name in threads.USERS:

@@ -144,6 +144,7 @@ class AroundThis(AroundMap):
         return self.field(x)
 
 
+@pytest.mark.slow
 def test_a_map_without_a_last_layer_is_looked_at_as_far_as_it_goes(monkeypatch):
     monkeypatch.setitem(FFNS, "linear", Linear)
     model = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=WIDTH, heads=2, placement="pre", ffn="linear")).double()

@@ -182,6 +182,7 @@ class Crossing:
         return self.along(self.second, y, self.end - time)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "order"), [("heun", 2), ("rk4", 4)])
 def test_steps_across_a_switch_have_order_one_and_within_a_piece_their_own(method, order):
     made = Crossing()
@@ -199,6 +200,7 @@ def test_steps_across_a_switch_have_order_one_and_within_a_piece_their_own(metho
     assert math.log2(coarse / fine) == pytest.approx(order, abs=0.3)
 
 
+@pytest.mark.slow
 def test_a_flows_derivative_takes_the_jump_at_a_switch_that_its_pieces_miss():
     """Saltation: J = J_+ (I + (f+ - f-) n'/(n.f-)) J_-, against differences of the flow; a derivative by pieces is J_+ J_-."""
     made = Crossing()

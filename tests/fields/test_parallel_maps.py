@@ -55,6 +55,7 @@ def test_two_norms_are_two_ordinary_norms(norm):
     assert torch.allclose(made.depth.sublayers[0].step(x, 0.1), expected, atol=1e-13)
 
 
+@pytest.mark.cases(1)
 @NORMS
 def test_attention_in_a_sum_has_the_figures_that_it_has_alone(norm):
     made = two_norms(norm)
@@ -69,6 +70,7 @@ def test_attention_in_a_sum_has_the_figures_that_it_has_alone(norm):
     assert torch.allclose(attention_path(entering, 0.1, x).push(v), attention_path(first, 0.1, x).push(v), atol=1e-12)
 
 
+@pytest.mark.cases(1)
 @NORMS
 def test_no_step_and_no_output_exceeds_what_the_sum_says_of_itself(norm):
     made, x = two_norms(norm), states(1, 4, 16)
@@ -144,6 +146,7 @@ def test_theta_of_a_foreign_sum_is_that_of_its_attention():
     assert 0 < walk(imported, ids, instruments=[MeanTheta()])[0] <= 1
 
 
+@pytest.mark.slow
 def test_a_foreign_sum_leaves_by_two_exits_and_ours_by_one():
     assert len(sites_of(small_model("gptj")).sites[0].exits) == 2
     site = sites_of(two_norms()).sites[0]

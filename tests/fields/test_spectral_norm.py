@@ -27,6 +27,7 @@ def test_the_bound_lies_above_the_largest_singular_value_and_not_far(name, dtype
     assert upper_bound(m.T) >= exact
 
 
+@pytest.mark.slow
 def test_large_matrices_get_the_bound_and_small_ones_their_norm():
     m = torch.randn(EXACT + 6, EXACT + 1, generator=torch.Generator().manual_seed(0))
     exact = float(torch.linalg.matrix_norm(m.double(), 2))

@@ -44,6 +44,7 @@ def own_states(model, blocks, x):
     return seen, output
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_states_after_each_block_and_what_the_head_gives_are_the_librarys(name):
     model = made(name)
@@ -59,6 +60,7 @@ def test_states_after_each_block_and_what_the_head_gives_are_the_librarys(name):
         assert torch.allclose(head, own, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_maps_are_functions_of_any_state_and_length(name):
     """Contexts (masks, positions) are the model's for that length: the first tokens of a causal
@@ -79,6 +81,7 @@ def test_what_is_no_sequence_of_segments_is_refused_with_a_reason(name):
         from_transformers(made(name))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_said_of_a_family_is_so(name):
     found = found_family(name)
@@ -101,6 +104,7 @@ def test_what_is_said_of_a_family_is_so(name):
         assert found.unread, f"{name} lacks something and does not say why"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "placement", "parallel", "length"),
     [

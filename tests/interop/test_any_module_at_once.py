@@ -25,6 +25,7 @@ def pair():
     return tokens[:, :-1], tokens[:, 1:]
 
 
+@pytest.mark.slow
 def test_a_plain_module_is_opened_and_what_is_found_has_its_own_names():
     model = language()
     nn.init.zeros_(model.stack[1].mix.proj.weight)
@@ -55,6 +56,7 @@ class Counted(nn.Module):
         return self.last(self.model(idx))
 
 
+@pytest.mark.slow
 def test_attributes_of_our_names_make_no_module_one_of_ours():
     torch.manual_seed(0)
     module, (tokens, targets) = Counted().eval(), pair()
@@ -64,6 +66,7 @@ def test_attributes_of_our_names_make_no_module_one_of_ours():
     assert "the weight last.weight" in {finding.place for finding in findings if finding.check == "zero weight"}
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_are_the_first_thing_said():
     model = language()
     model.stack[1].grow.weight.data[3, 3] = math.nan
@@ -85,6 +88,7 @@ def test_a_hugging_face_model_is_opened_by_its_family_where_what_it_computes_doe
             ctrans.open_model(model, example=tokens)
 
 
+@pytest.mark.slow
 def test_a_loss_is_given_beside_the_module():
     model, (tokens, _) = language(), pair()
     found = ctrans.diagnose(model, tokens, torch.tensor([1, 2]), loss=lambda out, y: F.cross_entropy(out[:, -1], y))
@@ -92,6 +96,7 @@ def test_a_loss_is_given_beside_the_module():
     assert ctrans.simulate(model, tokens, reference=False).placement == "pre"
 
 
+@pytest.mark.slow
 def test_what_is_close_to_a_limit_is_said_and_is_no_finding():
     model = language()
     model.stack[0].ln_a.weight.data[5] = 40.0  # a finding above 50

@@ -49,6 +49,7 @@ def theta_of(attention, u):
     return attention_theta(attention, u).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_rows_are_those_that_the_library_returns(name):
     imported, states, x = opened(name)
@@ -65,6 +66,7 @@ def test_rows_are_those_that_the_library_returns(name):
     assert imported.model.config._attn_implementation == own
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_the_heads_matrices_and_rows_give_what_the_module_computes(name):
     imported, states, _ = opened(name)
@@ -81,6 +83,7 @@ def test_the_heads_matrices_and_rows_give_what_the_module_computes(name):
         assert float((found - attention(u)).norm() / attention(u).norm()) < 1e-6
 
 
+@pytest.mark.cases(1)
 @bilinear
 def test_queries_and_keys_give_the_rows_of_the_first_two_tokens_at_one_position(name):
     """Where positions do not tell tokens apart, rows are the softmax of <q, k>/(tau sqrt(d_h))."""
@@ -103,6 +106,7 @@ def test_queries_and_keys_give_the_rows_of_the_first_two_tokens_at_one_position(
         assert torch.allclose(rows[:, h], expected, atol=1e-6)
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_what_is_shown_and_what_is_not_is_said(name):
     imported, _, _ = opened(name)
@@ -124,6 +128,7 @@ def test_what_is_shown_and_what_is_not_is_said(name):
         assert attention.temperature == pytest.approx(1.0, rel=1e-12)
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_no_input_makes_an_output_token_longer_than_the_bound(name):
     imported, states, _ = opened(name)
@@ -134,6 +139,7 @@ def test_no_input_makes_an_output_token_longer_than_the_bound(name):
             assert 0.05 * bound.at(radius) < found <= bound.at(radius) * (1 + 1e-6)
 
 
+@pytest.mark.cases(1)
 @bilinear
 @pytest.mark.parametrize("scale", [0.1, 0.4])
 def test_theorem_5_1_lies_above_the_local_value(name, scale):
@@ -145,6 +151,7 @@ def test_theorem_5_1_lies_above_the_local_value(name, scale):
         assert layer.G > 0
 
 
+@pytest.mark.slow
 def test_offsets_of_keys_count_where_positions_turn_them():
     """With rotary embeddings an offset k_0 of keys moves the scores by <q_i, R_(j-i) k_0>, which
     differs within a row.
@@ -202,6 +209,7 @@ def test_stretched_rotations_are_part_of_the_scale():
     assert 1 / attention.temperature == pytest.approx(stretch**2, rel=1e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_gradients_by_matrix_have_the_names_of_the_maps_matrices(name):
     imported, _, x = opened(name)
@@ -217,6 +225,7 @@ def test_gradients_by_matrix_have_the_names_of_the_maps_matrices(name):
     assert found[0].matrices["W_V"] == pytest.approx(float(own.norm()), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_reading_is_the_same_for_weights_on_demand(name, tmp_path):
     made(name).save_pretrained(tmp_path)
@@ -259,6 +268,7 @@ class Sunk(torch.nn.Module):
         return self.o_proj((rows @ v).transpose(1, 2).flatten(-2)), rows
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("sink", [-30.0, 0.0, 3.0])
 def test_rows_that_lose_part_to_a_sink_have_a_bound_and_no_theta(sink):
     model = made("vit").double().requires_grad_(False)
@@ -317,6 +327,7 @@ def test_commands_show_bounds_and_theta_of_an_architecture(streamed, tmp_path):
     assert all(each["bound"] is not None for each in findings["transport"]["result"]["distances"])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["t5", "mpt", "mpnet"])
 def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
     """Scores <Q x, K x> + c_ij with numbers c_ij that no state changes: rows are the library's, and
@@ -345,6 +356,7 @@ def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
         assert attention.temperature == pytest.approx(8**-0.5, rel=1e-4)  # it has no 1/sqrt(d_h), d_h = 8
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
 def test_terms_of_relative_positions_are_named_where_theta_is_not_given(name):
     attention = from_transformers(small_model(name)).depth.sublayers[0].field

@@ -17,6 +17,7 @@ from tests.interop.plain_nanogpt import NanoGPT
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
+@pytest.mark.cases(7)
 @each_family
 def test_at_one_euler_step_logits_keep_their_bits(name):
     model = made(name)
@@ -47,6 +48,7 @@ def test_names_and_values_in_the_state_dict_stay(name):
     assert all(torch.equal(after[key], before[key]) for key in before)
 
 
+@pytest.mark.cases(6)
 @each_family
 def test_discretize_takes_it_back(name):
     model = made(name)
@@ -60,6 +62,7 @@ def test_discretize_takes_it_back(name):
     assert model.config.to_dict() == config.to_dict()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gemma2"])
 def test_continuous_blocks_solve_the_ode_of_the_imported_model(name):
     model = made(name)
@@ -80,6 +83,7 @@ def test_padding_does_not_reach_the_tokens_behind_it_at_any_stage():
     assert not torch.allclose(model(other).logits[:, 3:], got[0], atol=1e-3)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "adjoint"])
 def test_trains_and_its_state_dict_loads_into_the_discrete_model(gradient):
     model = continuize(without_dropout(made("gpt2", scale=0.02)), [0, 2], method="midpoint", gradient=gradient)
@@ -259,6 +263,7 @@ def test_blocks_that_show_no_structure_are_refused(value, words):
         continuize(model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @each_family
 def test_structure_is_read_in_other_dtypes_too(name, dtype):

@@ -18,6 +18,7 @@ TOLERANCE = 1e-5
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_hidden_states_after_each_block_and_logits_are_the_models_own(name):
     model = made(name)
@@ -30,6 +31,7 @@ def test_hidden_states_after_each_block_and_logits_are_the_models_own(name):
     assert torch.allclose(imported(x)[0], logits, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_gradients_of_all_parameters_are_the_models_own(name):
     model = made(name)
@@ -46,6 +48,7 @@ def test_gradients_of_all_parameters_are_the_models_own(name):
         assert torch.allclose(got[key], gradient, rtol=TOLERANCE, atol=TOLERANCE * largest), key
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_no_weight_is_copied(name):
     model = made(name)
@@ -53,6 +56,7 @@ def test_no_weight_is_copied(name):
     assert {id(p) for p in imported.parameters()} == {id(p) for p in model.parameters()}
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_structure_is_read_and_said(name):
     family, imported = FAMILIES[name], from_transformers(made(name))
@@ -63,6 +67,7 @@ def test_structure_is_read_and_said(name):
     assert type(norms[0].module).__name__ in str(imported.config)
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_norm_adapters_compute_what_their_modules_do_and_know_its_geometry(name):
     imported = from_transformers(made(name))
@@ -75,6 +80,7 @@ def test_norm_adapters_compute_what_their_modules_do_and_know_its_geometry(name)
     assert torch.allclose(dense, precise.jacobian(y), atol=1e-10)
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_leading_dimensions_are_batches(name):
     model = made(name)
@@ -85,6 +91,7 @@ def test_leading_dimensions_are_batches(name):
         assert torch.allclose(part(x[0]), part(x)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_sliding_windows_differ_between_blocks():
     for name in ("qwen2", "gemma2", "gemma3"):
         model = made(name)
@@ -96,6 +103,7 @@ def test_sliding_windows_differ_between_blocks():
         assert reached == {True, False}, name
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_substeps_converge_at_order_one_to_the_switched_ode(name):
     model = made(name)
@@ -106,6 +114,7 @@ def test_substeps_converge_at_order_one_to_the_switched_ode(name):
     assert abs(torch.tensor(errors[0] / errors[1]).log2() - 1) < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_refined_depth_converges_at_order_one_to_the_averaged_ode(name):
     model = made(name)
@@ -147,6 +156,7 @@ def test_a_copy_asks_its_own_model_for_contexts():
     assert imported.depth.sublayers[0].field.contexts.model is imported.model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("gradient", ["checkpoint", "adjoint"])
 def test_kinds_of_gradient_agree_on_an_imported_model(gradient):
     model = made("gemma2")
@@ -159,6 +169,7 @@ def test_kinds_of_gradient_agree_on_an_imported_model(gradient):
     assert float((found[1] - found[0]).norm()) < 1e-3 * float(found[0].norm())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gemma3"])
 def test_costate_of_an_imported_model_is_autograds_gradient(name):
     model = made(name)
@@ -169,6 +180,7 @@ def test_costate_of_an_imported_model_is_autograds_gradient(name):
     assert torch.allclose(found.costates[0], torch.autograd.grad(loss, x0)[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_plain_attention_has_second_derivatives_and_the_same_values(name):
     model = made(name)
@@ -181,6 +193,7 @@ def test_plain_attention_has_second_derivatives_and_the_same_values(name):
     assert torch.autograd.grad(gradient.square().sum(), x)[0].isfinite().all()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [

@@ -31,6 +31,7 @@ def faulty(name):
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["attention", "ffn", "block", "all", "embedding", "nan"])
 def test_structure_is_seen_and_weights_and_states_are_the_modules_own(name):
     model = faulty(name)
@@ -46,6 +47,7 @@ def test_structure_is_seen_and_weights_and_states_are_the_modules_own(name):
         assert torch.equal(output.nan_to_num(7.0), model(ids(seed=3)).nan_to_num(7.0))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("places", [16, 64])
 @pytest.mark.parametrize("example", [True, False])
 def test_the_vocabulary_is_the_table_that_is_read_at_the_tokens(places, example):

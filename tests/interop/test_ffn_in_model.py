@@ -49,6 +49,7 @@ def read(module):
     return ffn_in_model(chain, read_ffn(chain, x))
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_matrices_and_activation_give_what_the_module_computes(name):
     imported, states, _ = opened(name)
@@ -68,6 +69,7 @@ def test_matrices_and_activation_give_what_the_module_computes(name):
         assert float((found - field(u)).norm()) < 1e-6 * float(field(u).norm())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("activation", KNOWN)
 @pytest.mark.parametrize("shape", ["plain", "gated", "swapped", "fused", "fused and swapped"])
 def test_no_input_exceeds_the_bound_and_no_slope_the_lipschitz_constant(activation, shape):
@@ -111,6 +113,7 @@ def test_what_is_no_ffn_of_a_known_kind_shows_nothing_and_says_why(module, words
     assert not isinstance(field, (ExposesWeights, HasBound, HasLipschitz))
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_no_input_of_an_imported_ffn_exceeds_its_bound(name):
     imported, states, _ = opened(name)
@@ -119,6 +122,7 @@ def test_no_input_of_an_imported_ffn_exceeds_its_bound(name):
         assert longest_output(field, x, radius) <= field.bound().at(radius) * (1 + 1e-6)
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_moments_stay_below_their_bounds_and_distances_have_one(name):
     imported, states, _ = opened(name)
@@ -129,6 +133,7 @@ def test_moments_stay_below_their_bounds_and_distances_have_one(name):
     assert all(spread is not None for spread in token_spreads(imported.depth))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NORMALISED])
 def test_blocks_have_theorem_5_2_for_gated_ffns_too(name):
     imported, states, _ = opened(name)

@@ -24,6 +24,7 @@ def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "gemma3", "vit"])
 def test_saved_model_is_the_model(name, tmp_path):
     model = made(name)
@@ -33,6 +34,7 @@ def test_saved_model_is_the_model(name, tmp_path):
     assert torch.equal(imported(x)[0], from_transformers(model)(x)[0])
 
 
+@pytest.mark.slow
 def test_shards_are_read(tmp_path):
     model = made("llama")
     model.save_pretrained(tmp_path, max_shard_size="20KB")

@@ -67,6 +67,7 @@ def folded(model):
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [ByModule, InTheBlock])
 def test_a_scaled_map_is_read_as_the_one_with_the_scale_in_its_weights(kind):
     torch.manual_seed(0)
@@ -85,6 +86,7 @@ def test_a_scaled_map_is_read_as_the_one_with_the_scale_in_its_weights(kind):
     assert "what its attention adds is scaled" in scaled.described
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [ByModule, InTheBlock])
 def test_gradients_by_matrix_are_of_the_weights_and_not_of_their_scaled_ones(kind):
     torch.manual_seed(0)
@@ -99,6 +101,7 @@ def test_gradients_by_matrix_are_of_the_weights_and_not_of_their_scaled_ones(kin
     assert (found[0].matrices["W_O"], found[1].matrices["W_2"]) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ByModule, InTheBlock])
 def test_its_certificate_is_that_of_the_model_with_the_scale_in_its_weights(kind):
     torch.manual_seed(0)
@@ -113,6 +116,7 @@ def test_its_certificate_is_that_of_the_model_with_the_scale_in_its_weights(kind
         assert one.training_threshold is None  # the scale is a third factor, which does not decay
 
 
+@pytest.mark.slow
 def test_what_a_scale_of_a_map_leaves_unknown_is_refused():
     torch.manual_seed(0)
     model = TiedGPT(ByModule).double().eval()

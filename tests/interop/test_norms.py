@@ -14,6 +14,7 @@ from solvers import ConfigError
 from tests.interop.plain_modules import MADE_NORMS, WIDTH, LanguageModel, MadeNorm, PreBlock, ids, with_norms
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", MADE_NORMS)
 def test_a_norm_written_by_hand_is_opened_and_states_are_equal_to_the_bit(kind):
     model = with_norms(kind)
@@ -145,6 +146,7 @@ class Functional(PreBlock):
         return norm(x + ffn(x))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("where", ["pre", "peri", "post"])
 def test_norms_that_a_block_computes_itself_are_found(where):
     torch.manual_seed(0)

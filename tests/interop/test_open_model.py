@@ -54,6 +54,7 @@ def nanogpt(path):
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fields_are_their_last_linear_map_of_their_features(name):
     imported = from_transformers(made(name))
@@ -69,6 +70,7 @@ def test_fields_are_their_last_linear_map_of_their_features(name):
         )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_the_last_maps_weights_are_the_models_own(name):
     imported = from_transformers(made(name).requires_grad_(False))
@@ -110,6 +112,7 @@ def test_the_last_linear_map_is_the_one_that_acts_last_whatever_the_order_of_reg
     assert chain.output_projection is chain.stages[0].down
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", TEXTUAL)
 def test_every_instrument_runs_on_every_family(name, tmp_path):
     made(name).save_pretrained(tmp_path)
@@ -132,6 +135,7 @@ def test_every_instrument_runs_on_every_family(name, tmp_path):
         assert certificate.agrees, certificate.findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert", "olmo2"])
 def test_the_screening_of_an_imported_model_lacks_only_what_it_cannot_show(name):
     model = from_transformers(made(name).double().requires_grad_(False))
@@ -149,6 +153,7 @@ def test_the_screening_of_an_imported_model_lacks_only_what_it_cannot_show(name)
     assert (result.placement, result.initialisation) == (model.config.placement, None)
 
 
+@pytest.mark.slow
 def test_the_screening_of_nanogpts_model_is_that_of_the_same_gpt(tmp_path):
     model = nanogpt(tmp_path / "ckpt.pt")
     opened = open_model(tmp_path, torch.float32)
@@ -189,6 +194,7 @@ def test_a_model_that_fills_gaps_is_asked_for_hidden_tokens(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_model_without_a_head_has_a_stand_in_for_a_loss_and_says_so(tmp_path):
     model = made("gpt2").transformer
     model.save_pretrained(tmp_path)
@@ -280,6 +286,7 @@ def test_ids_in_a_file_of_another_name_are_refused_with_what_to_do(name, tmp_pat
         read_ids(tmp_path / name)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [transformers.BertForPreTraining, transformers.BertForMaskedLM])
 def test_heads_of_other_names_are_the_models_logits(make):
     torch.manual_seed(0)
@@ -298,6 +305,7 @@ def test_a_head_of_something_else_is_said_and_the_depth_goes_on_working():
         model(text)
 
 
+@pytest.mark.slow
 def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told_otherwise(tmp_path, monkeypatch):
     made("gpt2").save_pretrained(tmp_path)
     assert not open_model(tmp_path).model.depth.streamed
@@ -326,6 +334,7 @@ def test_words_without_a_whole_tokenizer_are_read_by_the_familys_own(tmp_path):
     assert tokeniser.mask == 4
 
 
+@pytest.mark.slow
 def test_experts_are_opened_in_float64_and_only_what_needs_last_weights_is_left_out(tmp_path):
     torch.manual_seed(0)
     experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**TEXT, num_local_experts=4))

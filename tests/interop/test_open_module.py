@@ -65,6 +65,7 @@ class TwoMaps(nn.Module):
         return x + self.b(self.m(x))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", PLAIN)
 def test_states_and_output_are_the_modules_own_on_inputs_it_was_not_opened_with(name):
     module, (_, given, placement) = plain(name), PLAIN[name]
@@ -80,6 +81,7 @@ def test_states_and_output_are_the_modules_own_on_inputs_it_was_not_opened_with(
     assert torch.allclose(head, output, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["language", "regression", "images"])
 def test_a_module_of_plain_code_is_rebuilt_bit_for_bit(name):
     module, (_, given, _) = plain(name), PLAIN[name]
@@ -91,6 +93,7 @@ def test_a_module_of_plain_code_is_rebuilt_bit_for_bit(name):
         assert torch.equal(opened.head(found[-1]), output)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", PLAIN)
 def test_maps_say_what_they_are_and_it_is_so(name):
     opened = ctrans.open_model(plain(name).double(), example=_double(PLAIN[name][1](0)))
@@ -120,6 +123,7 @@ def _double(given):
     return given.double() if given.is_floating_point() else given
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("length", [1, 4, 13])
 @pytest.mark.parametrize("name", ["language", "regression", "audio", "torch, tokens first"])
 def test_sequences_of_any_length_and_number_are_read(name, length):
@@ -133,6 +137,7 @@ def test_sequences_of_any_length_and_number_are_read(name, length):
         assert torch.allclose(opened.head(opened.depth(opened.embed(tokens))), expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [(0.3, 0.3, 0.3), (0.3, 0.2, 0.1)])
 def test_a_scale_of_what_is_added_is_the_length_of_the_segment(where):
     module = learned_language(where)
@@ -189,6 +194,7 @@ def test_a_loss_gets_all_that_the_module_returns():
         costate(wrong, frames, frames)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "regression", "torch, post, causal"])
 def test_the_screening_of_any_module_gives_all_but_what_no_module_says(name):
     given = _double(PLAIN[name][1](0))
@@ -305,6 +311,7 @@ class TwoStacks(nn.Module):
         return self.first(idx) + self.second(idx)
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
@@ -334,6 +341,7 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(
     ("names", "words"),

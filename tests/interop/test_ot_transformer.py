@@ -121,6 +121,7 @@ def test_dt_is_in_units_of_its_own_steps():
     assert opened.with_scale(0.5).depth.lengths == (0.125,) * 4 == (opened.config.dt,) * 4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("command", [["simulate"], ["screen", "--quick"], ["hjb-check"], ["control"]])
 def test_commands_look_at_it(command, tmp_path):
     torch.save(checkpoint(vocabulary=256, steps=2)[1], tmp_path / "ckpt.pt")
@@ -129,6 +130,7 @@ def test_commands_look_at_it(command, tmp_path):
     assert "OT-Transformer (nanoGPT): 2 steps" in json.loads(result.stdout)["model"]["described"]
 
 
+@pytest.mark.slow
 def test_a_norm_at_the_end_of_its_velocity_makes_h_finite_and_none_does_not(tmp_path):
     for norms, verdict in ((FLAGS, True), ({**FLAGS, "lnf_on": False}, False)):
         torch.save(checkpoint(vocabulary=256, steps=2, **norms)[1], tmp_path / "ckpt.pt")

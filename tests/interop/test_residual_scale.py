@@ -82,6 +82,7 @@ NEW = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NEW)
 def test_states_and_logits_are_the_librarys_bit_for_bit(name):
     make, placement, dt, blocks = NEW[name]
@@ -109,6 +110,7 @@ def test_a_scaled_model_is_continuized_at_its_own_length():
         assert torch.equal(continuize(model)(x).logits, expected)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("blocks", [1, 2, 3, 6, 12])
 def test_blocks_of_unequal_length_keep_their_time_when_resampled(blocks):
     model = from_transformers(opt())

@@ -149,6 +149,7 @@ def test_an_elementwise_map_that_is_named_belongs_to_its_map():
     check_states(opened, model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("kind", "causal"), [(Window, False), (Convolution, True)])
 def test_what_tokens_read_is_seen_of_all_others(kind, causal):
     model = made(lambda: Mixing(kind))
@@ -184,6 +185,7 @@ class OwnError(Exception):
     pass
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("error", [AssertionError("eight tokens"), ZeroDivisionError("eight tokens"), OwnError("eight tokens")])
 def test_whatever_a_module_raises_on_its_example_is_a_line(error):
     class Particular(TiedGPT):

@@ -42,6 +42,7 @@ def same(first, second, x):
     )
 
 
+@pytest.mark.cases(1)
 @each_family
 def test_weights_read_on_demand_give_the_bits_of_the_model_in_memory(name, tmp_path):
     x = saved(name, tmp_path)
@@ -51,6 +52,7 @@ def test_weights_read_on_demand_give_the_bits_of_the_model_in_memory(name, tmp_p
     assert same(whole, streamed, x)
 
 
+@pytest.mark.slow
 @each_family
 def test_weights_drawn_on_demand_give_the_bits_of_the_model_in_memory(name, tmp_path):
     made(name).config.save_pretrained(tmp_path)
@@ -74,12 +76,14 @@ def test_no_matrix_stays(tmp_path):
     assert sum(weight.dim() == 2 for weight in weights_of(streamed.depth.sublayers[1]).values()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_precision_can_be_asked_for(dtype, tmp_path):
     x = saved("olmo2", tmp_path)
     assert same(from_transformers(tmp_path, dtype=dtype), from_transformers(tmp_path, dtype=dtype, on_demand=True), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_demand", [False, True])
 def test_a_seed_means_the_same_weights_in_every_precision(on_demand, tmp_path):
     made("gemma3").config.save_pretrained(tmp_path)
@@ -89,6 +93,7 @@ def test_a_seed_means_the_same_weights_in_every_precision(on_demand, tmp_path):
         assert all(torch.equal(got[name], weight.double()) for name, weight in expected.items())
 
 
+@pytest.mark.slow
 def test_the_librarys_own_initialisation_is_drawn():
     model = from_architecture("gpt2", blocks=2, on_demand=True)
     attention, ffn = (weights_of(model.depth.sublayers[k]) for k in (0, 1))
@@ -118,11 +123,13 @@ COUNTS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_as_many_weights_as_the_published_models(name):
     assert sum(parameter.numel() for parameter in skeleton(name).parameters()) == COUNTS[name]
 
 
+@pytest.mark.slow
 def test_number_of_blocks_can_be_chosen():
     assert from_architecture("gpt2", blocks=3, on_demand=True).depth.blocks == 3
     with pytest.raises(ConfigError, match="blocks = 0"):
@@ -179,6 +186,7 @@ def test_families_whose_weights_are_renamed_on_loading_are_refused_with_what_to_
         from_transformers(tmp_path, on_demand=True)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -220,6 +228,7 @@ def test_kernels_that_would_be_fetched_are_refused_wherever_a_config_names_them(
             read()
 
 
+@pytest.mark.slow
 def test_the_config_file_that_is_named_is_read_whatever_its_name(tmp_path):
     config = made("llama").config.to_dict()
     for name, blocks in (("config.json", 3), ("five.json", 5)):
@@ -258,6 +267,7 @@ def test_a_tensor_of_another_shape_is_named(on_demand, tmp_path):
         from_transformers(tmp_path, on_demand=on_demand)
 
 
+@pytest.mark.slow
 def test_numbers_that_the_model_does_not_use_may_be_whole(tmp_path):
     x = saved("bert", tmp_path)
     change(tmp_path, lambda weights: weights.update({"bert.embeddings.position_ids": torch.arange(16)}))

@@ -39,6 +39,7 @@ def ours(config):
     return learned(GPT(config), 0.1).eval().requires_grad_(False)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_ours_from_a_directory_that_the_library_reads(name, tmp_path):
     config, kind = CASES[name]

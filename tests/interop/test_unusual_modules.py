@@ -65,6 +65,7 @@ def own_states(module, example):
     return seen, output["logits"] if isinstance(output, dict) else output
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_states_and_output_are_the_modules_own(name):
     module, (_, example, causal) = made(name), MODELS[name]
@@ -81,6 +82,7 @@ def test_states_and_output_are_the_modules_own(name):
     assert (opened.causal, opened.model.config.placement) == (causal, "pre")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "bfloat16"])
 def test_a_diagnosis_of_it_runs(name):
     example = MODELS[name][1]
@@ -118,6 +120,7 @@ def quantised():
     return torch.ao.quantization.quantize_dynamic(TiedGPT().eval(), {nn.Linear})
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("make", "words"),

@@ -31,6 +31,7 @@ def test_a_model_comes_back_bit_for_bit(name, dtype, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CONFIG, WEIGHTS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("basis", sorted(BASES))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_functions_of_depth_come_back_shared_and_are_stored_once(basis, dtype, tmp_path):
@@ -98,6 +99,7 @@ def test_damage_is_named(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.data())
 def test_no_flipped_bit_goes_unseen(data):
@@ -142,6 +144,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("fails", ["write", "fsync", "replace"])
 def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(fails, tmp_path, monkeypatch):
     before = small_model("peri")

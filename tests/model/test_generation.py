@@ -24,6 +24,7 @@ def model_at(name="peri", **changes):
 MODEL = model_at(depth=1)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_temperature_zero_takes_the_likeliest_token_of_the_whole_model(name):
     """The oracle runs the model's own forward pass on everything so far, cut to the context."""
@@ -36,6 +37,7 @@ def test_temperature_zero_takes_the_likeliest_token_of_the_whole_model(name):
     assert len(text) > model.config.context
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["pre", "peri", "post"])
 def test_an_integrated_model_takes_the_likeliest_token_at_the_end_of_its_ode(name):
     """The oracle is another method, to six digits; the discrete model is a thousand times further off."""

@@ -192,6 +192,7 @@ FAILURES = [each.value for each in (Status.NON_FINITE, Status.STEP_UNDERFLOW, St
 """How an integration may fail, in the words that its error begins with."""
 
 
+@pytest.mark.slow
 @given(
     depth=st.integers(-1, 3),
     width=st.integers(-1, 24) | st.just(10**9),

@@ -85,6 +85,7 @@ def test_deepnorm_leaves_the_size_of_the_whole_models_update_independent_of_dept
     assert sums == pytest.approx([1, 1, 1], rel=1e-5)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("basis", sorted(BASES))
 @pytest.mark.parametrize("name", ["gpt2", "xavier", "deepnorm", "path_length"])
 def test_functions_of_depth_have_the_rules_variance_at_their_knots(name, basis):

@@ -57,6 +57,7 @@ def test_no_token_sees_a_later_one(name, placement):
     assert not torch.equal(made(ids)[0][:, 5:], made(other)[0][:, 5:])
 
 
+@pytest.mark.cases(5)
 @pair
 @pytest.mark.parametrize(("method", "order", "sizes"), [("euler", 1, (32, 64)), ("rk4", 4, (4, 8))])
 def test_methods_have_their_orders_where_there_is_an_ode(name, placement, method, order, sizes):
@@ -74,6 +75,7 @@ def test_methods_have_their_orders_where_there_is_an_ode(name, placement, method
         assert math.log2(coarse / fine) == pytest.approx(order, abs=0.15)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", sorted(set(NORMS) - set(FULL)))
 def test_the_ode_stays_on_the_image_of_the_norm_around_it(name):
     made = model(name, "post", depth=2, dt=0.5)
@@ -83,6 +85,7 @@ def test_the_ode_stays_on_the_image_of_the_norm_around_it(name):
         assert float(norm.constraint_violation(state).max()) < 1e-5
 
 
+@pytest.mark.cases(1)
 @some
 @pytest.mark.parametrize("gradient", sorted(set(GRADIENTS) - {"backprop"}))
 def test_every_kind_of_gradient_is_that_of_backprop(name, placement, gradient):

@@ -96,6 +96,7 @@ def test_no_token_sees_a_later_one(name):
     assert not torch.equal(made(ids)[0][:, 5:], made(other)[0][:, 5:])
 
 
+@pytest.mark.cases(1)
 @each
 @pytest.mark.parametrize(("method", "order", "sizes"), [("euler", 1, (32, 64)), ("rk4", 4, (8, 16))])
 def test_methods_have_their_orders(name, method, order, sizes):
@@ -106,6 +107,7 @@ def test_methods_have_their_orders(name, method, order, sizes):
     assert math.log2(coarse / fine) == pytest.approx(order, abs=0.15)
 
 
+@pytest.mark.cases(1)
 @each
 @pytest.mark.parametrize("gradient", sorted(set(GRADIENTS) - {"backprop"}))
 def test_every_kind_of_gradient_is_that_of_backprop(name, gradient):
@@ -131,6 +133,7 @@ def test_every_parameter_is_trained(name):
         assert torch.isfinite(parameter.grad).all(), key
 
 
+@pytest.mark.cases(14)
 @each
 def test_it_is_saved_and_drawn_on_demand_bit_for_bit(name, tmp_path):
     made, ids = GPT(config(name)), tokens()
@@ -153,6 +156,7 @@ def test_its_costate_is_the_pullback_of_the_maps(name):
         assert float((p * sublayer(x)).sum()) == pytest.approx(float((sublayer.pulled(p) * v).sum()), rel=1e-12)
 
 
+@pytest.mark.cases(14)
 @each
 def test_states_stay_below_their_bounds(name):
     made = model(name, depth=4, dt=1.0)
@@ -162,6 +166,7 @@ def test_states_stay_below_their_bounds(name):
         assert float(state.square().mean().sqrt()) <= level * (1 + 1e-12)
 
 
+@pytest.mark.cases(1)
 @each
 def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
     made = model(name)
@@ -181,6 +186,7 @@ def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
             )
 
 
+@pytest.mark.cases(1)
 @each
 def test_the_certificates_agree_with_their_verdicts(name):
     made = model(name)
@@ -196,6 +202,7 @@ def test_the_certificates_agree_with_their_verdicts(name):
             assert segment.certificate.hamiltonian + float((p * sublayer.velocity(x)).sum()) >= -1e-9
 
 
+@pytest.mark.slow
 def test_a_silent_sublayer_is_certified_as_what_it_may_become():
     made = GPT(config("rezero, pre")).double().requires_grad_(False)
     assert made.depth.sublayers[0].largest_gain == 0
@@ -212,6 +219,7 @@ def test_means_move_as_the_law_says_in_the_coordinates_of_gain_and_norm(residual
     assert max(drift) < 1e-13
 
 
+@pytest.mark.slow
 def test_growth_under_depth_scaling_is_at_most_that_of_the_root_of_the_depth():
     """Maps without offsets: the bound's growth is sum_l 2 a/sqrt(l) <= 4 a sqrt(D), and 2 a D without the scaling."""
     rise = {}
@@ -241,6 +249,7 @@ def test_weights_of_ngpt_are_on_their_spheres_when_drawn_and_after_every_step():
         made.after_step()
 
 
+@pytest.mark.slow
 def test_the_hamiltonian_of_ngpt_is_reached_by_outputs_of_its_norm_and_by_no_more():
     """Ascent over raw outputs, through the module, against H = H_N(Q) + <Q, X>, Q = a * T_X'P."""
     made = model("ngpt, post")
@@ -266,6 +275,7 @@ def test_the_hamiltonian_of_ngpt_is_reached_by_outputs_of_its_norm_and_by_no_mor
     assert float(value().detach()) <= found.hamiltonian * (1 + 1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("residual", ["hyper_connections", "mhc"])
 @pytest.mark.parametrize("placement", ["pre", "output"])
 def test_hyper_connections_begin_as_the_plain_residual_and_then_leave_it(residual, placement):
@@ -278,6 +288,7 @@ def test_hyper_connections_begin_as_the_plain_residual_and_then_leave_it(residua
     assert any(float((slope - slope.mean()).norm()) > 1e-6 for slope in first[1:])  # streams come apart
 
 
+@pytest.mark.slow
 def test_doubly_stochastic_mixing_keeps_the_mean_stream_and_lengthens_nothing():
     made = model("mhc, peri", depth=12)
     for sublayer in made.depth.sublayers:

@@ -43,6 +43,7 @@ def test_the_logits_are_those_of_euler_steps_by_hand_bit_for_bit(placement, step
     assert len(model.depth.sublayers) == model.config.segments == steps
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("norms", [n for n in NORMS if n["lnf_on"]], ids=str)
 def test_an_imported_ot_transformer_is_the_native_model_bit_for_bit(norms, tmp_path):
     loaded = from_nanogpt(checkpoint(steps=3, **norms)[1])
@@ -71,6 +72,7 @@ def test_the_transport_cost_is_the_imported_models():
     assert float((losses.total - losses.cross_entropy).detach()) == pytest.approx(price * float(cost.detach()), rel=1e-9)
 
 
+@pytest.mark.cases(1)
 @every
 def test_more_steps_share_the_weights_and_converge_at_order_one_to_the_ode(placement):
     model = small_model(placement, depth=1, scale=0.05, stack_steps=4, dt=0.05)
@@ -109,6 +111,7 @@ def test_its_velocity_ends_in_the_linear_map_that_it_names(placement):
     torch.testing.assert_close(h @ field.output_projection.weight.T + field.output_projection.bias, field(x), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_a_norm_at_the_end_of_the_velocity_makes_h_finite(norm):
     check = check_model(small_model("pre", depth=1, stack_steps=2, norm=norm), tokens(), tokens(seed=1))
@@ -138,6 +141,7 @@ def test_stacks_that_make_no_velocity_are_refused(changes, words):
 SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8"]
 
 
+@pytest.mark.slow
 def test_it_is_trained_and_looked_at_from_the_command_line(tmp_path):
     out = tmp_path / "run"
     trained = run(

@@ -91,6 +91,7 @@ def test_both_paths_agree_and_the_map_is_what_it_says(name, causal):
     check_map(field, "attention" if hasattr(field, "heads") else "ffn", 16)
 
 
+@pytest.mark.cases(1)
 @each
 @pytest.mark.parametrize(("method", "order", "sizes"), [("euler", 1, (32, 64)), ("rk4", 4, (4, 8))])
 def test_methods_have_their_orders(name, method, order, sizes):
@@ -104,6 +105,7 @@ def test_methods_have_their_orders(name, method, order, sizes):
         assert math.log2(coarse / fine) == pytest.approx(order, abs=0.15)
 
 
+@pytest.mark.cases(2)
 @each
 @pytest.mark.parametrize("gradient", sorted(set(GRADIENTS) - {"backprop"}))
 def test_every_kind_of_gradient_is_that_of_backprop(name, gradient):
@@ -154,6 +156,7 @@ def test_no_adversary_exceeds_the_bound(name, radius):
     assert best >= bound / 30  # it says something: the adversary comes within a small factor of it
 
 
+@pytest.mark.cases(26)
 @each
 def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
     made = model(name)

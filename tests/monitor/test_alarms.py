@@ -91,6 +91,7 @@ def test_nothing_is_said_of_a_training_that_is_well():
     assert told(half=True) == []
 
 
+@pytest.mark.cases(15)
 @pytest.mark.parametrize("rule", FAULTS)
 def test_each_rule_sees_what_it_is_for_first(rule):
     alarms = told(FAULTS[rule], half=rule == "near the end of float16")

@@ -102,6 +102,7 @@ def train(make, monitored, accumulate=1, precision=None, inner=None, out=None, s
     return {name: weight.clone() for name, weight in model.state_dict().items()}, reports, torch.rand(1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_weights_and_random_numbers_are_as_without(case, tmp_path):
     make, options, watching = CASES[case]

@@ -65,6 +65,7 @@ def share(sublayer, x, bound):
     return torch.linalg.vector_norm(sublayer(x), dim=-1).max() / velocity_bound(sublayer, longest, bound)
 
 
+@pytest.mark.cases(21)
 @pytest.mark.parametrize("case", CASES)
 def test_no_state_that_is_sought_has_a_velocity_beyond_its_bound(case):
     model = made(case)
@@ -85,6 +86,7 @@ def test_no_state_that_is_sought_has_a_velocity_beyond_its_bound(case):
         assert best > 0.1 or sublayer.output_norm is None  # gains are uneven, and the bound is of the largest
 
 
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_of_a_training_has_a_share_beyond_one(case, monkeypatch):
     monkeypatch.setattr(probing, "PROBES", {"bounds": bounds})
@@ -106,6 +108,7 @@ def test_no_step_of_a_training_has_a_share_beyond_one(case, monkeypatch):
         assert all(0 < each <= 1 + 1e-6 for each in figures["bound_share"])  # a report is in float32
 
 
+@pytest.mark.slow
 def test_a_bound_that_a_probe_found_is_not_kept_for_other_weights():
     model = GPT(GPTConfig(**SMALL, placement="pre"))
     rows = torch.randint(32, (2, 7))

@@ -43,7 +43,6 @@ def trained(tmp_path, callbacks, model=None, data=None, told=True, **arguments):
     return trainer
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("arguments", [{}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True}])
 def test_a_trainer_with_the_callback_has_the_weights_of_one_without(tmp_path, arguments):
     pytest.importorskip("accelerate")
@@ -67,6 +66,7 @@ def test_a_trainer_with_the_callback_has_the_weights_of_one_without(tmp_path, ar
     assert "clip_grad_norm_" not in vars(trainer.accelerator)  # as it was
 
 
+@pytest.mark.slow
 def test_a_trainers_alarms_are_warnings_and_may_stop_it_and_save(tmp_path, caplog):
     pytest.importorskip("accelerate")
     from ctrans.monitor import TrainerCallback
@@ -89,6 +89,7 @@ class Spoiled(Windows):
         return {**row, "labels": torch.full_like(row["labels"], 31)} if i in (20, 21) else row
 
 
+@pytest.mark.slow
 def test_a_step_whose_gradient_spikes_is_skipped_though_the_trainer_clips(tmp_path):
     """Cut to 1e-3, all gradients are as long; the monitor is told how long they were."""
     pytest.importorskip("accelerate")
@@ -103,6 +104,7 @@ def test_a_step_whose_gradient_spikes_is_skipped_though_the_trainer_clips(tmp_pa
         trained(tmp_path, [TrainerCallback(**options)], told=False, **course)
 
 
+@pytest.mark.slow
 def test_losses_of_micro_batches_are_told_as_the_trainer_adds_them_up(tmp_path):
     """Of models that divide by all tokens and of one that does not; of a loss that is not the model's, as late as the trainer tells it."""
     transformers = pytest.importorskip("transformers")
@@ -162,6 +164,7 @@ def test_an_option_that_is_none_is_refused_before_the_training_begins():
     assert TrainerCallback(react=["save"]).monitor is None
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path):
     pytest.importorskip("accelerate")
     from ctrans.monitor import TrainerCallback

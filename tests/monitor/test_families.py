@@ -26,6 +26,7 @@ def without_dropout(model):
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.refused])
 def test_a_pass_that_trains_shows_the_states_and_velocities_of_a_walk(name, monkeypatch):
     monkeypatch.setattr(probing, "PROBES", {"bounds": bounds})

@@ -45,6 +45,7 @@ def reported(model, loss, **opening):
     return monitor.past.reports[-1][1]
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_states_velocities_and_costates_are_those_of_a_walk(placement):
     model, text = gpt(placement), tokens()
@@ -69,6 +70,7 @@ def test_states_velocities_and_costates_are_those_of_a_walk(placement):
     assert figures["log_z"] == pytest.approx(float(z.mean()), rel=1e-5)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"positions": "rotary", "kv_heads": 1}, {"window": 3}])
 def test_scores_are_the_attentions_own(options):
     """Against the rows: log a_ij - log a_il = s_ij - s_il, so that largest scores follow where a row's smallest is known."""
@@ -93,6 +95,7 @@ def test_scores_are_the_attentions_own(options):
     assert figures["entropy"] == pytest.approx(entropies, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_scores_of_torchs_own_attention_are_seen_and_those_of_an_eager_one():
     text = torch.randint(32, (2, 8))
     plain = Plain()

@@ -40,6 +40,7 @@ def train(monitored, *, late=False):
     return model.state_dict(), monitor, norms
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("late", [False, True])
 def test_a_scaled_float16_training_is_as_without_and_its_gradients_are_told_unscaled(late):
     without, _, _ = train(False)

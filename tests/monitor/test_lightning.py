@@ -90,6 +90,7 @@ def same(first, second):
     return all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_with_the_callback_has_the_bits_of_one_without(tmp_path, case):
     without = trained(tmp_path, [], **CASES[case]())
@@ -151,6 +152,7 @@ def test_reports_go_to_the_trainers_loggers(tmp_path):
     assert "monitor/rms/largest" in (next(tmp_path.rglob("metrics.csv"))).read_text()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_looked_at_by_its_batch(tmp_path):
     callback = LightningCallback(every=4, batch={"input_ids": torch.randint(32, (4, 8))})
     trained(tmp_path, [callback], steps=4, kind=Compiled)

@@ -144,6 +144,7 @@ def changed(value):
                 yield other
 
 
+@pytest.mark.slow
 def test_a_log_of_anybodys_is_read_and_shown_or_refused(tmp_path):
     writer = LogWriter(tmp_path, HEADER)
     writer.report(Report(1, {"loss": 1.0, "seconds": 0.1, "rms": [1.0, 2.0, 3.0], "logit": [1.0, 2.0]}, {"block 0": "why"}))
@@ -237,7 +238,6 @@ while True:
 """
 
 
-@pytest.mark.core
 def test_a_run_that_is_killed_leaves_a_log_that_can_be_read(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen([sys.executable, "-c", TRAINING, str(tmp_path)], stdout=subprocess.PIPE, env=environment, text=True)

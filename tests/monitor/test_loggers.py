@@ -41,6 +41,7 @@ def test_tensorboard_files_have_the_reports_and_a_run_that_goes_on_replaces_what
     assert found.Scalars("monitor/rms/largest")[-1].value == pytest.approx(largest, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_trainers_wandb_run_gets_the_reports(tmp_path, monkeypatch):
     """The library's own W&B callback, over a module that has the few names which it asks for and keeps what it is given."""
     pytest.importorskip("accelerate")

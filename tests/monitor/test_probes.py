@@ -38,6 +38,7 @@ def dense(model, tokens, targets):
         return hessian(loss)(torch.cat([p.detach().flatten() for p in names.values()]))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["peri", "pre", "post"])
 def test_sharpness_is_the_largest_eigenvalue_of_the_dense_hessian(placement):
     model, (tokens, targets) = small(placement=placement), batch()
@@ -79,6 +80,7 @@ def test_gradient_descents_edge_has_its_momentum():
     assert "sharpness" in over_edge(model, weights, tokens, targets, None)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["peri", "pre"])
 def test_every_probe_speaks_of_our_models(placement):
     model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2, placement=placement))
@@ -116,6 +118,7 @@ def test_probes_speak_of_a_model_of_transformers_and_leave_it_as_it_was():
     monitor.close()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{"parallel_blocks": True}, {"attention": "linear"}, {"ffn": "moe", "parallel_blocks": True}])
 def test_probes_speak_of_blocks_that_act_at_once(options):
     model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2, **options))
@@ -124,6 +127,7 @@ def test_probes_speak_of_blocks_that_act_at_once(options):
     assert {"theta", "log_sensitivity_first", "log_sensitivity_last", "sharpness", "sensitivity", "gap"} <= found.keys()
 
 
+@pytest.mark.slow
 def test_a_model_without_attention_says_so():
     pytest.importorskip("transformers")
     from ctrans.interop.families import small_model
@@ -155,6 +159,7 @@ def test_a_probe_that_fails_is_a_row_that_says_why_and_the_training_goes_on(monk
     assert model.training
 
 
+@pytest.mark.slow
 def test_probes_are_as_rare_as_asked_for():
     model = GPT(GPTConfig(vocab_size=32, context=8, depth=1, width=16, heads=2))
     monitor = Monitor(model, every=2, probe_every=6, held=batch(32, 8))

@@ -60,7 +60,6 @@ def reacting(*names):
     return [word for name in names for word in ("--react", name)]
 
 
-@pytest.mark.core
 def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, often):
     words = [*reacting("skip", "lower", "save"), "--save-every", "9", "--eval-every", "100"]
     for name in ("whole", "killed"):
@@ -77,12 +76,14 @@ def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, ofte
     assert rates == [row["learning_rate"] for row in rows(tmp_path / "whole")]
 
 
+@pytest.mark.slow
 def test_what_is_asked_and_never_needed_changes_no_bit(tmp_path):
     train(tmp_path / "without")
     train(tmp_path / "with", *reacting("skip", "lower", "save", "stop"))
     assert same(weights(tmp_path / "with"), weights(tmp_path / "without"))
 
 
+@pytest.mark.slow
 def test_the_checkpoint_before_a_danger_goes_on_to_the_same_bits(tmp_path, often):
     train(tmp_path / "plain", "--save-every", "100")
     train(tmp_path / "saved", "--save-every", "100", *reacting("save"))
@@ -95,6 +96,7 @@ def test_the_checkpoint_before_a_danger_goes_on_to_the_same_bits(tmp_path, often
     assert [alarm["step"] for alarm in read_log(tmp_path / "saved").findings if alarm["severity"] != "note"] == [2]
 
 
+@pytest.mark.slow
 def test_the_rate_is_halved_once_and_the_log_says_so(tmp_path, often):
     train(tmp_path / "plain")
     train(tmp_path / "lowered", *reacting("lower"))
@@ -103,6 +105,7 @@ def test_the_rate_is_halved_once_and_the_log_says_so(tmp_path, often):
     assert read_log(tmp_path / "lowered").reports[-1].figures["learning_rate"] == pytest.approx(lowered[-1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_danger_ends_is_saved_says_why_and_goes_on(tmp_path, often):
     train(tmp_path / "plain")
     result = train(tmp_path / "stopped", *reacting("stop"), code=1)
@@ -115,6 +118,7 @@ def test_a_run_that_a_danger_ends_is_saved_says_why_and_goes_on(tmp_path, often)
     assert same(weights(tmp_path / "stopped"), weights(tmp_path / "plain"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reactions", [(), ("skip",)])
 def test_an_iteration_that_is_not_finite_is_left_out_where_that_is_asked(tmp_path, monkeypatch, reactions):
     made, calls = loop.nn.utils.get_total_norm, []
@@ -137,6 +141,7 @@ def test_a_reaction_that_is_none_is_named(tmp_path):
     assert "did you mean 'skip'" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_memory_is_saved_beside_the_checkpoint_and_is_plain_json(tmp_path):
     train(tmp_path)
     memory = json.loads((tmp_path / "last" / "monitor.json").read_text())

@@ -74,6 +74,7 @@ def test_what_is_not_finite_is_told_again_after_a_step_that_was_left_out():
     assert told[1][1].startswith("block 1, ffn")
 
 
+@pytest.mark.slow
 def test_the_weights_before_the_step_are_saved(tmp_path):
     monitor, states, _ = trained(react=["save"], limits=ALWAYS, out=tmp_path)
     (path,) = tmp_path.glob("before-step-*.safetensors")
@@ -86,6 +87,7 @@ def test_the_weights_before_the_step_are_saved(tmp_path):
     assert told[0].check == "updates too large"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("schedule", [None, lambda optimiser: torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 12)])
 def test_the_learning_rate_is_halved_inside_the_step_and_schedules_go_on(schedule):
     """Gradient descent's step is proportional to the rate: from the alarm on each is half of what it would be."""

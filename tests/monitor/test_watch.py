@@ -43,6 +43,7 @@ def test_a_sparkline_goes_from_the_least_to_the_largest():
     assert sparkline([], 3) == ""
 
 
+@pytest.mark.slow
 def test_watch_shows_a_run_and_writes_picture_and_json(tmp_path):
     write(tmp_path)
     result = run("watch", tmp_path)
@@ -61,6 +62,7 @@ def test_watch_shows_a_run_and_writes_picture_and_json(tmp_path):
     assert (found["command"], found["ended"], found["steps"][-1]) == ("watch", "finished", 60)
 
 
+@pytest.mark.slow
 def test_watch_of_a_run_that_goes_on_says_so_and_how_long(tmp_path):
     write(tmp_path, end="")
     result = run("watch", tmp_path, "--once")
@@ -116,7 +118,6 @@ def test_a_log_without_reports_has_no_picture(tmp_path):
     assert "no report yet" in result.stdout
 
 
-@pytest.mark.core
 def test_train_with_a_monitor_has_the_weights_of_one_without(tmp_path):
     for name, more in (("without", []), ("with", ["--monitor", "--every", "2", "--probe-every", "4"])):
         result = run("train", *TINY, "--out", tmp_path / name, *more)
@@ -130,6 +131,7 @@ def test_train_with_a_monitor_has_the_weights_of_one_without(tmp_path):
     assert log.reports[-1].figures["gradient_norm"] == pytest.approx(rows[-1]["gradient_norm"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_log(tmp_path):
     run("train", *TINY, "--out", tmp_path, "--monitor", "--every", "3")
     result = run("train", "--resume", "--iterations", "18", "--out", tmp_path, "--monitor", "--every", "3")

@@ -21,6 +21,7 @@ def drawn(labels, size=(13, 4.6)):
     return figure, legend, canvas.get_renderer()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("size", [(13, 4.6), (6.4, 5.2)])
 def test_no_label_and_no_title_is_cut(count, size):
@@ -33,6 +34,7 @@ def test_no_label_and_no_title_is_cut(count, size):
     assert len(legend.get_texts()) == count
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("count", "columns"), [(3, 3), (8, 8), (9, 5), (16, 8)])
 def test_short_labels_share_lines_that_are_filled_evenly(count, columns):
     _, legend, _ = drawn([f"{i}" for i in range(count)])

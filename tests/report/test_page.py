@@ -114,6 +114,7 @@ def results(tmp_path_factory):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_a_commands_page_is_whole_and_holds_its_json(name, results):
     found, text = results(name)
@@ -157,6 +158,7 @@ def test_a_pages_figures_are_the_jsons():
     assert [each.text for each in table.rows[0]] == ["pre", "yes", "0.5", "2", "50%", "–", "0.25"]
 
 
+@pytest.mark.slow
 def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
     """For a stranger: every step's question, every verdict in words, each quantity outside of its limits with its remedy."""
     found, _ = results("screen")
@@ -186,6 +188,7 @@ INSIDE = [*VERDICTS, "held", "follows weights", "moves", "holds", "violated", "n
 CALLED = {check.verdict for check in CHECKS.values()}
 
 
+@pytest.mark.cases(24)
 @pytest.mark.parametrize("word", [*INSIDE, *sorted(CALLED)])
 def test_every_verdict_of_a_screening_has_its_meaning_on_the_page_and_in_the_guide(word, results):
     found, _ = results("screen")
@@ -267,6 +270,7 @@ def test_terms_of_the_reasons_are_said_where_they_stand(results):
     ]
 
 
+@pytest.mark.slow
 def test_results_of_one_command_share_a_page_and_others_follow(results):
     found, other = results("screen")[0], results("simulate")[0]
     page = page_of({"before": found, "after": found, "b": other})
@@ -423,6 +427,7 @@ def test_runs_side_by_side_share_a_slider():
     assert [list(line.y) for line in chart.lines] == [[2.0, 2.0], [3.0, 3.0]]
 
 
+@pytest.mark.slow
 def test_a_watched_run_of_100_000_steps_is_a_page_that_is_small_enough(tmp_path):
     """100 blocks of 32 heads reported every 50 steps: the log thins itself, the result keeps fewer, and the page says how many."""
     writer = LogWriter(tmp_path, Header("GPT", ["block"] * 200, ["attention", "ffn"] * 100, [32, 0] * 100, 50))

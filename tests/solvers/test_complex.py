@@ -39,6 +39,7 @@ def accuracy(method, tolerance=1e-9, steps=60):
     return 1e3 * tolerance if METHODS[method].adaptive else 20 * steps**-order
 
 
+@pytest.mark.cases(22)
 @pytest.mark.parametrize("method", [*OWN, *THEIRS])
 def test_a_rotation_is_its_closed_form(method):
     w = 2.0
@@ -48,6 +49,7 @@ def test_a_rotation_is_its_closed_form(method):
     assert float((x1 - Z0 * complex(math.cos(1.2 * w), math.sin(1.2 * w))).abs().max()) < accuracy(method, tolerance)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("method", ["rk4", "tsit5", "dop853", "esdirk4", "torchdiffeq:dopri5", "torchdiffeq:rk4"])
 def test_gradients_are_the_closed_forms_in_state_frequency_and_time(kind, method):
@@ -67,6 +69,7 @@ def test_gradients_are_the_closed_forms_in_state_frequency_and_time(kind, method
         assert torch.allclose(mine, other, atol=1e-4 if implicit else 1e-6)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_gradient_in_a_complex_matrix_is_that_of_its_exponential(kind):
     a = A.clone().requires_grad_()
@@ -77,6 +80,7 @@ def test_the_gradient_in_a_complex_matrix_is_that_of_its_exponential(kind):
         assert torch.allclose(mine, other, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", GRADIENTS)
 def test_a_real_state_by_a_complex_parameter_loses_no_part_of_its_gradient(kind):
     # x' = Re(c) x + Im(c) x^2, so that the gradient in c has both parts
@@ -99,6 +103,7 @@ def test_a_real_state_by_a_complex_parameter_loses_no_part_of_its_gradient(kind)
         assert complex(mine) == pytest.approx(right, rel=1e-6)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("norm", ERROR_NORMS)
 @pytest.mark.parametrize("method", [name for name in OWN if METHODS[name].adaptive])
 def test_steps_do_not_depend_on_the_phase(method, norm):
@@ -116,6 +121,7 @@ def conjugated(t, x):
     return -40 * (x - 0.5j * x.conj()) + torch.cos(t) * x.flip(0)
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("method", OWN)
 def test_a_field_that_is_not_holomorphic_is_its_equation_for_real_and_imaginary_parts(method):
     # fixed steps of equal size, so that only the algebra can differ
@@ -155,6 +161,7 @@ def test_single_precision_times_events_rows_and_stops():
     assert broken.status.name == "NON_FINITE"
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("method", [None, "rk4", "euler", "bosh3", "dopri8", "explicit_adams"])
 def test_odeint_is_torchdiffeqs(method):
     t = torch.linspace(0, 1, 11, dtype=torch.float64)

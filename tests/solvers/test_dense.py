@@ -35,6 +35,7 @@ def request_for(method, tolerance=1e-6, steps=7):
     return {"method": method, **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps})}
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("method", OWN)
 def test_states_inside_have_the_methods_order(method):
     chosen = METHODS[method].fixed()
@@ -50,6 +51,7 @@ def test_states_inside_have_the_methods_order(method):
     assert math.log2(errors[0] / errors[1]) > chosen.order - 0.3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", OWN)
 @pytest.mark.parametrize("backward", [False, True])
 def test_they_are_the_states_of_solves_that_stop_there(method, backward):
@@ -69,6 +71,7 @@ def test_they_are_the_states_of_solves_that_stop_there(method, backward):
     assert torch.equal(solution.states[0], X0)
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("method", OWN)
 def test_more_times_cost_no_more_evaluations_and_leave_the_bits(method):
     plain = solve(problem(), X0, **request_for(method))
@@ -129,6 +132,7 @@ def test_the_weights_lead_from_nothing_to_the_steps_own(theta):
             assert weights == pytest.approx(data.b, abs=1e-14)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["backprop", "adjoint"])
 @pytest.mark.parametrize("method", ["rk4", "dopri5", "tsit5", "dop853"])
 def test_states_inside_have_their_gradient(method, kind):
@@ -218,6 +222,7 @@ def test_inner_stages_are_checked_as_the_others():
             tableau(**{**heun, **change})
 
 
+@pytest.mark.cases(9)
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("method", OWN)
 def test_a_curve_has_the_states_at_any_times_asked_for_afterwards(method, backward):

@@ -29,6 +29,7 @@ def end(x, times, rate, request, kind="backprop"):
     return solve(segments, x, gradient=kind, **request).x1
 
 
+@pytest.mark.cases(2)
 @requests
 def test_learned_times_leave_the_bits_and_have_the_gradient_of_differences(request_):
     times = [tensor(v).requires_grad_() for v in (0.2, 1.0, 1.7)]
@@ -43,6 +44,7 @@ def test_learned_times_leave_the_bits_and_have_the_gradient_of_differences(reque
         assert float(gradient) == pytest.approx(float(up - down) / (2 * h), abs=1e-7 if "steps" in request_ else 2e-3)
 
 
+@pytest.mark.cases(1)
 @kinds
 @requests
 def test_every_kind_learns_times(kind, request_):
@@ -57,6 +59,7 @@ def test_every_kind_learns_times(kind, request_):
         assert torch.allclose(mine, right, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["backprop", "adjoint"])
 def test_the_gradient_in_the_ends_is_the_costate_times_the_field_there(kind):
     def field(t, x):
@@ -80,6 +83,7 @@ def test_a_learned_time_in_single_precision_and_for_single_precision():
         assert float(found) == pytest.approx(-math.exp(-1), rel=1e-5)
 
 
+@pytest.mark.cases(1)
 @kinds
 @requests
 def test_forward_mode_is_the_derivative_of_the_steps_in_state_parameter_and_time(kind, request_):
@@ -117,6 +121,7 @@ def test_second_derivatives_are_those_of_the_closed_form(kind):
     assert float(second) == pytest.approx(-2 / 1.7**3, rel=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DETACHED)
 def test_second_derivatives_that_are_not_there_raise_wherever_they_would_be_needed(kind):
     x, rate = tensor([0.7]).requires_grad_(), tensor(1.0).requires_grad_()

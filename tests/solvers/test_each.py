@@ -35,6 +35,7 @@ def halved(x):
     return torch.cat([x[..., :3] / (1 + x[..., :3].square().sum(-1, keepdim=True)).sqrt(), x[..., 3:]], -1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("project", [None, halved], ids=["free", "projected"])
 @pytest.mark.parametrize("method", EXPLICIT)
 def test_each_row_is_its_solve_alone_with_the_same_work(method, project):
@@ -76,6 +77,7 @@ def test_types_and_directions_are_kept(dtype, backward):
         assert torch.allclose(together.x1[i], alone, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_rows_alone_and_a_row_that_breaks_spoils_none():
     found = []
     for together in (True, False):
@@ -122,6 +124,7 @@ def test_a_fast_row_among_many_is_right_and_one_that_is_no_number_spoils_no_othe
     assert (together.status[5], together.segment[5], together.time[5]) == (Status.NON_FINITE, 0, 0.0)
 
 
+@pytest.mark.slow
 def test_rows_end_each_in_its_own_way_and_it_is_said():
     # x' = x^2 blows up at 1/x0
     x0 = torch.tensor([[0.1], [4.0], [-1.0], [0.6]], dtype=torch.float64)

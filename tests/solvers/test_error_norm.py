@@ -28,6 +28,7 @@ def one_of_many(t, x):
     return torch.cat([-3 * x[:1] * torch.cos(5 * t), torch.zeros_like(x[1:])])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ADAPTIVE)
 def test_one_token_that_moves_among_many_is_lost_by_rms_and_kept_by_the_others(method):
     x0 = torch.ones(2500, 4, dtype=torch.float64)
@@ -41,6 +42,7 @@ def test_one_token_that_moves_among_many_is_lost_by_rms_and_kept_by_the_others(m
         assert errors[norm] < errors["rms"] / 2
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("norm", sorted(ERROR_NORMS))
 def test_the_adjoint_measures_state_and_costate_by_the_same_norm(norm):
     found = []

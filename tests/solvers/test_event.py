@@ -40,6 +40,7 @@ def fall(t, x):
     return torch.stack([x[1], torch.full_like(x[1], -9.81)])
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("direction", [-1, 0, 1])
 @pytest.mark.parametrize("method", DENSE)
 def test_an_event_is_scipys(method, direction):
@@ -83,6 +84,7 @@ def test_a_falling_stone_lands_to_the_last_bits(backward):
     assert float(solution.x1[0]) <= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 @pytest.mark.parametrize("method", ["rk4", "dopri5", "tsit5", "dop853"])
 def test_time_and_state_have_the_gradients_of_the_implicit_function(method, kind):
@@ -212,6 +214,7 @@ def test_roots_are_bracketed_to_the_last_bit_in_few_evaluations(g):
 # Steady states and callbacks.
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("method", ["euler", "rk4", "heun_euler", "tsit5"])
 def test_a_solve_stops_where_the_rate_is_small(method):
     seen = []
@@ -233,6 +236,7 @@ def test_a_solve_stops_where_the_rate_is_small(method):
     assert solution.message.startswith("a steady state was reached in segment 0 at t = ")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 def test_a_steady_state_has_its_gradient(kind):
     # x* = w, dx*/dw = 1 at rest
@@ -273,6 +277,7 @@ def test_looking_on_changes_no_result_whether_a_gradient_is_wanted_or_not(kind, 
     assert (kind == "reversible") is not torch.equal(solve(segments, X0, method="rk4", steps=9).x1, right)
 
 
+@pytest.mark.slow
 def test_a_pair_that_comes_apart_is_said_to_those_who_look_on_too():
     decay = [Segment(0, 20, lambda t, x: -x)]
     for looking in ({}, {"on_step": lambda t, x: None}, {"events": Event(lambda t, x: x[0] - 1e-8)}):

@@ -83,6 +83,7 @@ def request_for(method, steps=5, tolerance=None):
     return {"method": method, **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps})}
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("save", ["ends", "segments", "steps"])
 @pytest.mark.parametrize("method", IN_TORCH)
 def test_checkpoint_has_backprops_solution_and_gradient(method, save):
@@ -129,6 +130,7 @@ def test_reversible_is_the_scheme_of_mccallum_and_foster_and_has_its_gradient(me
     assert apart(gradients(fields, method=method, steps=7, gradient="reversible", save="segments"), expected) < 1e-12
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("save", ["ends", "segments", "steps"])
 @pytest.mark.parametrize("method", OWN)
 def test_reversible_has_the_gradient_of_backprop_through_its_own_scheme(method, save):
@@ -138,6 +140,7 @@ def test_reversible_has_the_gradient_of_backprop_through_its_own_scheme(method, 
     assert apart(gradients(fields, gradient="reversible", **request), expected) < 1e-10
 
 
+@pytest.mark.slow
 def test_reversible_goes_back_over_512_steps():
     fields = Fields()
     segments = [Segment(0, 4, lambda t, x: torch.sin(fields.rate * x + fields.offset))]
@@ -155,6 +158,7 @@ def assert_order(errors, order):
     assert order - (0.5 if order >= 5 else 0.25) < slope < order + (1.5 if order >= 5 else 0.25), slope
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", OWN)
 def test_the_reversible_solution_converges_at_the_methods_order(method):
     chosen = METHODS[method].fixed()
@@ -165,6 +169,7 @@ def test_the_reversible_solution_converges_at_the_methods_order(method):
     assert_order([float((x - exact).norm()) for x in ends], chosen.order)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", OWN)
 def test_the_adjoint_converges_at_the_methods_order(method):
     fields, chosen = Fields(), METHODS[method].fixed()
@@ -174,6 +179,7 @@ def test_the_adjoint_converges_at_the_methods_order(method):
     assert_order(errors, chosen.order)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", [name for name in IN_TORCH if METHODS[name].adaptive and name not in IMPLICIT])
 def test_an_adaptive_adjoint_is_as_good_as_its_tolerance(method):
     fields = Fields()
@@ -184,6 +190,7 @@ def test_an_adaptive_adjoint_is_as_good_as_its_tolerance(method):
     assert found < 10 * max(backprops, tolerance)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["torchdiffeq:euler", "torchdiffeq:rk4", "torchdiffeq:explicit_adams"])
 def test_torchdiffeqs_adjoint_converges_too(method):
     fields = Fields()
@@ -212,6 +219,7 @@ def test_our_adjoint_of_euler_is_torchdiffeqs():
     assert apart(ours, theirs) < 1e-13
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["midpoint", "rk4", "tsit5"])
 def test_the_adjoint_reports_how_far_off_it_is(method):
     fields, reports = Fields(), []
@@ -237,6 +245,7 @@ def back_from(fields, x1):
     return exact
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("method", OWN)
 def test_gradcheck(method, kind):
@@ -302,6 +311,7 @@ def test_the_adjoint_is_better_where_it_starts_from_kept_states():
     assert saved_bytes(fields, gradient="adjoint") == saved_bytes(fields, gradient=Adjoint(restore=False)) + 2 * X0.nbytes
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["reversible", "adjoint", Adjoint(restore=False)], ids=str)
 def test_reversible_and_adjoint_keep_the_same_from_8_to_512_steps(kind):
     few, many = (saved_bytes(Fields(), method="midpoint", steps=n, gradient=kind) for n in (8, 512))
@@ -316,6 +326,7 @@ def test_checkpoint_keeps_as_many_states_as_there_are_groups_of_steps():
     assert saved_bytes(fields, steps=48, gradient=Checkpoint(every=16)) == fewest + (9 - 3) * state
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 def test_what_a_solve_keeps_is_freed_with_it(kind):
     solve(Fields().segments(), X0, steps=3, gradient=kind)  # what torch imports on first use may hold on to a frame
@@ -386,6 +397,7 @@ def test_under_ddp_parameters_get_their_gradients(kind, method, tmp_path):
 # What users' fields do.
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", ["checkpoint", "adjoint"])
 @pytest.mark.parametrize("save", ["ends", "segments", "steps"])
 @pytest.mark.parametrize(
@@ -449,6 +461,7 @@ def test_a_parameter_changed_between_the_passes_is_noticed(kind):
         end.sum().backward()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("scale", [1.0, 1e-8])
 @pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
 def test_an_adaptive_adjoint_is_as_good_for_a_small_loss(method, scale):
@@ -487,6 +500,7 @@ def edges(end):
     return count
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["reversible", "adjoint"])
 def test_fields_that_differentiate_an_energy_keep_no_more_for_more_steps(kind):
     weight = torch.tensor([0.5, -0.2, 0.3], dtype=torch.float64, requires_grad=True)
@@ -533,6 +547,7 @@ def gpt(placement):
     return learned(GPT(small_config(placement, depth=2)).double())
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("placement", NAMES)
 def test_checkpoint_has_backprops_gradient_of_every_placement(placement):
     model = gpt(placement)
@@ -541,6 +556,7 @@ def test_checkpoint_has_backprops_gradient_of_every_placement(placement):
         assert apart(found, expected) < 1e-12
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", NAMES)
 def test_the_adjoint_of_every_placements_ode_has_its_gradient(placement):
     model = gpt(placement)
@@ -589,6 +605,7 @@ def test_impossible_settings_are_refused():
         Reversible(coupling=1.5)
 
 
+@pytest.mark.slow
 def test_scipys_solver_has_the_adjoint_only():
     fields = Fields()
     request = {"method": "torchdiffeq:scipy_solver", "rtol": 1e-9, "atol": 1e-9}

@@ -29,6 +29,7 @@ def robertson(t, x):
     return torch.stack([a, -a - b, b])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "x0", "end", "atol"),
     [(van_der_pol, [2.0, 0.0], 300.0, 1e-8), (robertson, [1.0, 0.0, 0.0], 40.0, 1e-11)],
@@ -60,6 +61,7 @@ def test_one_step_multiplies_by_the_stability_function_of_the_dense_matrix(z):
         assert abs(r) < 1e-5  # L-stable
 
 
+@pytest.mark.slow
 def test_its_order_is_four_on_a_problem_that_is_not_stiff():
     def field(t, x):
         return torch.stack([x[1], -torch.sin(x[0]) + 0.1 * torch.cos(t)])
@@ -101,6 +103,7 @@ def test_no_matrix_is_made():
     assert solution.stats.accepted < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint"])
 def test_gradients_are_differences_of_whole_solves(gradient):
     # stiff: what decays at 300 and 2,000, and a slow entry that all depend on
@@ -139,6 +142,7 @@ def test_memory_of_a_gradient_does_not_depend_on_the_iterations():
     assert rate.grad is not None
 
 
+@pytest.mark.slow
 def test_newtons_failure_has_a_status_of_its_own():
     # y = x + c f(y) has no solution where f jumps across it
     def jump(t, x):

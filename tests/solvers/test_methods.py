@@ -35,6 +35,7 @@ from solvers.tableau import DOPRI5, RK4, TSIT5
 rules = pytest.mark.parametrize("rule", sorted(CONTROLLERS))
 
 
+@pytest.mark.cases(1)
 @rules
 @pytest.mark.parametrize("pair", [DOPRI5, TSIT5], ids=["dopri5", "tsit5"])
 def test_every_rule_keeps_the_error_near_the_tolerance(rule, pair):
@@ -226,6 +227,7 @@ def test_fixed_steps_are_asked_for_by_name_or_method():
         fixed_step("torchdiffeq:dopri5")
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].adaptive and isinstance(METHODS[name], RungeKutta)])
 def test_steps_begin_with_the_first_and_stay_below_the_longest(method):
     solution = solve(
@@ -256,6 +258,7 @@ def test_steps_begin_with_the_first_and_stay_below_the_longest(method):
 OF_PAIRS = [name for name, method in METHODS.items() if method.adaptive and isinstance(method, RungeKutta)]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint"])
 @pytest.mark.parametrize("method", OF_PAIRS)
 def test_no_step_is_tried_below_the_shortest_and_forced_ones_are_told(method, gradient):

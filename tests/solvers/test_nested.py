@@ -68,6 +68,7 @@ def largest_rms(e):
     return max(e[..., :4].square().mean().sqrt(), e[..., 4:].square().mean().sqrt())
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("method", OWN)
 def test_a_structure_is_its_flat_state(method, structure):
@@ -78,6 +79,7 @@ def test_a_structure_is_its_flat_state(method, structure):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["checkpoint", "reversible", "adjoint"])
 @pytest.mark.parametrize("method", ["rk4", "tsit5", "torchdiffeq:dopri5"])
 def test_every_kind_of_gradient_has_it(method, kind):
@@ -125,6 +127,7 @@ def test_projections_events_callbacks_times_and_norms_meet_the_structure():
     assert caught.value.solution.x1.keys() == start.keys()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["rms", "token", "max"])
 def test_a_norm_by_name_is_the_largest_of_the_tensors(name):
     # one entry that moves among 10,000 that rest is hidden in their tensor, and not beside it
@@ -140,6 +143,7 @@ def test_a_norm_by_name_is_the_largest_of_the_tensors(name):
     assert (hidden.accepted < alone.accepted) is (name != "max")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("method", ["dopri8", "explicit_adams", "rk4"])
 def test_odeint_takes_structures_for_all_methods(method):
     t = torch.linspace(0, 1, 5).double()

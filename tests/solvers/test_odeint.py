@@ -67,6 +67,7 @@ def problem(name, points=10, descending=False, dtype=torch.float64):
     return PROBLEMS[name].field, exact[0].to(dtype), t.to(dtype), exact.to(dtype)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("method", ["dopri5", "bosh3", "tsit5", None])
@@ -121,6 +122,7 @@ def test_a_tuple_of_tensors_is_a_state():
         odeint(lambda t, y: y[0], y0, t)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["dopri5", "rk4", "tsit5"])
 def test_a_nested_state_is_its_tuple(method):
     # a dictionary of a list, a tuple and a tensor, beside the tuple of the same tensors; an event and a norm meet the same structure
@@ -154,6 +156,7 @@ def test_a_nested_state_is_its_tuple(method):
     assert 0 < float(time.detach()) < 2
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("gradient", ["backprop", "adjoint", "checkpoint"])
 @pytest.mark.parametrize("method", ["dopri5", "rk4", "euler"])
 def test_gradients_of_state_parameter_and_times_are_torchdiffeqs(method, gradient):
@@ -305,6 +308,7 @@ def test_callbacks_that_would_go_unheard_are_said(name):
         odeint(field, torch.ones(2), torch.tensor([0.0, 1.0]))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("method", ["dopri5", "bosh3", "adaptive_heun", "tsit5", "dopri8"])
 def test_a_looser_tolerance_costs_fewer_evaluations_and_a_tighter_one_is_nearer(method, descending):
@@ -325,6 +329,7 @@ def test_a_looser_tolerance_costs_fewer_evaluations_and_a_tighter_one_is_nearer(
     assert errors[2] < 1e-3
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("gradient", ["backprop", "adjoint"])
 @pytest.mark.parametrize("method", ["dopri5", "bosh3", "rk4", "midpoint"])
 def test_gradients_of_a_tuple_with_entries_that_nothing_depends_on(method, gradient):
@@ -343,6 +348,7 @@ def test_gradients_of_a_tuple_with_entries_that_nothing_depends_on(method, gradi
     assert found[1].tolist() == pytest.approx([end, end], rel=close)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("method", sorted(set(NAMES) - set(ITS_METHODS)))
 def test_methods_that_only_they_have_are_run_by_them(method):
     t, y0 = torch.linspace(0, 2, 7, dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -366,6 +372,7 @@ def swinging(t, y):
     return speed, -torch.sin(angle) - 0.1 * speed + 0.1 * torch.cos(t)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("method", ["dopri5", "rk4"])
 def test_an_event_is_theirs_with_its_gradients(method, reverse):

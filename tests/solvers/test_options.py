@@ -46,6 +46,7 @@ def outcome(method, **request):
     return solution.x1.tolist(), solution.stats, solution.status, bool(seen)
 
 
+@pytest.mark.cases(25)
 @pytest.mark.parametrize("option", VALUES)
 @pytest.mark.parametrize("name", ALL)
 def test_an_option_is_heeded_or_refused(name, option):
@@ -59,6 +60,7 @@ def test_an_option_is_heeded_or_refused(name, option):
         unchecked(solve)([Segment(0, 1, field)], X0, method=method, **asked(**{option: value}))
 
 
+@pytest.mark.cases(19)
 @pytest.mark.parametrize("name", ALL)
 def test_saved_steps_are_all_steps_or_refused(name):
     method = ALL[name]
@@ -173,6 +175,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.cases(25)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))

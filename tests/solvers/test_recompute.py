@@ -147,6 +147,7 @@ def test_a_field_that_differentiates_an_energy(kind):
     assert_same(downhill, kind)
 
 
+@pytest.mark.slow
 @kinds
 def test_a_solve_within_a_field(kind):
     def nested(gradient):

@@ -74,6 +74,7 @@ def test_on_the_whole_plane_too(coupling):
         assert (abs(trace - coupling * trace.conjugate()) < 1 - coupling**2) == bool(np.abs(np.linalg.eigvals(matrix)).max() < 1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("coupling", [0.5, 0.99])
 @pytest.mark.parametrize("name", sorted(DAMPED))
 def test_an_adaptive_solve_is_right_or_says_that_it_is_not(name, coupling):
@@ -91,6 +92,7 @@ def test_an_adaptive_solve_is_right_or_says_that_it_is_not(name, coupling):
             assert solution.status is Status.PAIR_APART
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", sorted(DAMPED))
 @pytest.mark.parametrize(("method", "steps"), [("euler", 200), ("rk4", 100)])
 def test_fixed_steps_never_end_far_from_the_solution_with_success(method, steps, name):
@@ -107,6 +109,7 @@ def test_fixed_steps_never_end_far_from_the_solution_with_success(method, steps,
             assert solution.status is Status.PAIR_APART
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("request_", [{"method": "rk4", "steps": 100}, {"method": "euler", "steps": 200}])
 def test_the_issues_divergence_is_named_with_its_place_and_checkpoint_offered(request_):
     x = ONE.clone().requires_grad_()
@@ -128,6 +131,7 @@ def test_the_issues_divergence_is_named_with_its_place_and_checkpoint_offered(re
             torch.autograd.grad(end, x)
 
 
+@pytest.mark.slow
 def test_coarse_steps_of_a_model_are_a_model_and_a_mode_that_grows_is_none_there_either():
     model = small_model("pre", dt=1.0, depth=12)
     x0 = torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -140,6 +144,7 @@ def test_coarse_steps_of_a_model_are_a_model_and_a_mode_that_grows_is_none_there
     assert solution.status is Status.PAIR_APART
 
 
+@pytest.mark.slow
 def test_a_way_back_that_loses_the_state_raises_instead_of_giving_a_gradient():
     rate = torch.tensor(1.0, requires_grad=True)
     x = torch.linspace(-1, 1, 5).requires_grad_()
@@ -156,6 +161,7 @@ def test_a_state_that_starts_at_zero_has_its_gradient():
     assert torch.allclose(found, torch.full_like(found, math.e), rtol=1e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["a rotation", "a network"])
 @pytest.mark.parametrize("steps", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_in_float32_the_gradient_is_right_to_a_hundredth_or_is_refused(steps, name):

@@ -32,6 +32,7 @@ def switched(rates=(-1.0, 2.0, 0.5), dt=0.7, watch=None):
     return [Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), field(rate, k)) for k, rate in enumerate(rates)]
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("method", ADAPTIVE)
 def test_adaptive_methods_reach_the_closed_form_over_switches(method):
     x0 = torch.tensor([1.0, -2.0], dtype=torch.float64)
@@ -40,6 +41,7 @@ def test_adaptive_methods_reach_the_closed_form_over_switches(method):
     assert solution.status is Status.SUCCESS
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
 def test_adaptive_error_follows_the_tolerance(method):
     x0 = torch.tensor([1.0, -2.0], dtype=torch.float64)
@@ -68,6 +70,7 @@ def test_fixed_methods_have_their_order_on_a_nonlinear_switched_system_that_scip
     assert math.log2(errors[0] / errors[1]) > order - slack
 
 
+@pytest.mark.cases(22)
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_field_is_evaluated_outside_its_segment(method):
     watch = []
@@ -77,6 +80,7 @@ def test_no_field_is_evaluated_outside_its_segment(method):
         assert float(Fraction(0.7) * k) <= t <= float(Fraction(0.7) * (k + 1))
 
 
+@pytest.mark.cases(22)
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_integration_backward_undoes_integration_forward(method):
     steps = 1 if METHODS[method].adaptive else 200
@@ -86,6 +90,7 @@ def test_integration_backward_undoes_integration_forward(method):
     assert torch.allclose(back, x0, atol=2e-2 if METHODS[method].order == 1 else 2e-4)
 
 
+@pytest.mark.cases(22)
 @pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("device", DEVICES)
@@ -96,6 +101,7 @@ def test_state_keeps_its_dtype_device_and_shape(method, dtype, device):
     assert x1.shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_evaluations_are_counted_as_they_happen():
     for method, stages in (("euler", 1), ("midpoint", 2), ("heun", 2), ("rk4", 4)):
         watch = []
@@ -109,6 +115,7 @@ def test_evaluations_are_counted_as_they_happen():
         assert solution.stats.evaluations == len(watch)
 
 
+@pytest.mark.slow
 @given(
     dt=st.floats(1e-3, 10),
     parts=st.integers(1, 12),
@@ -182,6 +189,7 @@ def test_the_adaptive_step_is_carried_across_switches():
     assert together < apart
 
 
+@pytest.mark.cases(16)
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"torchdiffeq:scipy_solver"}))
 def test_backprops_gradients_of_state_and_parameter_are_right(method):
     steps = 1 if METHODS[method].adaptive else 3
@@ -228,6 +236,7 @@ def test_an_initial_state_that_is_not_finite_is_found_at_the_start(method):
     assert (solution.status, solution.segment, solution.time) == (Status.NON_FINITE, 0, 0.0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
 def test_a_singularity_ends_as_an_underflow_near_it(method):
     solution = solve([Segment(0, 2, blow_up)], torch.ones(1, dtype=torch.float64), method=method, throw=False)
@@ -349,6 +358,7 @@ def faults(method, steps, rtol):
     return [words for words, is_so in wrong.items() if is_so]
 
 
+@pytest.mark.slow
 @given(
     method=st.sampled_from([*sorted(METHODS), "nonsense"]),
     steps=st.integers(-1, 5),

@@ -17,6 +17,7 @@ def van_der_pol(mu):
     return lambda t, x: torch.stack([x[1], mu * (1 - x[0] ** 2) * x[1] - x[0]])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "adjoint"])
 @pytest.mark.parametrize("method", EXPLICIT)
 def test_stiffness_is_warned_of(method, gradient):
@@ -31,6 +32,7 @@ def test_stiffness_is_warned_of(method, gradient):
     assert solution.stats.accepted == pytest.approx(steps, rel=0.5)
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("method", ["dopri5", "tsit5", "dop853"])
 @pytest.mark.parametrize("name", sorted(DETEST))
 def test_problems_that_are_not_stiff_bring_no_warning(method, name):

@@ -44,6 +44,7 @@ def gradients(call, t=T, **request):
     return [y.detach(), *torch.autograd.grad((y.square() * torch.arange(1, 3).double()).sum(), (y0, func.a, moments))]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", [*OURS, *THEIRS])
 def test_odeint_adjoint_has_the_solution_and_gradients(method):
     request = {"method": method, "rtol": tolerance(method), "atol": tolerance(method)}
@@ -54,6 +55,7 @@ def test_odeint_adjoint_has_the_solution_and_gradients(method):
         assert torch.allclose(a, b, **close), i
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "request_",
     [
@@ -138,6 +140,7 @@ def test_an_event_is_gone_to_again_by_the_steps_that_were_begun():
     assert 2 * 4 * steps < len(called) < 2 * 4 * (steps + 2) + 100  # twice 4 stages a step, and what looks for the root
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("interface", ["odeint", "odeint_adjoint"])
 @pytest.mark.parametrize("method", ["dopri5", "bosh3", "rk4"])
@@ -258,6 +261,7 @@ def lines(t, y):
     return torch.stack([torch.cos(9 * t) * y[0], -y[1], y[2] * y[1]])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["dopri5", "bosh3", "dopri8"])
 def test_tolerances_by_entry_are_theirs(method):
     y0, t = torch.tensor([1.0, 2.0, 0.5]).double(), T[[0, -1]]
@@ -305,6 +309,7 @@ def test_every_call_of_theirs_is_here():
             ), (name, key)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [None, {"jump_t": [0.5], "max_step": 0.2}])
 @pytest.mark.parametrize("method", [None, "dopri5", "bosh3", "tsit5", "adaptive_heun"])
 def test_odeint_dense_is_the_solution_between(method, options):

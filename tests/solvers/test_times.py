@@ -38,6 +38,7 @@ def test_a_field_shared_by_two_segments_is_that_of_each(method, name, dtype):
     assert own.stats == one.stats
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("gradient", ["checkpoint", "adjoint", "reversible"])
 @pytest.mark.parametrize("method", ["euler", "rk4", "tsit5"])
 def test_gradients_see_the_same_sides(method, gradient):
@@ -125,6 +126,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("method", ["dopri5", "tsit5"])
 def test_a_field_that_is_not_finite_is_named_so_and_where(method, name):

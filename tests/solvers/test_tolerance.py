@@ -23,6 +23,7 @@ def segments():
     return [Segment(0, 1, swings), Segment(1, 2, lambda t, x: -x)]
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("method", ADAPTIVE)
 def test_equal_ones_are_one_number(method):
     one = solve(segments(), X0, method=method, rtol=1e-5, atol=1e-7)
@@ -31,6 +32,7 @@ def test_equal_ones_are_one_number(method):
     assert one.stats == each.stats
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("method", ["bosh3", "dopri5", "tsit5", "esdirk4"])  # whose steps are many and small enough to be counted
 def test_an_entrys_tolerance_is_kept_at_the_cost_of_its_own(method):
     exact = X0 * torch.exp(torch.sin(RATES) / RATES)

@@ -86,6 +86,7 @@ def figures(result):
     return [] if result is None or isinstance(result, str) else [result]
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", INSTRUMENTS)
 @pytest.mark.parametrize("placement", NAMES)
 def test_one_sublayer_at_a_time(placement, name):
@@ -148,6 +149,7 @@ class WithHead(torch.nn.Module):
         return self.readout(x)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("tied", [False, True])
 def test_embedding_and_head_on_demand_have_the_gradients_that_they_have_in_memory(tied):
     model = WithHead(small_model("peri").depth, tied).requires_grad_(False)

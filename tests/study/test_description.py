@@ -75,6 +75,7 @@ WRONG = {
 }
 
 
+@pytest.mark.cases(18)
 @pytest.mark.parametrize("what", WRONG)
 def test_a_mistake_gets_one_line_with_the_fix(what):
     changes, said = WRONG[what]

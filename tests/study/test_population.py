@@ -53,6 +53,7 @@ def same(together, alone, tolerance):
     assert losses(together, "validation_loss") == pytest.approx(losses(alone, "validation_loss"), abs=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_of_50_steps_are_those_alone(kind, dtype):
@@ -79,6 +80,7 @@ ENTRIES = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_every_entry_that_batches_has_the_losses_that_it_has_alone(entry):
     """What cannot be batched is no population in the first place: `grouped` leaves it alone."""
@@ -89,6 +91,7 @@ def test_every_entry_that_batches_has_the_losses_that_it_has_alone(entry):
         same(together, train_run(run, data), 1e-10)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "changes", [{"optimiser": "sgd"}, {"accumulate": 2}, {"temperature_start": 3.0, "temperature_steps": 10}]
 )
@@ -98,6 +101,7 @@ def test_the_optimisers_and_schedules_are_those_alone(changes):
         same(together, train_run(run, data), 1e-12)
 
 
+@pytest.mark.slow
 def test_a_member_that_diverges_harms_no_other():
     runs, data = members(dtype="float64", iterations=12), from_text(TEXT, MODEL.context)
     wild = dataclasses.replace(runs[1], training=dataclasses.replace(runs[1].training, learning_rate=1e200, warmup=0))
@@ -108,6 +112,7 @@ def test_a_member_that_diverges_harms_no_other():
         same(together, train_run(run, data), 1e-12)
 
 
+@pytest.mark.slow
 def test_measures_are_of_the_trained_member():
     runs = [dataclasses.replace(run, measure=("moments",)) for run in members(dtype="float64", iterations=4)]
     data = from_text(TEXT, MODEL.context)

@@ -76,6 +76,7 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
     assert all(math.isnan(value) for value in mean_interval([]))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_the_interval_of_a_few_seeds_covers_their_mean_as_often_as_it_says(seeds):
     """The percentile bootstrap alone covers 75% with three seeds, 84% with five."""
@@ -124,6 +125,7 @@ def test_spearman_is_scipys():
     assert low == pytest.approx(high) == pytest.approx(1.0)
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("scale", SIZES)
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_study_whose_runs_its_contrasts_find(name, scale):
@@ -140,6 +142,7 @@ def test_every_preset_is_a_study_whose_runs_its_contrasts_find(name, scale):
     assert preset.source
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("name", PRESETS)
 def test_small_is_small(name):
     """20 minutes on two processors, at a rate of 3 GFLOP/s that small models reach one by one."""

@@ -67,18 +67,21 @@ def order(points, errors):
 # --- the grid and Hopf-Lax solve the same equation
 
 
+@pytest.mark.cases(1)
 @every_norm
 def test_on_smooth_data_weno_converges_to_hopf_lax_at_order_two_and_a_half_or_more(name):
     points = (21, 41, 81)
     assert order(points, grid_errors(make(name, beta=(0.3, -0.2)), smooth, "weno5", points, 0.25)) >= 2.5
 
 
+@pytest.mark.cases(1)
 @every_norm
 def test_on_smooth_data_upwind_converges_to_hopf_lax_at_order_one(name):
     points = (21, 41, 81)
     assert order(points, grid_errors(make(name, beta=(0.3, -0.2)), smooth, "upwind", points, 0.25)) == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_on_data_with_kinks_the_order_is_about_one(scheme):
     """Two cones, whose tips widen and whose front meets in a ridge; averaged over where the tips fall between the nodes."""
@@ -90,6 +93,7 @@ def test_on_data_with_kinks_the_order_is_about_one(scheme):
     assert order(points, np.mean(errors, 0)) >= 0.9
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("width", [1, 3])
 def test_on_a_line_and_in_space_the_grid_finds_the_distance_to_a_target(width):
     """gamma = 1: Phi = max(|x| - sqrt(d) (T - t), 0)."""
@@ -103,6 +107,7 @@ def test_on_a_line_and_in_space_the_grid_finds_the_distance_to_a_target(width):
 # --- the reachable set
 
 
+@pytest.mark.slow
 @every_scheme
 def test_what_lies_outside_the_reachable_set_does_not_change_the_value(scheme):
     """Finite speed: a change of G beyond an edge comes in by sqrt(d) gamma (T - t) and no further, but that far it does come."""
@@ -167,6 +172,7 @@ def test_the_flat_value_is_the_infimum_of_the_terminal_cost():
     torch.testing.assert_close(value, torch.full_like(value, infimum), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_grid_sees_the_relaxation_too():
     grid, terminal = square(41), NearestTarget(((0.0, 0.0),))
     spreads = []

@@ -69,6 +69,7 @@ def loss_from(model: SimpleNamespace, k: int, x: Tensor) -> float:
 MODELS = {"none": (None, None), "output": ("layernorm", None), "output, rms": ("rmsnorm", None), "post": (None, "layernorm")}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("norms", MODELS.values(), ids=MODELS)
 def test_costate_is_the_derivative_of_the_loss_by_the_state(norms: tuple[str | None, str | None]) -> None:
     model = make_model(*norms)
@@ -81,6 +82,7 @@ def test_costate_is_the_derivative_of_the_loss_by_the_state(norms: tuple[str | N
             assert float((p * direction).sum()) == pytest.approx(slope, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_costate_solves_the_adjoint_equation_with_the_dense_jacobian() -> None:
     model = make_model("layernorm")
     result = costate(model, *TEXT, form="continuous", rtol=1e-9, atol=1e-9)
@@ -129,6 +131,7 @@ class SlowManifold(nn.Module):
         return torch.stack([y + 1, end + away * math.exp(-a), w * area.exp()], -1)
 
 
+@pytest.mark.slow
 def test_conserved_product_does_not_show_an_error_of_the_state_it_is_computed_on() -> None:
     """Corrected: drift is error, but not every error drifts. With X carried back over the segment, P is 10 % wrong."""
     field = SlowManifold()

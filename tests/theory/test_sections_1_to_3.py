@@ -6,6 +6,7 @@ from ctrans.stability.forward.conservation import conservation_drift
 from tests.helpers import small_model, tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_name", ["layernorm", "rmsnorm"])
 def test_the_projected_ode_keeps_the_state_on_the_image(norm_name):
     model = small_model("post", norm=norm_name, dt=1.0)

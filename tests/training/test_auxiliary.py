@@ -41,6 +41,7 @@ def test_the_objective_is_the_loss_and_the_weighted_terms_of_each_map_at_what_it
         torch.testing.assert_close(have, want)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_terms_have_their_gradient_with_every_kind(gradient):
     found = []
@@ -57,6 +58,7 @@ def test_in_evaluation_nothing_is_added():
     torch.testing.assert_close(objective.eval()(ids, targets).total, model(ids, targets)[1])
 
 
+@pytest.mark.slow
 def test_terms_are_logged_and_biases_follow_the_load(tmp_path):
     run, progress = start(tmp_path, model=MOE, bias_rate=0.01, accumulate=2)
     carry_out(run, progress)
@@ -73,6 +75,7 @@ def test_without_a_rate_biases_stay(tmp_path):
     assert not run.model.depth.sublayers[1].field.choice_bias.any()
 
 
+@pytest.mark.slow
 def test_a_run_with_experts_is_resumed_to_the_bit(tmp_path):
     run, progress = start(tmp_path / "whole", model=MOE, bias_rate=0.01)
     carry_out(run, progress)
@@ -86,6 +89,7 @@ def test_a_run_with_experts_is_resumed_to_the_bit(tmp_path):
     assert any(key.endswith("choice_bias") for key in expected)
 
 
+@pytest.mark.slow
 def test_more_pressure_evens_the_load(tmp_path):
     found = []
     for balance in (0.0, 1.0):

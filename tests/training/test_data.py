@@ -123,6 +123,7 @@ def test_the_fingerprint_tells_other_data():
 BLANK = from_text(bytes(200_000), 4).fingerprint()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 199_999))
 def test_the_fingerprint_sees_every_token_of_a_text_of_usual_size(place):
     text = bytearray(200_000)

@@ -49,6 +49,7 @@ def test_every_start_is_that_of_a_row():
         assert bool((tokens[:, :-1] < LEVELS).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_placement_trains_on_them(placement, tmp_path):
     result = run(
@@ -67,6 +68,7 @@ def test_a_short_run_beats_chance_clearly(tmp_path):
     assert strict(result.stdout)["accuracy"] > 0.5, "a tenth is chance"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     args = ["train", "--task", "digits", *TINY, "--eval-every", "2", "--save-every", "2", "--json", "-"]
     whole = strict(

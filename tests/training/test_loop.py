@@ -44,6 +44,7 @@ def stopped_at(step, number=signal.SIGTERM):
     return observe
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_the_best_checkpoint_is_the_best(tmp_path):
     run, progress = start(tmp_path, iterations=60, learning_rate=3e-2, eval_every=10)
     outcome = carry_out(run, progress)
@@ -93,6 +94,7 @@ def test_temperature_is_warm_in_training_and_the_models_own_in_evaluation(tmp_pa
     assert [tau for training, tau in seen if training][8:] == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_without_touching_the_weights(tmp_path):
     run, progress = start(tmp_path)
 
@@ -123,6 +125,7 @@ def test_validation_losses_above_the_margin_end_the_run_and_are_not_saved(tmp_pa
     assert last < next(step for step, loss in evaluated.items() if loss > evaluated[0] + 0.5)
 
 
+@pytest.mark.slow
 def test_an_adaptive_solver_that_fails_counts_as_divergence(tmp_path):
     run, progress = start(tmp_path, method="tsit5", rtol=1e-3, eval_every=100)
 
@@ -218,6 +221,7 @@ def interrupted(directory, stops, **changes):
     return weights(run)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(stops=st.sets(st.integers(1, 12), min_size=1, max_size=3))
 def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_log(stops, whole, tmp_path_factory):
@@ -227,6 +231,7 @@ def test_a_run_interrupted_anywhere_ends_with_the_same_bits_and_log(stops, whole
     assert rows(directory) == rows_then
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_part_of_the_state_is_restored(variant, whole, tmp_path):
     weights_then, rows_then = whole(**VARIANTS[variant])
@@ -234,6 +239,7 @@ def test_every_part_of_the_state_is_restored(variant, whole, tmp_path):
     assert rows(tmp_path) == rows_then
 
 
+@pytest.mark.slow
 def test_weights_in_depth_are_resumed_exactly_too(tmp_path):
     model = {"depth_weights": "chebyshev", "knots": 2, "depth": 4}
     expected = weights_after(tmp_path / "whole", model=model)

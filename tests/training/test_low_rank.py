@@ -32,6 +32,7 @@ def fresh(**changes):
     return GPT(GPTConfig(**{**MODEL, **changes}), seed=5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("changes", [{}, {"gradient": "adjoint", "method": "rk4"}, {"dtype": "bfloat16"}])
 def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(tmp_path, changes):
     whole = train(fresh(), settings(**changes), TEXT, out=tmp_path / "whole")
@@ -55,6 +56,7 @@ def _stop_at(step):
     return observe
 
 
+@pytest.mark.slow
 def test_the_command_updates_a_model_at_another_depth_and_the_others_read_it(tmp_path):
     assert run("train", *SIZE, *QUICK, "--iterations", "2", "--out", tmp_path / "a").exit_code == 0
     on = ["train", "--from", tmp_path / "a", *QUICK, "--iterations", "3", "--learning-rate", "0.1", "--warmup", "0"]

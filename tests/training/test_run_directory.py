@@ -206,6 +206,7 @@ def test_overwriting_removes_copies_of_checkpoints_and_nothing_that_a_user_made(
     assert (tmp_path / "best").is_symlink()
 
 
+@pytest.mark.slow
 def test_killed_before_any_operation_a_run_that_overwrites_leaves_one_that_is_whole(tmp_path, monkeypatch):
     total, killed_after = operations(monkeypatch, tmp_path / "count", 0)
     seen = set()
@@ -225,6 +226,7 @@ def test_killed_before_any_operation_a_run_that_overwrites_leaves_one_that_is_wh
     assert seen == {0, 3}
 
 
+@pytest.mark.slow
 @given(steps=st.lists(st.integers(1, 30), unique=True, min_size=1, max_size=6).map(sorted), good=st.integers(0, 30))
 def test_the_newest_checkpoint_up_to_the_last_good_evaluation_is_kept_and_gone_back_to(steps, good, tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")

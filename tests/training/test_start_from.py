@@ -34,6 +34,7 @@ def test_other_depths_take_the_same_depth_time(tmp_path):
         assert other.depth.times[-1] == pytest.approx(0.6)
 
 
+@pytest.mark.slow
 def test_halved_or_doubled_blocks_that_are_smooth_in_depth_converge_to_the_same_ode_at_first_order(tmp_path):
     """Free weights, each block's those of a linear function of depth: the limit is approached like 1/D from either side."""
     smooth = learned(GPT(small_config("pre", depth=24, dt=0.05, depth_weights="linear", knots=2)).double(), 0.02)
@@ -59,6 +60,7 @@ def test_other_settings_are_refused(tmp_path):
         start_from(stack, {"depth": 4})
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_at_another_depth(tmp_path):
     size = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "8", "--batch", "2", "--eval-windows", "2"]
     assert run("train", *size, "--iterations", "2", "--out", tmp_path / "a").exit_code == 0

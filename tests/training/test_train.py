@@ -21,6 +21,7 @@ def weights(directory):
     return load(directory / "last").state_dict()
 
 
+@pytest.mark.slow
 def test_a_run_has_the_bits_of_the_commands(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(TEXT)
@@ -38,6 +39,7 @@ def test_a_run_has_the_bits_of_the_commands(tmp_path):
     assert trained.progress.best == min(row["validation_loss"] for row in seen if "validation_loss" in row)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["bytes", "Data", "bin"])
 def test_data_come_in_every_form(kind, tmp_path):
     if kind == "bin":

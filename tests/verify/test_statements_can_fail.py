@@ -50,6 +50,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_statement_about_something_else_is_violated(name):
     statement, owner, attribute, wrong = MUTATIONS[name]

@@ -33,6 +33,7 @@ def right_as_printed(test):
     return Statement("x", 1, "nobody", "something", test, test)
 
 
+@pytest.mark.cases(129)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STATEMENTS])
 def test_a_statement_holds_and_its_printed_form_does_what_is_said_of_it(name):
     result = verify(STATEMENTS[name], cases=6)
@@ -210,6 +211,7 @@ def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
     assert verify(STATEMENTS["theorem-6-attained"], 20).verdict == "violated"
 
 
+@pytest.mark.slow
 def test_an_attention_bound_without_the_querys_bias_is_seen(monkeypatch):
     sound = lipschitz_statements.attention_bound
     monkeypatch.setattr(lipschitz_statements, "attention_bound", lambda *args, biases=True: sound(*args, biases=False))

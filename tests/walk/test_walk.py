@@ -46,6 +46,7 @@ def test_states_of_a_depth_are_its_steps_and_hold_no_graph():
     assert not any(x.requires_grad for x in found)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [AttentionByDepth, lambda: LyapunovExponents(count=2)], ids=["attention", "lyapunov"])
 def test_an_instrument_that_walks_again_finds_the_same(make):
     model, instrument = small_model("peri"), make()
@@ -129,6 +130,7 @@ def test_matrices_of_one_role_count_together(monkeypatch):
     assert found.sublayers[1].matrices["W_1"] == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_an_attention_without_a_plain_path_stops_only_what_differentiates_it_twice(monkeypatch):
     monkeypatch.setitem(ATTENTIONS, "fused", Fused)
     findings = screen(own(attention="fused").float(), tokens(), tokens(seed=1), "quick").steps

@@ -87,6 +87,7 @@ def test_the_chebyshev_basis_is_numpys(s, count):
     assert BASES["chebyshev"].functions(s, count) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.cases(1)
 @bases
 @given(places, st.integers(1, 16))
 def test_interpolation_keeps_the_variance_of_independent_values_between_a_half_and_a_tenth_more(basis, s, count):
@@ -136,6 +137,7 @@ def test_the_number_of_parameters_does_not_depend_on_depth(basis, depth):
     assert number_of_weights(model.config) == sum(p.numel() for p in own.values() if p.dim() == 2)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["peri", "deepnorm"])
 @bases
 def test_a_coefficients_gradient_is_the_free_blocks_gradients_weighted_by_its_function(basis, name):
@@ -156,6 +158,7 @@ def test_a_coefficients_gradient_is_the_free_blocks_gradients_weighted_by_its_fu
                 assert torch.allclose(plain(coefficients, key, j).grad, total, atol=1e-12), (key, j)
 
 
+@pytest.mark.cases(1)
 @bases
 def test_resampling_takes_theta_exactly_with_coefficients_of_its_own(basis):
     depth = model_in_depth(basis).depth
@@ -171,6 +174,7 @@ def test_resampling_takes_theta_exactly_with_coefficients_of_its_own(basis):
         assert finer.times[-1] == pytest.approx(depth.times[-1], rel=1e-15)
 
 
+@pytest.mark.cases(1)
 @bases
 def test_coarsening_undoes_refining_bit_for_bit(basis):
     depth = model_in_depth(basis).depth
@@ -179,6 +183,7 @@ def test_coarsening_undoes_refining_bit_for_bit(basis):
     assert torch.equal(back(x), depth(x))
 
 
+@pytest.mark.cases(1)
 @bases
 def test_symmetric_blocks_share_theta(basis):
     depth = model_in_depth(basis).depth
@@ -189,6 +194,7 @@ def test_symmetric_blocks_share_theta(basis):
     assert torch.equal(finer.sublayers[4].field.qkv.weight, depth.refine(2).sublayers[2].field.qkv.weight)
 
 
+@pytest.mark.cases(1)
 @bases
 def test_a_copy_a_change_of_dtype_and_a_state_dict_keep_what_is_shared(basis):
     model = model_in_depth(basis)
@@ -212,6 +218,7 @@ def test_setting_a_parameter_sets_theta_there():
     assert torch.allclose(field.out.weight, value, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("basis", "placement"), [*((basis, "peri") for basis in sorted(BASES)), ("linear", "post")])
 def test_more_blocks_converge_at_order_one_to_the_averaged_ode(basis, placement):
     """The limit is integrated by itself: (v_attn + v_ffn)/2 with theta(t/T) from the coefficients, in pieces on which it is smooth."""
@@ -243,6 +250,7 @@ def test_more_blocks_converge_at_order_one_to_the_averaged_ode(basis, placement)
     assert Convergence("depth", "plain", placement, sizes, errors, 1).order == pytest.approx(1, abs=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "order"), [("euler", 1), ("midpoint", 2)])
 @pytest.mark.parametrize("basis", ["chebyshev", "network"])
 def test_with_one_segment_a_block_refinement_in_depth_converges_at_the_methods_order(basis, method, order):
@@ -279,6 +287,7 @@ def test_the_network_and_the_coefficients_are_trained_and_begin_as_polynomials()
     assert all(p.grad is not None and p.grad.any() for p in named.values() if p.dim() == 2)
 
 
+@pytest.mark.cases(1)
 @bases
 def test_a_discretisation_is_the_gpt_with_the_sampled_weights_bit_for_bit(basis):
     model = model_in_depth(basis).at_depth(7)
@@ -306,6 +315,7 @@ def test_an_evaluation_at_another_depth_keeps_depth_time_and_alpha(name):
     assert torch.equal(model.at_depth(2)(tokens())[0], model(tokens())[0])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["peri", "post"])
 def test_twice_the_blocks_halve_the_distance_to_the_limit(name):
     """Free weights: theta is linear between the blocks' midpoints. Norms keep gain 1 (theory, section 3)."""
@@ -327,6 +337,7 @@ def test_an_evaluation_at_another_depth_leaves_the_model_alone():
         model.at_depth(2, "linaer")
 
 
+@pytest.mark.cases(1)
 @bases
 def test_what_looks_at_models_takes_functions_of_depth_for_weights(basis):
     """Growth bounds, costates and velocities are those of the free model with the same values."""

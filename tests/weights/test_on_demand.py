@@ -40,6 +40,7 @@ def test_logits_are_those_of_weights_that_stay_bit_for_bit(placement, dtype):
     assert torch.equal(drawn(tokens())[0], whole(tokens())[0])
 
 
+@pytest.mark.cases(1)
 @each_placement
 def test_costates_and_continuous_trajectories_are_those_of_weights_that_stay_bit_for_bit(placement):
     whole, drawn = (model.double() for model in pair(placement, dt=0.1, embedding_std=1.0))
@@ -83,6 +84,7 @@ def test_one_piece_is_there_at_a_time_and_stays_while_it_is_used():
         assert maps[k].weight is maps[k].weight
 
 
+@pytest.mark.slow
 def test_a_graph_keeps_its_own_weights_and_no_others():
     live = weakref.WeakSet()
     maps, x = counted(live), torch.ones(1, 4, requires_grad=True)

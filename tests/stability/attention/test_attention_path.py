@@ -29,6 +29,7 @@ def by_hand(sublayer, h, x):
     return h * state @ inner @ block_diagonal(sublayer.input_norm, x)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_attention_path_is_the_jacobian_less_values_and_residual(name, qk_norm):

@@ -25,6 +25,7 @@ def brute(p):
     return (4 * masses * masses.flip(-1)).amax(-1) / p.sum(-1).square()
 
 
+@pytest.mark.slow
 @given(st.integers(1, 13), st.floats(-3, 1.3), st.booleans(), st.integers(0, 10_000))
 @settings(max_examples=150)
 def test_exact_theta_is_brute_force(entries, spread, tied, seed):
@@ -40,6 +41,7 @@ def test_exact_theta_is_brute_force_at_twenty_entries():
     assert (balanced_mass(p).lower - brute(p)).abs().max() <= 1e-15
 
 
+@pytest.mark.slow
 @given(st.integers(EXACT + 1, 34), st.sampled_from([0.0, 0.01, 0.04, 0.3, 1.0, 2.0, 5.0]), st.integers(0, 10_000))
 @settings(max_examples=40)
 def test_a_bracket_encloses_the_exact_value_and_is_as_narrow_as_asked(entries, spread, seed):
@@ -52,12 +54,14 @@ def test_a_bracket_encloses_the_exact_value_and_is_as_narrow_as_asked(entries, s
     assert found.width.max() <= 1e-9
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("entries", [32, 35, 64, 100, 257])
 def test_rows_of_normal_logits_are_known_to_a_billionth(entries):
     for spread in (0.3, 1.0, 1.5, 2.0, 4.0):
         assert balanced_mass((spread * noise(300, entries)).softmax(-1)).width.max() <= 1e-9
 
 
+@pytest.mark.slow
 @given(st.integers(17, 100), st.floats(0, 1))
 def test_nearly_equal_entries_of_odd_number_are_exact_by_parity(half, share):
     """p_i = q + r_i with sum abs(r) below q: delta = q - sum abs(r - median)."""
@@ -71,6 +75,7 @@ def test_nearly_equal_entries_of_odd_number_are_exact_by_parity(half, share):
     assert float(found.upper) == pytest.approx(1 - float(median - (p - median).abs().sum()) ** 2, abs=1e-15)
 
 
+@pytest.mark.slow
 @given(st.integers(31, 200), st.floats(0.5, 0.999), st.integers(0, 1000))
 def test_a_top_mass_above_one_half_makes_theta_exact(entries, top, seed):
     p = torch.cat([torch.tensor([top], dtype=torch.float64), (1 - top) * noise(entries, seed=seed).softmax(-1)])
@@ -98,6 +103,7 @@ def test_theta_of_the_regimes_is_in_closed_form():
     assert float(balanced_mass(torch.tensor([0.4, 0.1, 0.4, 0.1])).lower) == pytest.approx(1.0, abs=1e-7)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9), st.floats(0.1, 5), st.integers(0, 1000))
 @settings(max_examples=50)
 def test_the_softmax_jacobians_norm_is_theta_over_tau(entries, tau, seed):
@@ -128,6 +134,7 @@ def test_the_peaked_corollary_fails_above_one_half_and_holds_below():
     assert float(peaked_bound(p)) == 1.0
 
 
+@pytest.mark.slow
 @given(st.integers(1, 12), st.floats(-1, 1), st.integers(0, 10_000))
 def test_theta_never_exceeds_the_corrected_peaked_bound(entries, spread, seed):
     p = (10**spread * noise(4, entries, seed=seed)).softmax(-1)

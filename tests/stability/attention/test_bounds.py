@@ -54,6 +54,7 @@ def test_the_block_norm_is_the_rms_of_the_largest_token():
     assert block_norm(x).tolist() == [2.0, 3.0]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 1000))
 @settings(max_examples=25)
 def test_the_local_value_of_a_linear_map_lies_between_sampled_and_dense_norms(count, width, seed):
@@ -80,6 +81,7 @@ def test_more_rows_never_lower_the_local_value():
         assert block_gain(module, x) >= 0.9 * max(each)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("changes", [{}, {"parallel_blocks": True}, {"attention": "linear"}], ids=["two", "parallel", "linear"])
 @pytest.mark.parametrize("placement", NAMES)
 def test_a_step_and_a_map_at_tokens_looked_at_alone(placement, changes):
@@ -95,6 +97,7 @@ def test_a_step_and_a_map_at_tokens_looked_at_alone(placement, changes):
             assert local == pytest.approx(block_gain(sublayer.field, x, rows=rows, generator=generators[1]), rel=1e-11)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", NAMES)
 def test_a_blocks_local_value_is_that_of_its_steps_on_all_tokens(placement):
     model, trajectory = states(placement)
@@ -120,6 +123,7 @@ def test_theta_of_full_causal_and_padded_rows():
     assert attention_theta(causal, x, ~tail).masked[0, 0].tolist() == [True] * 4 + [False] * 2
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", NAMES)
 def test_every_attention_layer_is_described(placement):
     model, trajectory = states(placement)
@@ -219,6 +223,7 @@ def test_without_eps_the_printed_bound_is_infinite_and_the_local_one_is_not():
     assert math.isfinite(layer.bound)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("changes", [{"heads": 1}, {"width": 2, "heads": 1}, {"width": 2, "heads": 2}])
 def test_small_models_are_described(changes):
     model = small_model("pre", **changes)
@@ -235,6 +240,7 @@ def test_one_token_has_no_attention_path():
     assert layer.log_sensitivity["theta"] == -math.inf
 
 
+@pytest.mark.slow
 def test_equal_tokens_read_each_other_evenly():
     model = small_model("pre", causal=False)
     x = noise(16).expand(1, 35, 16)

@@ -45,6 +45,7 @@ def gauss_newton(J, p):
     return torch.einsum("nva,nvw,nwb->ab", J, H, J) / len(p)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["pre", "peri", "post"])
 def test_largest_eigenvalues_are_the_dense_matrix(name, masked):
@@ -62,6 +63,7 @@ def test_largest_eigenvalues_are_the_dense_matrix(name, masked):
         assert seen.learning_rate == pytest.approx(allowed / float(exact[-1]), rel=1e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["pre", "peri"])
 def test_the_tangent_kernel_is_that_of_centred_target_logits(name):
     model, text, targets = setting(name)

@@ -35,6 +35,7 @@ SPECTRA = {
 }
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", SPECTRA)
 @pytest.mark.parametrize("steps", [12, 24, 48])
 def test_mean_and_deviation_are_the_spectrums_within_their_errors(name, steps):
@@ -47,6 +48,7 @@ def test_mean_and_deviation_are_the_spectrums_within_their_errors(name, steps):
         assert found.lost == pytest.approx(lost, abs=0.05 if lost else 1e-6)
 
 
+@pytest.mark.slow
 def test_more_steps_bring_them_nearer_on_a_wide_spectrum():
     values = SPECTRA["wide"]
     mean, deviation, _ = exact(values)
@@ -55,6 +57,7 @@ def test_more_steps_bring_them_nearer_on_a_wide_spectrum():
     assert many.deviation == pytest.approx(deviation, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_depths_spectrum_is_that_of_its_dense_jacobian(name):
     model, text = small_model(name, depth=1, eps=1e-12), tokens(1, 6)
@@ -75,6 +78,7 @@ def test_a_jacobian_that_is_zero_has_no_logarithms():
         log_singular_values(of_values(torch.zeros(5, dtype=torch.float64)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "values", [SPECTRA["lognormal"][:48], torch.cat([torch.linspace(0.5, 1.5, 40), torch.zeros(8)]).double()]
 )

@@ -26,6 +26,7 @@ def linear_depth(matrix, blocks, dt):
     return Depth([Sublayer(Matrix(matrix), kind) for _ in range(blocks) for kind in ("attention", "ffn")], dt)
 
 
+@pytest.mark.slow
 def test_a_constant_linear_field_has_the_logarithms_of_its_eigenvalues():
     rates = torch.tensor([2.0, 0.5, -1.0], dtype=torch.float64)
     basis = torch.randn(3, 3, dtype=torch.float64)
@@ -35,6 +36,7 @@ def test_a_constant_linear_field_has_the_logarithms_of_its_eigenvalues():
     assert found.time == pytest.approx(30)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("placement", FREE)
 def test_the_exponents_sum_to_the_logarithm_of_the_determinant(placement):
     model = small_model(placement, width=4)

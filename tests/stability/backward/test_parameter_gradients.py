@@ -66,6 +66,7 @@ def test_of_a_head_of_its_own_nothing_is_held_but_a_norm():
     assert found.rest == pytest.approx(rest, rel=1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("basis", sorted(BASES))
 def test_weights_that_are_functions_of_depth_have_the_gradients_of_equal_free_ones(basis):
     model = small_model("peri", depth_weights=basis, knots=2)
@@ -82,6 +83,7 @@ def test_weights_that_are_functions_of_depth_have_the_gradients_of_equal_free_on
 
 
 # a tied head, norms that are 1 + weight, a head of its own behind a transformation
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["gpt2", "gemma3", "olmo2", "bert"])
 def test_an_imported_models_norms_are_those_of_autograd_through_all_of_it(family):
     model = Imported(made(family).double())

@@ -28,6 +28,7 @@ def spectral(matrix):
     return float(torch.linalg.matrix_norm(matrix, 2))
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(PLACEMENTS)),
     st.sampled_from(sorted(NORMS)),
@@ -46,6 +47,7 @@ def test_sublayer_sensitivity_is_the_dense_jacobians_largest_singular_value(plac
         assert found.value == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", NAMES)
 def test_blocks_and_products_are_the_dense_ones(placement):
     model = small_model(placement, dt=0.7, width=8)
@@ -61,6 +63,7 @@ def test_blocks_and_products_are_the_dense_ones(placement):
         assert found.products[i].value == pytest.approx(spectral(product), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_float32_gives_the_float64_figures():
     figures = []
     for dtype in (torch.float32, torch.float64):
@@ -94,6 +97,7 @@ def test_equal_tokens_with_eps_zero_have_no_jacobian_and_with_eps_one():
         assert (found.value is not None) is known
 
 
+@pytest.mark.slow
 def test_zero_gains_are_zero_sensitivity_behind_an_output_norm_and_no_tangent_space_around_the_state():
     for placement, value, note in (("peri", 0.0, ""), ("post", None, "gamma[0] = 0")):
         model = small_model(placement)
@@ -105,6 +109,7 @@ def test_zero_gains_are_zero_sensitivity_behind_an_output_norm_and_no_tangent_sp
         assert all(each.value is not None for each in found.products)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("changes", [{"heads": 1}, {"width": 2, "heads": 1}])
 @pytest.mark.parametrize("placement", NAMES)
 def test_one_token_one_head_and_width_two(placement, changes):
@@ -120,6 +125,7 @@ def slope(placement, kind, scaling, **changes):
     return sensitivity_slope(sublayer, x, scaling, tolerance=1e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("norm", sorted(name for name, kind in NORMS.items() if kind(16).degree == 0))
 @pytest.mark.parametrize(("kind", "scaling"), [("attention", "W"), ("attention", "V"), ("attention", "WV"), ("ffn", "W2")])
 @pytest.mark.parametrize(("placement", "expected"), [("none", 1), ("pre", 1), ("post", 1), ("peri", 0), ("output", 0)])
@@ -131,6 +137,7 @@ def test_sensitivity_follows_the_activation_before_the_sum_and_not_behind_an_out
     assert found.factors == list(FACTORS)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("norm", sorted(name for name, kind in NORMS.items() if kind(16).degree is None))
 def test_behind_a_norm_without_degree_the_sensitivity_follows_it_only_before_the_norm(norm):
     assert slope("pre", "ffn", "W2", norm=norm).slope == pytest.approx(1, abs=1e-4)
@@ -238,6 +245,7 @@ def test_without_starts_no_block_is_looked_at():
     assert found.condition == [None] * 3
 
 
+@pytest.mark.slow
 def test_what_is_left_out_changes_none_of_the_others():
     model = small_model("peri", depth=6)
     x = model.embed(tokens())

@@ -34,6 +34,7 @@ def test_the_largest_singular_value_is_found_whatever_the_spectrum(values, more,
     assert found.largest == pytest.approx(max(values), rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("size", [100, 400])
 def test_an_edge_without_gap_is_resolved_to_the_tolerance(size):
     """A Gaussian matrix: the largest values crowd together."""
@@ -45,6 +46,7 @@ def test_an_edge_without_gap_is_resolved_to_the_tolerance(size):
         assert found.largest <= exact * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_the_error_estimate_covers_the_error():
     ratios = []
     for seed in range(40):
@@ -55,6 +57,7 @@ def test_the_error_estimate_covers_the_error():
     assert sum(ratio <= 1 for ratio in ratios) >= 38
 
 
+@pytest.mark.slow
 def test_the_error_covers_99_of_100_spectra_without_a_gap():
     ratios = []
     for size in (50, 200, 400):

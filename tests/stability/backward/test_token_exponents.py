@@ -11,6 +11,7 @@ from solvers import ConfigError
 from tests.helpers import small_model, tokens
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("changes", [{}, {"stack_steps": 2}, {"residual": "mhc", "streams": 2}])
 def test_they_are_those_of_the_dense_jacobian(changes, monkeypatch):
     monkeypatch.setattr(module, "ENTRIES", 200)  # several batches of rows

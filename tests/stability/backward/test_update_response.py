@@ -20,6 +20,7 @@ def responses(model, text, targets, **options):
     return walk(model, text, targets, [graphs, UpdateResponse(graphs, **options)])[1]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_responses_are_the_changes_of_the_output_by_central_differences(name):
     model, text, targets = small_model(name, depth=2), tokens(), tokens(seed=1)

@@ -164,6 +164,7 @@ def found(name, **options):
     return diagnose(model(), tokens, targets, weight_decay=1e-6, **options)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", NAMES)
 def test_a_healthy_model_says_so(placement):
     diagnosis = diagnose(healthy(placement), *text())
@@ -177,6 +178,7 @@ def test_every_check_of_the_table_is_planted():
     assert all(check.source and check.impact and check.remediation and check.limit for check in CHECKS.values())
 
 
+@pytest.mark.cases(13)
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_is_planted_is_found_at_its_place(name):
     finding = next(finding for finding in found(name).findings if finding.check == name)
@@ -193,6 +195,7 @@ def test_who_fills_in_hidden_tokens_may_read_what_comes_after():
     assert reading.value == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["pre", "post", "peri"])
 def test_reading_ahead_is_the_jacobians_upper_triangle(placement):
     """The segment that is named is the first whose Jacobian by X_0 couples a token to a later one."""
@@ -224,6 +227,7 @@ def test_the_dead_gain_comes_first_with_its_channel_and_figure():
     assert [s.check for s in larger] == ["dead gain around the state", "sensitivity too large"]
 
 
+@pytest.mark.slow
 def test_the_massive_entry_is_named_by_channel_and_token():
     worst = next(s for s in found("massive activation").findings if s.check == "massive activation").worst
     assert "channel 3 of token 7" in worst.said
@@ -257,6 +261,7 @@ def test_entropy_is_that_of_the_softmax_written_out():
     assert reading.value == pytest.approx(float(min(entropies)), rel=1e-12)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_what_a_block_does_is_the_difference_to_the_state_without_it(placement):
     model, (tokens, targets) = healthy(placement), text()
@@ -289,6 +294,7 @@ def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
     assert "no targets were given" in diagnosis.unknown["costates"]
 
 
+@pytest.mark.slow
 def test_several_texts_give_how_often_it_was_seen_and_how_it_varies():
     model = scaled("post", _of_all(lambda e, p: e.mul_(30)))
     several = [diagnose(model, *text(seed)) for seed in range(3)]
@@ -382,6 +388,7 @@ def test_what_was_not_examined_says_what_it_takes():
     assert "weight decay below threshold (takes --weight-decay" in said
 
 
+@pytest.mark.slow
 def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
     """dL/dX = 0: there H(0) = 0, no gap, and no ratio of responses that are all 0."""
     model = healthy("pre", tied=False)

@@ -33,6 +33,7 @@ def run(placement, norm, activation, dt, scale, seed, size):
     return model, model.trajectory(tokens(seed=seed))
 
 
+@pytest.mark.slow
 @given(models)
 @settings(max_examples=200)
 def test_no_measured_moment_exceeds_its_bound(case):
@@ -51,6 +52,7 @@ def test_no_measured_moment_exceeds_its_bound(case):
                 assert measured <= bound[k] * (1 + 1e-12), (case, k)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(PLACEMENTS)),
     st.sampled_from(sorted(NORMS)),
@@ -88,6 +90,7 @@ def test_without_norms_the_ode_outgrows_the_discrete_models_bound_but_not_its_ow
     assert moments(states[-1]).rms == pytest.approx(last[1], rel=1e-6)
 
 
+@pytest.mark.slow
 @given(models)
 @settings(max_examples=100)
 def test_the_sharper_bound_is_never_above_the_seeds(case):

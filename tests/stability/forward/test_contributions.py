@@ -44,6 +44,7 @@ def test_a_sublayer_that_is_turned_off_contributes_nothing():
     assert each[3].any()
 
 
+@pytest.mark.cases(14)
 @pytest.mark.parametrize("name", RESIDUAL_CASES)
 def test_with_every_residual_they_sum_to_the_last_state_and_to_the_logits(name):
     placement, changes = RESIDUAL_CASES[name]

@@ -70,6 +70,7 @@ def test_massive_activations_are_the_largest_over_the_median_with_their_channel(
     assert np.isnan(found.ratio[2:]).all()
 
 
+@pytest.mark.slow
 @given(st.sampled_from(NAMES), st.floats(0.01, 3), st.floats(0, 2), st.floats(1e-3, 30), st.integers(0, 10_000))
 @settings(max_examples=100)
 def test_no_variance_across_data_exceeds_its_bounds(placement, dt, scale, size, seed):

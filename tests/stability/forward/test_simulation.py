@@ -16,6 +16,7 @@ from tests.helpers import NAMES, small_model, tokens
 LAWS = {"peri": "grows by", "output": "grows by", "post": "stays on", "pre_post": "stays on", "deepnorm": "stays on"}
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_simulation_reports_every_depth(name):
     model = small_model(name)
@@ -46,6 +47,7 @@ def test_a_method_may_be_given_as_an_object():
     assert own.evaluations > by_name.evaluations
 
 
+@pytest.mark.slow
 def test_the_discrete_distance_is_that_of_an_independent_reference():
     model = small_model("pre")
     result = simulate(model, tokens())
@@ -60,6 +62,7 @@ def test_progress_counts_every_segment_of_every_pass():
     assert done == list(range(6)) * 3
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_off_keeps_what_it_had():
     model = small_model("none", dt=1.0)
     with torch.no_grad():

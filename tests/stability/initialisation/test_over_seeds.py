@@ -64,11 +64,13 @@ def test_lemma_2_is_about_two_placements():
         hidden_growth("peri", 2, 2, SMALL)
 
 
+@pytest.mark.slow
 def test_a_single_token_attains_the_upper_end_of_lemma_2():
     (growth,) = hidden_growth("pre", 3, 200, Setting(width=32, tokens=1))
     assert farthest(dataclasses.replace(growth, low=growth.high)) <= 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("hidden", [16, 64])
 def test_the_gain_of_the_ffn_is_exact(hidden):
     """E|W_2 relu(W_1 z)|^2/d for |z|^2 = d."""

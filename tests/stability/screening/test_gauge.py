@@ -147,6 +147,7 @@ def test_the_function_is_the_same(change):
     assert torch.allclose(other.head(other.depth(other.embed(tokens()))), x, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_quantity_is_gauge_free_or_says_why_not(change):
     placement, _ = CHANGES[change]
@@ -157,6 +158,7 @@ def test_every_quantity_is_gauge_free_or_says_why_not(change):
             assert not differ(value, other.quantities[what]) or measured()[what].gauge, (what, value, other.quantities[what])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_figure_in_the_json_is_gauge_free_or_named(change):
     placement, _ = CHANGES[change]
@@ -166,6 +168,7 @@ def test_every_figure_in_the_json_is_gauge_free_or_named(change):
         assert not changed, f"{step}: {changed}"
 
 
+@pytest.mark.slow
 def test_what_is_named_as_not_gauge_free_is_not():
     moved, paths = set(), set()
     for change, (placement, _) in CHANGES.items():

@@ -36,6 +36,7 @@ def of_placement(name):
     return screening(tiny(name), other=tokens(2, 8, seed=5), progress=done.append), len(done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_answers_for_every_placement(name):
     result, done = of_placement(name)
@@ -49,6 +50,7 @@ def test_every_step_answers_for_every_placement(name):
     json.loads(to_json(result), parse_constant=pytest.fail)
 
 
+@pytest.mark.slow
 def test_theorys_verdicts_tell_placements_apart():
     findings = {name: of_placement(name)[0].findings for name in ("none", "pre", "peri", "post")}
     assert {name: f["well-posedness"].verdict for name, f in findings.items()} == {
@@ -67,6 +69,7 @@ def test_theorys_verdicts_tell_placements_apart():
     assert slopes["peri"] == pytest.approx(0, abs=0.02)
 
 
+@pytest.mark.slow
 def test_condition_numbers_are_those_of_the_dense_jacobian():
     model = tiny("peri")
     text = tokens(1, 7)
@@ -80,6 +83,7 @@ def test_condition_numbers_are_those_of_the_dense_jacobian():
     assert len(result.condition) == model.depth.blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["quick", "full"])
 def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given(work):
     """In full |J_{0:D}| of every sequence is what the search for its worst direction found."""
@@ -106,6 +110,7 @@ def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given(w
     assert "in the worst of 3 sequences" in whys[0]
 
 
+@pytest.mark.slow
 def test_where_graphs_of_several_sequences_have_no_room_the_first_one_counts_and_it_is_said(monkeypatch):
     model, text = tiny("pre"), tokens(3, 6, seed=4)
     monkeypatch.setattr("ctrans.stability.screening.case.AT_ONCE", 2 * 5 * model.config.width)
@@ -118,6 +123,7 @@ def test_where_graphs_of_several_sequences_have_no_room_the_first_one_counts_and
     assert "in the first sequence" in one.why
 
 
+@pytest.mark.slow
 def test_a_full_screening_knows_every_quantity():
     result = screening(tiny("pre"), ALL)
     known = {what: value for finding in result.steps.values() for what, value in finding.quantities.items()}
@@ -163,6 +169,7 @@ def outside(model):
     return screen(model, text[:, :-1], text[:, 1:], dataclasses.replace(EFFORTS["quick"], certified=1, starts=2)).flags
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("changes", [{}, {"dt": 1.0}], ids=["dt 0.1", "dt 1"])
 def test_ordinary_networks_are_called_nothing(name, changes):
@@ -172,6 +179,7 @@ def test_ordinary_networks_are_called_nothing(name, changes):
     assert found == {}
 
 
+@pytest.mark.slow
 def test_a_network_that_does_nothing_is_called_so():
     assert outside(trained_as_by_default("pre", dt=1e-6)) == {
         "added by depth": "does nothing",
@@ -189,12 +197,14 @@ def test_a_network_that_does_nothing_is_called_so():
     assert outside(quiet)["added by depth"] == "does nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_embeddings_of_size_one_start_worse_than_guessing_and_are_called_so(name):
     model = trained_as_by_default(name, embedding_std=1.0)
     assert outside(model)["loss over guessing"] == "starts worse than guessing"
 
 
+@pytest.mark.slow
 def test_a_network_that_explodes_is_called_so():
     model = trained_as_by_default("none", initialisation="he", embedding_std=1.0, dt=1.0)
     found = outside(model)
@@ -202,6 +212,7 @@ def test_a_network_that_explodes_is_called_so():
     assert found["|x| in weights"] == "outruns weights"
 
 
+@pytest.mark.slow
 def test_tokens_that_become_one_are_called_collapsed():
     model = trained_as_by_default("peri")
     for sublayer in model.depth.sublayers:
@@ -210,6 +221,7 @@ def test_tokens_that_become_one_are_called_collapsed():
     assert outside(model)["token similarity"] == "tokens collapse"
 
 
+@pytest.mark.slow
 def test_non_finite_activations_are_reported_with_the_layer_and_the_rest_is_computed():
     model = tiny("pre")
     model.depth.sublayers[3].field.output_projection.weight.fill_(torch.inf)
@@ -225,6 +237,7 @@ def test_non_finite_activations_are_reported_with_the_layer_and_the_rest_is_comp
     assert "segment 3" in result.steps["well-posedness"].why
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "where"), [("peri", "output_norm"), ("post", "state_norm")])
 def test_a_zero_gain_stops_only_the_steps_that_need_its_inverse(name, where):
     model = tiny(name)
@@ -240,6 +253,7 @@ def test_a_zero_gain_stops_only_the_steps_that_need_its_inverse(name, where):
         assert any("segment 2 is unknown" in note for note in findings["backward"].notes)
 
 
+@pytest.mark.slow
 def test_normalised_queries_and_keys_leave_out_the_theorem_and_keep_what_is_measured():
     attention = screening(tiny("peri", qk_norm=True)).steps["attention"]
     assert "theorem 5.1 does not cover qk_norm" in attention.why
@@ -250,6 +264,7 @@ def test_normalised_queries_and_keys_leave_out_the_theorem_and_keep_what_is_meas
         assert math.isnan(layer.bound) and math.isnan(layer.printed) and math.isnan(layer.ratio)  # noqa: PT018
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["pre", "post"])
 @pytest.mark.parametrize(
     ("changes", "length"),
@@ -263,6 +278,7 @@ def test_the_smallest_shapes_are_screened(name, changes, length):
     assert math.isnan(result.steps["forward"].quantities["growth exponent"])  # of one block
 
 
+@pytest.mark.slow
 def test_tokens_that_are_all_equal_and_constant_have_no_spread_and_are_no_error():
     model = tiny("pre")
     model.token_embedding.weight.fill_(0.5)
@@ -273,6 +289,7 @@ def test_tokens_that_are_all_equal_and_constant_have_no_spread_and_are_no_error(
     assert "substitution" not in result.steps["transport"].result.relative
 
 
+@pytest.mark.slow
 def test_one_hot_attention_has_theta_0_and_no_unknown_gain():
     model = tiny("pre")
     for sublayer in list(model.depth.sublayers)[::2]:
@@ -282,11 +299,13 @@ def test_one_hot_attention_has_theta_0_and_no_unknown_gain():
     assert attention.quantities["attention path"] >= 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_screening():
     first, second = (to_json(screening(tiny("peri"), seed=3)) for _ in range(2))
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
     class Breaks(Instrument):
         def __init__(self, where):
@@ -325,6 +344,7 @@ def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
         assert (result.steps["backward"].verdict, result.steps["backward"].why) == ("n/a", f"it broke in {where}")
 
 
+@pytest.mark.slow
 def test_targets_without_a_loss_stop_only_what_looks_back():
     text = tokens(2, 8)
     findings = screen(tiny("pre"), text, torch.full_like(text, -1), TINY).steps
@@ -334,12 +354,14 @@ def test_targets_without_a_loss_stop_only_what_looks_back():
     assert any("every target is -1" in note for note in findings["backward"].notes)
 
 
+@pytest.mark.slow
 def test_progress_is_told_as_often_without_a_loss():
     text, told = tokens(2, 8), []
     screen(tiny("pre"), text, torch.full_like(text, -1), TINY, progress=told.append)
     assert len(told) == visits(tiny("pre"))
 
 
+@pytest.mark.slow
 def test_lanes_of_the_same_tokens_are_one(monkeypatch):
     import ctrans.stability.screening.screen as module
 
@@ -365,6 +387,7 @@ def test_chosen_segments_are_spread_and_hold_the_ends():
     assert spread(1, 3) == [0]
 
 
+@pytest.mark.slow
 def test_a_saturated_head_in_a_layer_that_no_theorem_is_measured_in_is_said_in_the_verdict():
     model = tiny("pre", depth=5)
     saturated = 6  # the fourth of five attention layers, and of those two are looked at: the first and the last

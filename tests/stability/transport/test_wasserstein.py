@@ -69,6 +69,7 @@ def test_other_orders_are_refused():
         wasserstein(torch.zeros(1, 1), torch.zeros(1, 1), 3)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(NAMES),
     st.sampled_from(sorted(NORMS)),
@@ -131,6 +132,7 @@ def test_what_all_tokens_have_in_common_is_not_in_the_bound_behind_an_input_norm
         assert wasserstein(model.depth(x), model.depth(y), p) <= transport_bound(model.depth, 5, wasserstein(x, y, p), p)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("perturbation", sorted(PERTURBATIONS))
 @pytest.mark.parametrize("placement", ["none", "pre", "peri", "post"])
 def test_every_perturbation_is_measured_and_bounded(placement, perturbation):
