@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 ALIASES: dict[str, str] = {
     "ctrans.control.FilledImage": "ctrans.control.ellipsoid.convex_hull",
@@ -139,6 +139,36 @@ def _warn_of_member(kind: type, old: str, new: str) -> None:
     warnings.warn(
         f"{kind.__name__}.{old} is now {new}; the old name works until the next version", DeprecationWarning, stacklevel=3
     )
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def renamed_keyword(old: str, new: str) -> Callable[[Function], Function]:
+    """A decorator: the function takes its argument `new` by the keyword `old` too, with a warning.
+
+    Raises TypeError for a call that gives both.
+    """
+
+    def decorate(function: Function) -> Function:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            if old in options:
+                if new in options:
+                    raise TypeError(f"{name}() got {new} twice: {old} is its old name")
+                warnings.warn(
+                    f"{name}({old}=...) is now {name}({new}=...); the old keyword works until the next version",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                options[new] = options.pop(old)
+            return function(*args, **options)
+
+        return cast(Function, call)
+
+    return decorate
 
 
 Options = TypeVar("Options")

@@ -5,8 +5,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from ctrans.control import admissible_set
+from ctrans.control.model_check import check_model
+from ctrans.control.regularization import Regularization
+from ctrans.norm import RMSNorm
 from solvers.deprecated import ALIASES
+from tests.helpers import small_model, tokens
 
 
 def at(path):
@@ -39,3 +45,18 @@ def test_a_name_that_never_was_is_an_error():
         at("solvers.nonsense")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("ctrans.nonsense")
+
+
+def test_an_old_keyword_is_the_new_one_and_says_so():
+    norm, active = RMSNorm(3), torch.tensor([True, True, False])
+    given = {"norm": norm, "placement": "post", "state": norm(torch.ones(1, 3))}
+    with pytest.warns(DeprecationWarning, match=r"admissible_set\(moving=...\) is now admissible_set\(active_channels=...\)"):
+        assert admissible_set(**given, moving=active).words == admissible_set(**given, active_channels=active).words
+    with pytest.raises(TypeError, match="twice"):
+        admissible_set(**given, moving=active, active_channels=active)
+
+
+def test_check_model_takes_its_regularization_by_the_old_keyword():
+    model, text = small_model("peri", depth=1), tokens(1, 5)
+    with pytest.warns(DeprecationWarning, match="remedy"):
+        check_model(model, text[:, :-1], text[:, 1:], remedy=Regularization())

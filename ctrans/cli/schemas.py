@@ -16,7 +16,8 @@ from ctrans.cli import COMMANDS
 from ctrans.control.attained import Attained
 from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.maximum_principle import MaximumPrinciple
-from ctrans.control.model_check import ModelCheck, SegmentCheck
+from ctrans.control.model_check import ModelCheck
+from ctrans.control.segment_check import SegmentCheck
 from ctrans.findings import Check, Finding
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig

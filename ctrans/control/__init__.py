@@ -4,7 +4,8 @@ the problem is well-posed.
 
 from ctrans.control.admissible import VERDICTS, AdmissibleSet, GainSlope, Posedness, Supremum
 from ctrans.control.attained import Attained, attained
-from ctrans.control.certificate import Certificate, VelocityAscent, WeightAscent, certify
+from ctrans.control.certificate import Certificate, certify
+from ctrans.control.certificate_ascents import VelocityAscent, WeightAscent
 from ctrans.control.costate import Costate, costate
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
 from ctrans.control.ellipsoid import Ellipsoid, EllipsoidHull, EllipsoidSlice, ellipsoid_value

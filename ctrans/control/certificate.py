@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, GainSlope, Posedness, Supremum, VelocitySet, check_costate, length, ratio
-from ctrans.control.ascent import STEPS, Chart, ascend, evened
+from ctrans.control.admissible import ROUNDING, GainSlope, Posedness, Supremum, VelocitySet, check_costate
+from ctrans.control.ascent import STEPS
+from ctrans.control.certificate_ascents import PAIRS, VelocityAscent, WeightAscent, climb_velocities, climb_weights, share_of
 from ctrans.control.ellipsoid import SphereImage
 from ctrans.control.growth import Growth, Witness, gained_growth, growth, witness
 from ctrans.control.last_map import Features
@@ -27,60 +28,10 @@ from ctrans.norm import NORMS, Norm
 from solvers import ConfigError
 from solvers.errors import look_up
 
-PAIRS = 2
-"""Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one,
-on the other side.
-"""
-GUESSES, TRIED = 32, 30
-"""Starts beside the random ones where there are local maxima, and the steps of each before the best
-go on.
-"""
-WEIGHT_STEPS = 200
-"""With fewer features than tokens an ascent over weights converges slowly; where it stops is a
-lower bound in any case.
-"""
 LINEAR, SATURATED = 0.01, 0.05
 """How far a growth exponent may be from 1 where H is infinite or gains are trained too; and from 0
 where it is finite.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class VelocityAscent:
-    """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their
-    eps.
-
-    `gap` is (H - best)/scale, see `Supremum.scale`. `uniqueness` is the largest distance between
-    one token's maximisers found from different starts, relative to the longest velocity, over
-    tokens that do not tie; `tied` is the same over those that do. Where gains make one problem of
-    all tokens, a token counts by its share |p_j|/max |p|.
-    """
-
-    best: float
-    gap: float
-    uniqueness: float
-    tied: float
-    steps: int
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightAscent:
-    """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement
-    making f of h W'.
-
-    `gap` is (H - best)/scale, as for velocities: 0 where the rank of the features is the number of
-    tokens. With a smaller rank the best that was found is a bound from below, so that the least gap
-    lies between `proven`, which no weights can undercut (see `gap_of_rank`), and `gap`. `proven` is
-    0 where nothing is proven: an output norm leaves the lengths of the rows of h W' free, so that
-    weights can attain H where (tokens - rank)(d - 1) < tokens.
-    """
-
-    best: float
-    gap: float
-    proven: float
-    rank: int
-    tokens: int
-    steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +215,7 @@ def _with_weights(
     chart, value, scale = admissible.chart(P), summary.hamiltonian, summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, SphereImage):
-        weights = dataclasses.replace(weights, proven=_share(gap_of_rank(admissible.norm, P, last_map), scale))
+        weights = dataclasses.replace(weights, proven=share_of(gap_of_rank(admissible.norm, P, last_map), scale))
     limit = value + math.sqrt(summary.eps) * (scale or 1.0)
     best = admissible.maximizer(P)
     found = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
@@ -291,98 +242,6 @@ def undefined_at_zero(admissible: Supremum) -> bool:
     return isinstance(image, NormImage) and image.norm.undefined_at_zero
 
 
-@torch.no_grad()
-def climb_velocities(
-    chart: Chart,
-    value: float,
-    scale: float,
-    ties: Bool[Tensor, " tokens"],
-    pairs: int,
-    generator: torch.Generator,
-    *,
-    steps: int = STEPS,
-) -> tuple[VelocityAscent, Float[Tensor, "rows width"]]:
-    """Ascent over the chart's velocities; and the coordinates of the best.
-
-    - `value`: H, which is to be attained
-    - `scale`: the size of what H is a sum of, over which the gap is said (`Supremum.scale`)
-    - `ties`: which tokens have a costate that ties
-    - `pairs`: of random starts. Where the chart has guesses, those starts go on that are best after
-      a few steps
-    - `steps`: at most, 0 where all tokens tie by themselves: there is nothing to climb but rounding
-    """
-    tokens, width = len(chart.P), chart.shape[-1]
-    chart = chart.apart()
-    start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
-    if chart.guess is not None:
-        noise = torch.randn(GUESSES, 1, chart.shape[-1], generator=generator, dtype=start.dtype).to(start.device)
-        start = torch.cat([start, chart.guess(noise)])
-        tried = ascend(chart.payoff, start, chart.axes, chart.project, steps=min(steps, TRIED))
-        start = tried.z[tried.best.topk(2 * pairs).indices]
-    found = ascend(chart.payoff, start, chart.axes, chart.project, steps=steps)
-    payoffs = found.best.reshape(2 * pairs, -1)
-    best, first = payoffs.max(0)
-    near = payoffs >= best - math.sqrt(torch.finfo(best.dtype).eps) * best.abs()
-    velocities, coordinates = (x.reshape(2 * pairs, -1, x.shape[-1]) for x in (chart.velocity(found.z), found.z))
-    rows = torch.arange(velocities.shape[1], device=ties.device)
-    top = velocities[first.expand(len(rows)), rows]
-    # coordinates of weights, as under a decay of the last map, are not by token
-    by_token = coordinates.shape[1] == len(rows)
-    likely = (coordinates[first.expand(len(rows)), rows] if by_token else coordinates[first[0]]).reshape(-1, width)
-    apart = torch.where(near, length(velocities - top), 0.0).amax(0)
-    # against rounding of a random one, where the best is none at all
-    longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())
-    distance = ratio(apart, longest)
-    if chart.joint:  # tokens are climbed together: one whose share is small is seen as far as that goes
-        distance = distance * ratio(length(chart.P), length(chart.P).amax())
-    distance = distance.reshape(tokens, -1).amax(-1)
-    ascent = VelocityAscent(
-        best=float(best.sum()),
-        gap=_share(value - float(best.sum()), scale),
-        uniqueness=float(torch.where(ties, 0.0, distance).amax()),
-        tied=float(torch.where(ties, distance, 0.0).amax()),
-        steps=found.steps,
-    )
-    return ascent, likely
-
-
-@torch.no_grad()
-def climb_weights(
-    chart: Chart,
-    features: Features,
-    value: float,
-    pairs: int,
-    generator: torch.Generator,
-    likely: UnbatchedRows | None = None,
-    *,
-    scale: float | None = None,
-) -> WeightAscent:
-    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z.
-
-    - `features`: h, what the last map reads
-    - `value`: H, which is to be attained
-    - `pairs`: of random starts
-    - `likely`: what an ascent over velocities ended at; one more start is the weights whose raw
-      output comes nearest to it
-    - `scale`: over which the gap is said, |H| if None
-    """
-    u = features.svd[0]
-    raw = chart.spread * evened(chart.P, _starts(chart.P, chart.shape, pairs, generator))
-    if likely is not None:
-        raw = torch.cat([raw, likely.unsqueeze(0)])
-    found = ascend(lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)
-    W = features.weights(features.coordinates(u @ found.z[found.best.argmax()]))
-    best = float(chart.payoff(features.h @ W.mT).sum())
-    return WeightAscent(
-        best, _share(value - best, abs(value) if scale is None else scale), 0.0, features.rank, len(u), found.steps
-    )
-
-
-def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, " starts *shape"]:
-    half = torch.randn(pairs, *shape, generator=generator, dtype=P.dtype).to(P.device)
-    return torch.cat([half, -half])
-
-
 def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
     """The weakest evidence of some certificates; None where it does not apply.
 
@@ -402,7 +261,3 @@ def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
         "exponent": max(grown, key=lambda pair: abs(pair[0] - pair[1]))[0] if grown else None,
         "gained": max(gained, key=lambda k: abs(k - 1), default=None),
     }
-
-
-def _share(part: float, whole: float) -> float:
-    return part / (whole or 1.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ctrans.control.model_check import ModelCheck, SegmentCheck
+from ctrans.control.model_check import ModelCheck
+from ctrans.control.segment_check import SegmentCheck
 from ctrans.findings import OURS, Check, Checks, Finding, Reading
 
 CHECKS = Checks(

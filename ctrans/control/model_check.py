@@ -5,118 +5,31 @@ costates of a real text.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ctrans.control.admissible import VERDICTS, Posedness, Supremum, verdict_of
-from ctrans.control.certificate import Certificate, certify, weakest
-from ctrans.control.costate import Costate, Point, continuous_or_discrete, costate
-from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, largest, path_of, with_evidence
-from ctrans.control.ellipsoid import EllipsoidSlice, ellipsoid_value
-from ctrans.control.growth import decayed_growth
-from ctrans.control.last_map import LastMapDecay, check_last_decay, last_features
-from ctrans.control.regularization import KineticCost, Regularization
+from ctrans.control.admissible import VERDICTS, Posedness
+from ctrans.control.certificate import weakest
+from ctrans.control.costate import Costate, continuous_or_discrete, costate
+from ctrans.control.decay_threshold import DecayThreshold, largest, path_of, with_evidence
+from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import (
     active_channels,
-    check_gain_decay,
-    check_towards_image,
-    cost_factor,
     costate_of_map,
-    factor_in_words,
-    for_these_gains,
-    has_zero_gain,
     pulled_back,
     pulled_to_map,
-    reachable_set,
-    trains_gains,
 )
-from ctrans.control.set_of_placement import admissible_set
-from ctrans.control.shapes import TokenRows
-from ctrans.control.step_image import StepImage
+from ctrans.control.segment_check import SegmentCheck, admissible_at, at_field, check_segment, check_step
 from ctrans.control.tangent import LinearSpace
 from ctrans.depth import Depth
-from ctrans.norm import Norm, RMSNorm
+from ctrans.norm import RMSNorm
 from ctrans.placement import Placement
-from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError, SolveError
-
-
-@dataclasses.dataclass(frozen=True)
-class SegmentCheck:
-    """The certificate of one segment at its start; norms and sums run over all tokens of the batch.
-
-    `slope` is |h'T'P|_F where the placement makes a velocity T(h W') of weights W by a linear T,
-    without running cost: the best value with |W|_F <= R is then slope * R (|T'P| R, R a bound on
-    the raw output, where `blind`: h'T'P is zero and the last map can move nothing). `ellipsoid` is
-    Kan's printed value of H, for LayerNorm's image only: H there is at most that.
-    `training_threshold` is dt lam*, the penalty of both factors in a training loss at which H turns
-    from infinite to zero, for a linear T and a map that shows its factors; `weight_decay` is the
-    one asked about, which the certificate does not have. `step` is the certificate of the discrete
-    step where that has a set of its own. Where `ode` is false, `certificate` is the discrete
-    step's.
-    """
-
-    segment: int
-    kind: str
-    time: float
-    costate_norm: float
-    certificate: Certificate
-    slope: float | None
-    ellipsoid: float | None
-    blind: bool = False
-    training_threshold: DecayThreshold | None = None
-    weight_decay: float | None = None
-    step: Certificate | None = None
-    ode: bool = True
-
-    @property
-    def verdict(self) -> Posedness:
-        """The certificate's, or what weight decay makes of it: a bounded set does not ask what the
-        weights are.
-        """
-        if self.weight_decay is None or self.certificate.verdict != "degenerate":
-            return self.certificate.verdict
-        return verdict_of(None) if self.training_threshold is None else self.training_threshold.verdict(self.weight_decay)
-
-    @property
-    def decayed(self) -> bool:
-        """Whether the verdict is that of the weight decay asked about, so that the certificate,
-        without decay, is no evidence for it.
-        """
-        return self.verdict != self.certificate.verdict
-
-    @property
-    def hamiltonian(self) -> float | None:
-        """H under what the verdict assumes; None where it is finite by a threshold that does not
-        say how large, or open.
-        """
-        if not self.decayed:
-            return self.certificate.hamiltonian
-        exact = self.training_threshold is not None and self.training_threshold.homogeneous and self.verdict != "open"
-        return 0.0 if exact else None
-
-    @property
-    def step_verdict(self) -> Posedness:
-        """That of the discrete step."""
-        return self.verdict if self.step is None else self.step.verdict
-
-    @property
-    def failures(self) -> list[str]:
-        """The findings that do not support the verdicts, each with its segment; empty where all
-        agree.
-        """
-        parts = {"": self.certificate.findings, ", step": {} if self.step is None else self.step.findings}
-        parts[", decay"] = {} if self.training_threshold is None else self.training_threshold.findings
-        return [
-            f"segment {self.segment} ({self.kind}{part}): does not hold: {finding}"
-            for part, findings in parts.items()
-            for finding, holds in findings.items()
-            if not holds
-        ]
+from solvers.deprecated import renamed_keyword
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,12 +129,13 @@ def why_not_applicable(placement: Placement, regularization: Regularization) -> 
     """
     one = torch.ones(1, 2)
     try:
-        _admissible(RMSNorm(2), placement, one, one, regularization.of_sets)
+        admissible_at(RMSNorm(2), placement, one, one, regularization.of_sets)
     except ConfigError as error:
         return str(error)
     return None
 
 
+@renamed_keyword("remedy", "regularization")
 def check_model(
     model: Model,
     tokens: Tensor,
@@ -275,130 +189,6 @@ def check_model(
 
 
 @torch.no_grad()
-def check_segment(
-    sublayer: Sublayer,
-    ends: Point,
-    start: Point,
-    *,
-    segment: int,
-    time: float,
-    dt: float,
-    regularization: Regularization,
-    continuous: bool,
-) -> SegmentCheck:
-    """The certificate of one segment of the ODE, of length dt, at the costate found there.
-
-    `ends` are (X_k, P_{k+1}), the state before it and the costate behind it; `start` (X, P) as its
-    field meets them, where a norm around the state needs an X on its image: that of a discrete
-    model (`continuous` false) is put there. A norm around the state whose image has no tangent
-    spaces has no ODE: the certificate is the discrete step's (`check_step`).
-    """
-    if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
-        certificate, size = check_step(sublayer, *ends, dt, regularization), float(ends[1].norm())
-        decay = regularization.weight_decay
-        return SegmentCheck(segment, sublayer.kind, time, size, certificate, None, None, weight_decay=decay, ode=False)
-    return check_at(
-        sublayer, *_at_field(sublayer, start, continuous), segment=segment, time=time, dt=dt, regularization=regularization
-    )
-
-
-def _at_field(sublayer: Sublayer, start: Point, continuous: bool) -> Point:
-    x, p = start
-    return (x if continuous or sublayer.state_norm is None else sublayer.state_norm.retract(x)), p
-
-
-@torch.no_grad()
-def check_at(
-    sublayer: Sublayer,
-    x: TokenRows,
-    p: TokenRows,
-    *,
-    segment: int,
-    time: float,
-    dt: float,
-    regularization: Regularization,
-) -> SegmentCheck:
-    """The certificate of a sublayer at a state and its costate, which segment `segment` of length
-    dt meets at depth-time `time`.
-
-    A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P
-    (`ctrans.control.residual_pullback`).
-    """
-    start, costate_norm = x, float(p.norm())
-    check_gain_decay(sublayer, regularization)
-    h = last_features(sublayer, x).flatten(0, -2)
-    check_last_decay(sublayer, regularization)
-    x, p = x.flatten(0, -2), p.flatten(0, -2)
-    norm, costs = sublayer.state_norm, regularization.of_sets
-    if sublayer.image is not None:
-        certificate = for_these_gains(sublayer, check_towards_image(sublayer, x, p, h, regularization))
-        return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
-    p = costate_of_map(sublayer, p)
-    if sublayer.output_norm is not None:
-        norm = sublayer.output_norm
-    if "kinetic" in costs:
-        costs |= {"kinetic": costs["kinetic"] * cost_factor(sublayer)}
-    admissible = _admissible(norm, sublayer.placement, x, h, costs, active_channels(sublayer))
-    pulled = pulled_to_map(sublayer, pulled_back(admissible, p)) if isinstance(admissible, LinearSpace) else None
-    slope = None if pulled is None else float((h.mT @ pulled).norm())
-    blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
-    if blind and pulled is not None:
-        slope = float(pulled.norm())
-    certificate = certify(admissible, p, features=None if blind else h)
-    if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
-        certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
-    certificate, factor = for_these_gains(sublayer, certificate), factor_in_words(sublayer)
-    if factor is not None:
-        certificate = dataclasses.replace(certificate, words=f"{factor}, {certificate.words}")
-    return SegmentCheck(
-        segment=segment,
-        kind=sublayer.kind,
-        time=time,
-        costate_norm=costate_norm,
-        certificate=certificate,
-        slope=slope,
-        ellipsoid=float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None,
-        blind=blind,
-        training_threshold=None
-        if pulled is None or has_zero_gain(sublayer)
-        else threshold_at(sublayer, start, dt * sublayer.gain * pulled),
-        weight_decay=regularization.weight_decay,
-    )
-
-
-@torch.no_grad()
-def check_step(
-    sublayer: Sublayer,
-    x: TokenRows,
-    p: TokenRows,
-    dt: float,
-    regularization: Regularization,
-) -> Certificate:
-    """The certificate of a step of the discrete model, N(X + dt r) with N around the state, at X
-    and the costate P of the step's end.
-    """
-    norm = sublayer.state_norm
-    assert norm is not None, "a step has a set of its own where a norm stands around the state"
-    h = last_features(sublayer, x)
-    state, p = x.flatten(0, -2), p.flatten(0, -2)
-    kinetic = regularization.kinetic
-    velocities = StepImage(reachable_set(sublayer, state, kinetic=kinetic is not None), state, dt)
-    return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h.flatten(0, -2))
-
-
-def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
-    """dt lam* at dt times the costate of the raw output; None for a map that does not show two
-    factors.
-    """
-    try:
-        path = path_of(sublayer.field, sublayer.given(x))
-    except ConfigError:
-        return None
-    biased = any(name.endswith("bias") for name, _ in sublayer.field.named_parameters())
-    return decay_threshold(path, raw_costate, bias=biased, gains=trains_gains(sublayer))
-
-
-@torch.no_grad()
 def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
     """The check with ascents over both factors on the segment whose threshold is largest."""
 
@@ -409,26 +199,11 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
     if top.training_threshold is None or size(top) == 0:
         return check
     sublayer, dt = list(depth.sublayers)[top.segment], depth.lengths[top.segment]
-    x, p = _at_field(sublayer, found.starts[top.segment], found.form == "continuous")
-    space = _admissible(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {}, active_channels(sublayer))
+    x, p = at_field(sublayer, found.starts[top.segment], found.form == "continuous")
+    space = admissible_at(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {}, active_channels(sublayer))
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
     pulled = pulled_back(space, costate_of_map(sublayer, p.flatten(0, -2)))
     raw_costate = dt * sublayer.gain * pulled_to_map(sublayer, pulled)
     climbed = with_evidence(top.training_threshold, path_of(sublayer.field, sublayer.given(x)), raw_costate)
     segments = (dataclasses.replace(top, training_threshold=climbed) if each is top else each for each in check.segments)
     return dataclasses.replace(check, segments=tuple(segments))
-
-
-def _admissible(
-    norm: Norm | None, placement: Placement, x: Tensor, h: Tensor | None, costs: Mapping[str, float], active: Tensor | None = None
-) -> Supremum:
-    return admissible_set(
-        norm,
-        placement,
-        state=x if placement.state_norm else None,
-        active_channels=active,
-        features=h if "last_map_decay" in costs and not (placement.output_norm or placement.state_norm) else None,
-        last_map_decay=costs.get("last_map_decay"),
-        gain_decay=costs.get("gain_decay"),
-        kinetic=costs.get("kinetic"),
-    )

@@ -18,10 +18,12 @@ from ctrans.control.tangent import TangentSpace, WholeSpace
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
 from solvers import ConfigError
+from solvers.deprecated import renamed_keyword
 
 Given = TypeVar("Given")
 
 
+@renamed_keyword("moving", "active_channels")
 def admissible_set(
     norm: Norm | None,
     placement: str | Placement,

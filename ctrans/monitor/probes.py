@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
-from ctrans.control.model_check import check_segment
 from ctrans.control.regularization import Regularization
+from ctrans.control.segment_check import check_segment
 from ctrans.fields import TokenBound
 from ctrans.monitor.gauges import in_a_line
 from ctrans.monitor.sharpness import over_edge
@@ -100,7 +100,7 @@ def principle(at: Probed) -> Mapping[str, Any]:
 def exponents(at: Probed) -> Mapping[str, Any]:
     """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, of the first sublayer and the
     last: 1 where H is infinite, 0 where it is finite; at the held batch's first tokens. It is found
-    by ascents that know neither (`ctrans.control.model_check.check_at`).
+    by ascents that know neither (`ctrans.control.segment_check.check_at`).
     """
     found = costate(at.model, at.held.tokens, at.held.targets)
     sublayers, named = list(at.model.depth.sublayers), dict[str, Any]()

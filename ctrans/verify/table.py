@@ -31,6 +31,7 @@ MODULES = (
     "norm.table_statements",
     "control.statements.hamiltonians",
     "control.statements.trained_weights",
+    "control.statements.weight_decay",
     "control.statements.architectures",
     "control.statements.norm_images",
     "control.statements.values",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ctrans.control import EllipsoidSlice, FrobeniusBall, KineticCost, TangentSpace, admissible_set, certify, ellipsoid_value
 from ctrans.control.ascent import Chart, ascend
-from ctrans.control.certificate import VelocityAscent, WeightAscent, climb_weights
+from ctrans.control.certificate_ascents import VelocityAscent, WeightAscent, climb_weights
 from ctrans.control.growth import exponent
 from ctrans.control.last_map import Features
 from ctrans.norm import NORMS

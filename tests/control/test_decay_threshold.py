@@ -140,6 +140,15 @@ def test_units_through_the_ffns_own_forward(activation):
     assert climb(value, 24, radius, starts=10) == pytest.approx(radius**2 / 2 * lower, rel=1e-5 if activation == "relu" else 5e-3)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_one_token_attains_the_upper_bound_of_units(seed):
+    """|P'max(X w, 0)| is |p||x| at w = x/|x|, and the bound (|P'X|_2 + |P|_2|X|_2)/2 is |p||x| too."""
+    x, P = numbers(1, 5, seed=seed), numbers(1, 3, seed=seed + 1)
+    lower, upper = UnitsPath(x, ACTIVATIONS["relu"], 4, 3).threshold(P)
+    assert lower == pytest.approx(upper, rel=1e-9)
+    assert upper == pytest.approx(float(P.norm() * x.norm()), rel=1e-12)
+
+
 def test_a_bounded_activation_needs_no_threshold():
     lower, upper = UnitsPath(numbers(6, 3), ACTIVATIONS["tanh"], 4, 3).threshold(numbers(6, 3, seed=1))
     assert lower == upper == 0

@@ -7,7 +7,8 @@ from scipy.optimize import minimize
 
 from ctrans.control import KineticCost, StepImage, TangentSpace, admissible_set, certify
 from ctrans.control.costate import costate
-from ctrans.control.model_check import check_model, last_features
+from ctrans.control.last_map import last_features
+from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS

@@ -347,6 +347,13 @@ def test_a_broad_basin_does_not_crowd_out_a_narrow_deeper_one(seed):
     assert abs(float(value) + 0.01) < 1e-12
 
 
+def test_every_state_of_a_square_finds_a_target_within_reach():
+    """The two basins lie far apart: a descent whose steps are too long leaves the basin of its start."""
+    nodes, reach = cube(2, 81, half=2.0).nodes[::4, ::4], math.sqrt(32) * 15 / 24
+    value = hopf_lax(NearestTarget(), nodes, reach, velocity_ball(1.0, 2), starts=4)
+    assert float(value.amax() - value.amin()) <= 1e-9
+
+
 def test_zero_gains_flatten_the_reachable_set_and_negative_ones_mirror_it():
     x = numbers(20, 2)
     flat = hopf_lax(lambda z: z.square().sum(-1), x, 0.5, velocity_hull(rms_norm((1.0, 0.0))))

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ctrans.control.costate import costate
-from ctrans.control.model_check import ModelCheck, check_model, last_features, why_not_applicable
+from ctrans.control.last_map import last_features
+from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT

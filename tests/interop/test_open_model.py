@@ -14,8 +14,9 @@ import torch
 import transformers
 
 from ctrans.control import costate
-from ctrans.control.model_check import check_model, check_segment
+from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
+from ctrans.control.segment_check import check_segment
 from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model

@@ -10,8 +10,9 @@ import torch
 
 from ctrans import GPT, GPTConfig
 from ctrans.control.costate import costate
-from ctrans.control.model_check import check_at, check_model
+from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
+from ctrans.control.segment_check import check_at
 from ctrans.fields import reference_kernels
 from ctrans.model.checkpoint import load, save
 from ctrans.residual import ALIASES, RESIDUALS, sinkhorn

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from ctrans.control.model_check import threshold_at
+from ctrans.control.segment_check import threshold_at
 from ctrans.depth import Depth
 from ctrans.findings import Readings
 from ctrans.stability.backward.parameter_gradients import leaves, outside, pull, tracked

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ctrans.control.costate import ZERO_GRADIENT
-from ctrans.control.model_check import ModelCheck, SegmentCheck, check_segment
+from ctrans.control.model_check import ModelCheck
 from ctrans.control.regularization import Regularization
+from ctrans.control.segment_check import SegmentCheck, check_segment
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds
 from ctrans.stability.forward.depth_share import DepthShare, DepthShares

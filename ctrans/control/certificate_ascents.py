@@ -1,0 +1,165 @@
+"""Ascents over velocities and over weights of the last linear map, through the model's own modules.
+
+They know no closed form. A certificate compares what they find with H.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.control.admissible import length, ratio
+from ctrans.control.ascent import STEPS, Chart, ascend, evened
+from ctrans.control.last_map import Features
+from ctrans.control.shapes import UnbatchedRows
+
+PAIRS = 2
+"""Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one,
+on the other side.
+"""
+GUESSES, TRIED = 32, 30
+"""Starts beside the random ones where there are local maxima, and the steps of each before the best
+go on.
+"""
+WEIGHT_STEPS = 200
+"""With fewer features than tokens an ascent over weights converges slowly; where it stops is a
+lower bound in any case.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class VelocityAscent:
+    """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their
+    eps.
+
+    `gap` is (H - best)/scale, see `Supremum.scale`. `uniqueness` is the largest distance between
+    one token's maximisers found from different starts, relative to the longest velocity, over
+    tokens that do not tie; `tied` is the same over those that do. Where gains make one problem of
+    all tokens, a token counts by its share |p_j|/max |p|.
+    """
+
+    best: float
+    gap: float
+    uniqueness: float
+    tied: float
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightAscent:
+    """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement
+    making f of h W'.
+
+    `gap` is (H - best)/scale, as for velocities: 0 where the rank of the features is the number of
+    tokens. With a smaller rank the best that was found is a bound from below, so that the least gap
+    lies between `proven`, which no weights can undercut (see `gap_of_rank`), and `gap`. `proven` is
+    0 where nothing is proven: an output norm leaves the lengths of the rows of h W' free, so that
+    weights can attain H where (tokens - rank)(d - 1) < tokens.
+    """
+
+    best: float
+    gap: float
+    proven: float
+    rank: int
+    tokens: int
+    steps: int
+
+
+@torch.no_grad()
+def climb_velocities(
+    chart: Chart,
+    value: float,
+    scale: float,
+    ties: Bool[Tensor, " tokens"],
+    pairs: int,
+    generator: torch.Generator,
+    *,
+    steps: int = STEPS,
+) -> tuple[VelocityAscent, Float[Tensor, "rows width"]]:
+    """Ascent over the chart's velocities; and the coordinates of the best.
+
+    - `value`: H, which is to be attained
+    - `scale`: the size of what H is a sum of, over which the gap is said (`Supremum.scale`)
+    - `ties`: which tokens have a costate that ties
+    - `pairs`: of random starts. Where the chart has guesses, those starts go on that are best after
+      a few steps
+    - `steps`: at most, 0 where all tokens tie by themselves: there is nothing to climb but rounding
+    """
+    tokens, width = len(chart.P), chart.shape[-1]
+    chart = chart.apart()
+    start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
+    if chart.guess is not None:
+        noise = torch.randn(GUESSES, 1, chart.shape[-1], generator=generator, dtype=start.dtype).to(start.device)
+        start = torch.cat([start, chart.guess(noise)])
+        tried = ascend(chart.payoff, start, chart.axes, chart.project, steps=min(steps, TRIED))
+        start = tried.z[tried.best.topk(2 * pairs).indices]
+    found = ascend(chart.payoff, start, chart.axes, chart.project, steps=steps)
+    payoffs = found.best.reshape(2 * pairs, -1)
+    best, first = payoffs.max(0)
+    near = payoffs >= best - math.sqrt(torch.finfo(best.dtype).eps) * best.abs()
+    velocities, coordinates = (x.reshape(2 * pairs, -1, x.shape[-1]) for x in (chart.velocity(found.z), found.z))
+    rows = torch.arange(velocities.shape[1], device=ties.device)
+    top = velocities[first.expand(len(rows)), rows]
+    # coordinates of weights, as under a decay of the last map, are not by token
+    by_token = coordinates.shape[1] == len(rows)
+    likely = (coordinates[first.expand(len(rows)), rows] if by_token else coordinates[first[0]]).reshape(-1, width)
+    apart = torch.where(near, length(velocities - top), 0.0).amax(0)
+    # against rounding of a random one, where the best is none at all
+    longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())
+    distance = ratio(apart, longest)
+    if chart.joint:  # tokens are climbed together: one whose share is small is seen as far as that goes
+        distance = distance * ratio(length(chart.P), length(chart.P).amax())
+    distance = distance.reshape(tokens, -1).amax(-1)
+    ascent = VelocityAscent(
+        best=float(best.sum()),
+        gap=share_of(value - float(best.sum()), scale),
+        uniqueness=float(torch.where(ties, 0.0, distance).amax()),
+        tied=float(torch.where(ties, distance, 0.0).amax()),
+        steps=found.steps,
+    )
+    return ascent, likely
+
+
+@torch.no_grad()
+def climb_weights(
+    chart: Chart,
+    features: Features,
+    value: float,
+    pairs: int,
+    generator: torch.Generator,
+    likely: UnbatchedRows | None = None,
+    *,
+    scale: float | None = None,
+) -> WeightAscent:
+    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z.
+
+    - `features`: h, what the last map reads
+    - `value`: H, which is to be attained
+    - `pairs`: of random starts
+    - `likely`: what an ascent over velocities ended at; one more start is the weights whose raw
+      output comes nearest to it
+    - `scale`: over which the gap is said, |H| if None
+    """
+    u = features.svd[0]
+    raw = chart.spread * evened(chart.P, _starts(chart.P, chart.shape, pairs, generator))
+    if likely is not None:
+        raw = torch.cat([raw, likely.unsqueeze(0)])
+    found = ascend(lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)
+    W = features.weights(features.coordinates(u @ found.z[found.best.argmax()]))
+    best = float(chart.payoff(features.h @ W.mT).sum())
+    return WeightAscent(
+        best, share_of(value - best, abs(value) if scale is None else scale), 0.0, features.rank, len(u), found.steps
+    )
+
+
+def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, " starts *shape"]:
+    half = torch.randn(pairs, *shape, generator=generator, dtype=P.dtype).to(P.device)
+    return torch.cat([half, -half])
+
+
+def share_of(part: float, whole: float) -> float:
+    return part / (whole or 1.0)
