@@ -1,9 +1,9 @@
-"""Step-size control of adaptive methods: rules as data, and the step that one solve carries from
-segment to segment.
+"""Step-size control of adaptive methods: rules as data, and the step size that one solve carries
+from segment to segment.
 
 A step of size h has the error `err`: the norm of its estimate over atol + rtol max(abs x, abs x1).
-It is accepted if err <= 1. The estimate is O(h^q), so h err^(-1/q) is the step whose error would
-have been just allowed; a rule says how near to that to go.
+It is accepted if err <= 1. The estimate is O(h^q), so a step of size h err^(-1/q) would have had
+the error 1. A rule says how close to that size to go.
 """
 
 from __future__ import annotations
@@ -16,37 +16,39 @@ from typing import Protocol, runtime_checkable
 from solvers.errors import ConfigError
 
 STRETCH = 1.08
-"""How much a step may exceed the proposal to reach a segment's end: the safety factors leave that
-room, and it saves a step.
+"""How much a step may exceed the proposal to reach a segment's end. The safety factors leave room
+for it, and it saves a step.
 """
 SMALLEST = 1e-10
-"""An error below this counts as this much: what is that small tells nothing of its size."""
+"""Smaller errors count as this: they carry no information on their size."""
 SHORTER = 0.99
-"""What part of a rejected attempt the next one is at most, however little its error is above 1 and
-whatever a rule says.
+"""After a rejection, the next attempt is at most this part of the rejected size, whatever the rule
+says.
 """
 Errors = tuple[float, float, float]
 
 
 @runtime_checkable
 class Controller(Protocol):
-    """A rule for the next step's size. It is frozen data: what it must remember is given to it."""
+    """A rule for the next step's size. It is frozen data; it gets what it must remember as
+    arguments.
+    """
 
     def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
-        """The size after an accepted step of that size, which was proposed larger if the segment's
-        end cut it short.
+        """The next size after an accepted step of that size. `proposed` is larger if the segment's
+        end cut the step short.
 
-        `errors` are its error and those of the two accepted steps before it, the nearest first (1
-        at the start).
+        `errors` are its error and those of the two accepted steps before it, the latest first (1 at
+        the start).
         """
 
     def rejected(self, size: float, error: float, q: int) -> float:
-        """The size of the next attempt after a rejected one; its error is above 1 or not finite."""
+        """The size of the next attempt after a rejected one, whose error is above 1 or not finite."""
 
 
 class _ByFactors:
-    """A rule whose fields are checked when it is made: each within its limits, and not at one where
-    the rule could not work.
+    """A rule whose fields are checked: each within its limits, and not at a limit where the rule
+    could not work.
     """
 
     def __post_init__(self) -> None:
@@ -68,8 +70,8 @@ class Cautious(_ByFactors):
     """h_next = h * clip(safety err^(-1/q) * min(1, err_prev/err)^(damping/q), 1, grow); rejected: h
     * max(shrink, retry err^(-1/q)).
 
-    A proportional part that holds back while errors grow, and no accepted step makes the next one
-    smaller: on switched Transformers that took the fewest evaluations. Raises ConfigError for
+    A proportional rule that grows more slowly while errors grow. No accepted step makes the next
+    one smaller. It took the fewest evaluations on switched Transformers. Raises ConfigError for
     factors that could not work.
     """
 
@@ -90,7 +92,7 @@ class Cautious(_ByFactors):
 
 class _ByPowers(_ByFactors):
     """h_next = h * clip(safety prod_i err_i^(powers_i/q), shrink, grow) over the last three errors,
-    the nearest first.
+    the latest first.
     """
 
     safety: float
@@ -104,8 +106,7 @@ class _ByPowers(_ByFactors):
     def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
         factor: float = math.prod(error ** (power / q) for error, power in zip(errors, self.powers, strict=True))
         following = size * min(self.grow, max(self.shrink, self.safety * factor))
-        # a step cut short by its segment's end says nothing against the longer one that was
-        # proposed
+        # a step cut short by its segment's end is no evidence against the longer proposal
         return following if size >= proposed else max(proposed, following)
 
     def rejected(self, size: float, error: float, q: int) -> float:
@@ -117,10 +118,11 @@ class PI(_ByPowers):
     """h_next = h * clip(safety err^(-alpha/q) err_prev^(beta/q), shrink, grow); rejected: h *
     clip(safety err^(-1/q), shrink, 1).
 
-    The proportional-integral control of Gustafsson (1991), with the exponents of Hairer and Wanner,
-    IV.2. beta = 0 and alpha = 1 is the elementary control. At equal error it takes 6 to 30% fewer
-    evaluations than `Cautious` on DETEST and switched models (`benchmarks/controllers.py`), at
-    equal tolerances more, for a smaller error. Raises ConfigError for factors that could not work.
+    Proportional-integral control (Gustafsson 1991), with the exponents of Hairer and Wanner, IV.2.
+    beta = 0 and alpha = 1 is the elementary control. At equal error it takes 6 to 30% fewer
+    evaluations than `Cautious` on DETEST and switched models (`benchmarks/controllers.py`). At
+    equal tolerances it takes more, for a smaller error. Raises ConfigError for factors that could
+    not work.
     """
 
     safety: float = 0.9
@@ -139,12 +141,12 @@ class PID(_ByPowers):
     """h_next = h * clip(safety err^(-(i+p+d)/q) err_prev^((p+2d)/q) err_before^(-d/q), shrink,
     grow); rejected as by PI.
 
-    Integral, proportional and differential control of log err (Soederlind 2003), in the gains that
-    diffrax and torchode call icoeff, pcoeff and dcoeff: for errors of h^q the factor is safety *
+    Integral, proportional and differential control of log err (Soederlind 2003). diffrax and
+    torchode call these gains icoeff, pcoeff and dcoeff. For errors of h^q the factor is safety *
     prod (1/err)^(i/q) (err_prev/err)^(p/q) (err_prev^2/(err err_before))^(d/q). i = 1, p = d = 0 is
-    the elementary control and d = 0 is PI(alpha=i + p, beta=p). The gains here are those of Kennedy
-    and Carpenter (2003), err^(-.49/q) err_prev^(.34/q) err_before^(-.10/q). Raises ConfigError for
-    factors that could not work.
+    the elementary control, and d = 0 is PI(alpha=i + p, beta=p). The defaults are the gains of
+    Kennedy and Carpenter (2003), err^(-.49/q) err_prev^(.34/q) err_before^(-.10/q). Raises
+    ConfigError for factors that could not work.
     """
 
     safety: float = 0.95
@@ -160,16 +162,16 @@ class PID(_ByPowers):
 
 
 CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI(), "pid": PID()}
-"""Every rule with its usual numbers; the tests go through them."""
+"""Each rule with its default numbers. The tests run through all of them."""
 
 
 @dataclasses.dataclass
 class StepSize:
-    """The size that an adaptive method takes next, by its rule; q is the order of the error
-    estimate plus one.
+    """The next step size of an adaptive method, by its rule. q is the order of the error estimate
+    plus one.
 
-    A switch of field does not reset it: neighbouring segments of a model ask for similar steps, and
-    a rejection now and then costs less than restarting every time.
+    A switch of field does not reset it: neighbouring segments of a model need similar steps. An
+    occasional rejection costs less than a restart in each segment.
     """
 
     rule: Controller
@@ -181,22 +183,24 @@ class StepSize:
     refused: float = math.inf
 
     def propose(self, remaining: float) -> tuple[float, bool]:
-        """The next step's size, and whether it ends the segment. The last two steps are equal, so
-        that no sliver is left.
+        """The next step's size, and whether it ends the segment. The last two steps are equal,
+        which avoids a very short last step.
         """
         self.step = max(self.shortest, min(self.step, self.longest))
         pieces = max(1, math.ceil(min(3.0, remaining / min(STRETCH * self.step, self.longest))))
-        # stretched, an attempt could be the one that was rejected just now, again and again
+        # a stretched attempt could repeat the rejected one for ever
         pieces += remaining / pieces >= self.refused > self.shortest
         return (remaining / pieces if pieces <= 2 else self.step), pieces == 1
 
     def allows(self, size: float, error: float) -> bool:
-        """Whether a step of that size may have that error: any finite one if it is the shortest."""
+        """Whether a step of that size may have that error: at most 1, or any finite one at the
+        shortest size.
+        """
         return error <= 1 or (size <= self.shortest and math.isfinite(error))
 
     def judge(self, size: float, error: float) -> bool:
-        """Whether a step of that size with that error is accepted; sets the next proposal."""
-        if not self.allows(size, error):  # a nan is no good error
+        """Whether a step of that size with that error is accepted. Sets the next proposal."""
+        if not self.allows(size, error):  # also if it is nan
             self.step, self.refused = min(self.rule.rejected(size, error, self.q), SHORTER * size), size
             return False
         error = max(error, SMALLEST)

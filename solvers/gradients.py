@@ -1,22 +1,28 @@
-"""How a solve is differentiated: the table of kinds, and what `solve` asks of each.
+"""How a solve is differentiated: the table of kinds, and their protocol.
 
-| kind         | differentiates                       | methods                  | tensors kept of N steps | projections |
-| ------------ | ------------------------------------ | ------------------------ | ----------------------- | ----------- |
-| `backprop`   | what was computed                    | all                      | every evaluation's      | yes         |
-| `checkpoint` | what was computed                    | all                      | O(sqrt N) steps'        | yes         |
-| `reversible` | what was computed, by its own scheme | `HasReversibleForm`      | two states              | no          |
-| `adjoint`    | the ODE, so up to the method's error | all                      | a state a segment       | on entering |
+| kind         | differentiates                               | methods             | tensors kept of N steps  | projections |
+| ------------ | -------------------------------------------- | ------------------- | ------------------------ | ----------- |
+| `backprop`   | the computed steps                           | all                 | every evaluation's       | yes         |
+| `checkpoint` | the computed steps                           | all                 | O(sqrt N) steps'         | yes         |
+| `reversible` | the computed steps, of its own scheme        | `HasReversibleForm` | two states               | no          |
+| `adjoint`    | the ODE, with an error of the method's order | all                 | one state for a segment  | `enter`     |
 
-The last two give parameter gradients to autograd segment by segment.
+`reversible` and `adjoint` give parameter gradients to autograd segment by segment.
 
-Fields that draw random numbers have `backprop` and `checkpoint`; so has half precision, with the
-adjoint. A scripted field, into which nothing looks, too. `torchdiffeq:scipy_solver` leaves torch
-and has the adjoint only; implicit methods have `backprop` and `checkpoint`, and first derivatives
-only. torchdiffeq's methods are recomputed by whole segments. Second derivatives have `backprop` and
-`checkpoint`, `torch.func.grad` and `vmap` (fixed steps) `backprop`; the others raise ConfigError
-there. Forward mode (`torch.func.jvp`, `forward_ad`) is taken through the plain steps of explicit
-methods whatever the kind. Times of segments that are tensors are learned by every kind:
-`solvers.learned_time`.
+These combinations work; the others raise ConfigError:
+
+- fields that draw random numbers: `backprop` and `checkpoint`
+- scripted fields: `backprop` and `checkpoint`, since the others must see the tensors that a field
+  uses
+- half precision: all but `reversible`
+- `torchdiffeq:scipy_solver`: `adjoint` only, since it leaves torch
+- implicit methods: `backprop` and `checkpoint`, first derivatives only
+- second derivatives: `backprop` and `checkpoint`
+- `torch.func.grad` and `vmap` (fixed steps): `backprop`
+
+`checkpoint` recomputes torchdiffeq's methods by whole segments. Forward mode (`torch.func.jvp`,
+`forward_ad`) uses the plain steps of explicit methods with every kind. Every kind differentiates
+learned times (`solvers.learned_time`).
 """
 
 from __future__ import annotations
@@ -40,19 +46,19 @@ from solvers.solution import Solution
 
 @runtime_checkable
 class Gradient(Protocol):
-    """What `solve` asks of a kind of gradient.
+    """The protocol of a kind of gradient.
 
-    A `detached` one computes the solution without a graph and calls the fields anew, outside their
-    modules' own passes, when the gradient is wanted: a compiler does not see into it, and what
-    frees weights between the passes cannot work with it. One with a true attribute `dense`
-    differentiates states inside steps, too.
+    A `detached` kind computes the solution without a graph, and calls the fields again, outside
+    their modules' own passes, for the gradient. A compiler cannot trace it, and it cannot work with
+    wrappers that free weights between the passes. A kind with a true attribute `dense` also
+    differentiates states inside steps.
     """
 
     @property
     def detached(self) -> bool: ...
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        """Raises ConfigError where the kind does not work, naming one that does."""
+        """Raises ConfigError if the kind does not work here, and names one that does."""
 
     def scheme(self, method: Method) -> Method:
         """The method that computes the solution."""
@@ -87,7 +93,9 @@ GRADIENTS: dict[str, Gradient] = {
 
 
 def get_gradient(gradient: str | Gradient) -> Gradient:
-    """The gradient of that name, or the object itself; ConfigError with the nearest name otherwise."""
+    """The gradient of that name, or the object itself. Raises ConfigError with the nearest name
+    otherwise.
+    """
     if not isinstance(gradient, (str, type)) and isinstance(gradient, Gradient):
         return gradient
     return look_up("gradient", gradient, GRADIENTS)

@@ -1,4 +1,4 @@
-"""The loop: a state goes through the segments, one after the other, by one method."""
+"""The loop: one method takes a state through the segments."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def march(
     progress: Progress | None = None,
     done: Done | None = None,
 ) -> Solution:
-    """The solution over the segments, with the states that `run.save` asks for; a failure becomes
-    its status.
+    """The solution over the segments, with the states that `run.save` selects. A failure sets its
+    status.
 
     After segment k it calls `done(k, x)` and then `progress(k)`.
     """

@@ -1,12 +1,11 @@
-"""What `solve` asks of a method, and what a kind of gradient may ask of it besides: small
-protocols, all but the first optional.
+"""The protocols of methods. `solve` needs only the first; kinds of gradient use the others.
 
-| protocol            | who asks                                   | what it promises                                        |
-| ------------------- | ------------------------------------------ | ------------------------------------------------------- |
-| `Method`            | `solve`                                    | takes a state over a segment                            |
-| `HasFixedSteps`     | measured orders of convergence             | the same weights with steps of equal size               |
-| `Replayable`        | `checkpoint`, to recompute a few steps     | each of its steps can be taken again alone              |
-| `HasReversibleForm` | `reversible`                               | a scheme made of it that can be solved backward exactly |
+| protocol            | user                             | what it provides                                           |
+| ------------------- | -------------------------------- | ---------------------------------------------------------- |
+| `Method`            | `solve`                          | integrates a state over a segment                          |
+| `HasFixedSteps`     | measured orders of convergence   | the same weights with steps of equal size                  |
+| `Replayable`        | `checkpoint`, for recomputation  | each of its steps can be repeated alone                    |
+| `HasReversibleForm` | `reversible`                     | a scheme made from it that can be solved backward exactly  |
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from solvers.segment import Map, Segment
 
 @runtime_checkable
 class Method(Protocol):
-    """Takes a state over one segment. `order` is p of its global error O(h^p); an `adaptive` one
-    chooses its steps itself.
+    """Integrates a state over one segment. `order` is p of its global error O(h^p). An `adaptive`
+    method chooses its steps itself.
     """
 
     @property
@@ -33,8 +32,8 @@ class Method(Protocol):
     def adaptive(self) -> bool: ...
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        """The state at the segment's end. Counts in `run` what it does; raises Stopped where it
-        cannot get there.
+        """The state at the segment's end. Counts its work in `run`. Raises Stopped if it cannot get
+        there.
         """
 
 
@@ -44,8 +43,8 @@ BOUNDED = ADAPTIVE | {"first_step", "min_step", "max_step"}
 
 
 def options_of(method: Method) -> frozenset[str]:
-    """The options of `solve` that the method uses, its `options` or those of its kind. Others are
-    errors.
+    """The options of `solve` that the method uses: its `options`, or those of its kind. `solve`
+    rejects all others.
     """
     used: frozenset[str] = getattr(method, "options", ADAPTIVE if method.adaptive else FIXED)
     return used
@@ -53,35 +52,35 @@ def options_of(method: Method) -> frozenset[str]:
 
 @runtime_checkable
 class HasFixedSteps(Protocol):
-    """A method that can take equal steps; one with fixed steps may return itself."""
+    """A method that can take equal steps. A fixed-step method may return itself."""
 
     def fixed(self) -> Method: ...
 
 
 @runtime_checkable
 class Replayable(HasFixedSteps, Protocol):
-    """A one-step method: a step needs the state at its start only, so a part of its steps gives the
-    same bits as before.
+    """A one-step method: a step needs only the state at its start, so some of its steps can be
+    repeated with the same bits.
 
     It appends each accepted step to `run.trace`. One step of `fixed()` over a segment that is an
-    accepted step is that step again.
+    accepted step repeats that step.
     """
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
-        """The steps of equal size over the segment, as segments of one step each."""
+        """The equal steps over the segment, as segments of one step each."""
 
 
 Pair = tuple[Tensor, Tensor]
 Pull = Callable[[Map, Tensor, Tensor], Pair]
-"""(function, x, c) -> function(x) and (d function/dx)' c; the share of whatever else the function
-depends on is put down.
+"""(function, x, c) -> function(x) and (d function/dx)' c. It also adds up the gradients of captured
+tensors.
 """
 
 
 @runtime_checkable
 class ReversibleForm(Method, Protocol):
-    """A scheme on pairs of states (y, z), equal at the start: it moves y, and keeps z in
-    `run.partner` and steps in `run.trace`.
+    """A scheme on pairs of states (y, z), equal at the start. It moves y, and keeps z in
+    `run.partner` and its steps in `run.trace`.
     """
 
     def step_back(self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run) -> tuple[Pair, Pair]:
@@ -90,8 +89,8 @@ class ReversibleForm(Method, Protocol):
 
 @runtime_checkable
 class HasReversibleForm(Protocol):
-    """A method of which a reversible scheme is made; smaller couplings in (0, 1] damp more and are
-    harder to undo.
+    """A method that has a reversible scheme. A smaller coupling in (0, 1] damps more, and its
+    inverse is less accurate.
     """
 
     def reversible(self, coupling: float) -> ReversibleForm: ...

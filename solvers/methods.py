@@ -1,5 +1,5 @@
-"""The table of integration methods: a new one is one entry, and the order, gradient, dtype and
-device tests pick it up.
+"""The table of integration methods. A new method is one entry; the order, gradient, dtype and
+device tests include it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from solvers.runge_kutta import RungeKutta
 from solvers.torchdiffeq_methods import NAMES, TorchDiffEq
 
 TUNED = PI(safety=0.92, alpha=0.8, beta=0.1)
-"""Chosen for tsit5 on one half of DETEST: on the other, and on switched models, the least work at
-equal error at 1e-3, 1e-6 and 1e-9 (`benchmarks/controllers.py`), at equal tolerances as many
-evaluations as by `cautious`, up to 15% more on short segments.
+"""Chosen for tsit5 on one half of DETEST. On the other half and on switched models it needs the
+least work at equal error, at 1e-3, 1e-6 and 1e-9 (`benchmarks/controllers.py`). At equal tolerances
+it needs as many evaluations as `cautious`, up to 15% more on short segments.
 """
 
 METHODS: dict[str, Method] = {
@@ -36,15 +36,17 @@ METHODS: dict[str, Method] = {
 
 
 def get_method(method: str | Method) -> Method:
-    """The method of that name, or the method itself; ConfigError with the nearest name otherwise."""
-    # a name first: to ask whether an object has a protocol takes longer than an Euler step does
-    # beside its field
+    """The method of that name, or the method itself. Raises ConfigError with the nearest name
+    otherwise.
+    """
+    # names first: an isinstance check of a protocol takes longer than an Euler step without its
+    # field
     return look_up("method", method, METHODS) if isinstance(method, str) or not isinstance(method, Method) else method
 
 
 def fixed_step(method: str | Method) -> Method:
-    """The method with steps of equal size; ConfigError where it has none (torchdiffeq's adaptive
-    methods).
+    """The method with steps of equal size. Raises ConfigError if it has none (torchdiffeq's
+    adaptive methods).
     """
     chosen = get_method(method)
     if not chosen.adaptive:

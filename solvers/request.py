@@ -1,4 +1,4 @@
-"""Checks of a request to `solve`, before anything is computed."""
+"""Checks of a request to `solve`, before any computation."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.comp
 
 
 def check_segments(segments: Sequence[Segment]) -> None:
-    """Raises ConfigError unless the segments are a list of which each begins where the one before
+    """Raises ConfigError unless the segments are a list in which each starts where the previous one
     ends.
     """
     if not isinstance(segments, Sequence) or isinstance(segments, str):
-        raise ConfigError(f"the segments are a {type(segments).__name__}, which is gone through more than once: give a list")
+        raise ConfigError(f"the segments are a {type(segments).__name__}, which may not be iterable twice: give a list")
     if not all(isinstance(segment, Segment) for segment in segments):
         raise ConfigError("the segments are not all of type Segment: make them by Segment(t0, t1, field)")
     check_chain(segments)
 
 
 def check_state(x0: Tensor) -> None:
-    """Raises ConfigError unless x0 is a non-empty tensor of a floating or complex type that holds
-    numbers.
-    """
+    """Raises ConfigError unless x0 is a non-empty dense tensor of a floating or complex type."""
     if not isinstance(x0, Tensor) or x0.dtype not in TYPES or x0.numel() == 0:
         what = f"{tuple(x0.shape)} of {x0.dtype}" if isinstance(x0, Tensor) else type(x0).__name__
         raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating or complex type")
@@ -40,8 +38,8 @@ def check_state(x0: Tensor) -> None:
 
 
 def method_of(method: str | Method, steps: int) -> Method:
-    """The method of that name, or itself. Raises ConfigError for an unknown one, and for a number
-    of steps that it cannot take.
+    """The method object. Raises ConfigError for an unknown name, and for `steps` that it does not
+    support.
     """
     chosen = get_method(method)
     check_whole("steps", steps)
@@ -60,9 +58,8 @@ def check_solver(
 ) -> tuple[Method, float, float]:
     """The method and its tolerances (defaults where None).
 
-    Raises ConfigError for an unknown name, counts below 1, tolerances that are not positive and
-    finite or below what the dtype resolves or holds, and any of these options that the method does
-    not use.
+    Raises ConfigError for an unknown name, counts below 1, and options that the method does not
+    use. Also for tolerances that are not positive and finite, or that the dtype cannot resolve.
     """
     chosen = method_of(method, steps)
     StepControl(max_steps=max_steps)
@@ -71,6 +68,6 @@ def check_solver(
 
 
 def check_callable(what: str, given: object) -> None:
-    """Raises ConfigError for what is neither a function nor None."""
+    """Raises ConfigError unless `given` is callable or None."""
     if given is not None and not callable(given):
         raise ConfigError(f"{what} = {given!r}: give a function, or None")

@@ -1,5 +1,5 @@
-"""The state of one solve as it goes from segment to segment: request, cost, records and the step
-carried along.
+"""The state of one solve: its request, cost and records, and the step size carried from segment to
+segment.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from solvers.stiffness import Stiffness
 Save = Literal["ends", "segments", "steps", "curve"]
 
 TIME_TYPES = {torch.float64: torch.float64, torch.complex128: torch.float64}
-"""The type in which a field gets the time, by the state's: else float32, since half precision
-cannot tell steps apart.
+"""Type of the state to the type in which its fields get the time. Other states get it in float32,
+since half precision cannot resolve steps.
 """
 
 
 REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "min_step", "max_step", "norm", "controlled")
-"""What of a run is asked for; the rest is what it found."""
+"""The fields of a `Run` that are its request. The others are results."""
 
 
-class Stopped(Exception):  # noqa: N818 - a signal inside the package, turned into a Status before anybody sees it
-    """A method cannot go on: the reason, the time and the state at which it stopped."""
+class Stopped(Exception):  # noqa: N818 - a signal inside the package, which `march` turns into a Status
+    """A method cannot continue, or an observer ends the solve: the status, time and state there."""
 
     def __init__(self, status: Status, time: float, x: Tensor):
         super().__init__(status.value)
@@ -42,9 +42,7 @@ class Stopped(Exception):  # noqa: N818 - a signal inside the package, turned in
 
 
 class Step(NamedTuple):
-    """An accepted step: the segment it lies in, its start and end, and its signed length as it was
-    used.
-    """
+    """An accepted step: its segment, its start and end, and the signed length that it used."""
 
     segment: Segment
     start: float
@@ -53,7 +51,7 @@ class Step(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A state that was asked for, and how many accepted steps lead to it."""
+    """A saved state, and the number of accepted steps before it."""
 
     time: float
     x: Tensor
@@ -61,10 +59,10 @@ class Saved(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """A step as those see it who look on: the states at its ends, dx/dt at its start, and the state
-    at a time inside it.
+    """A step as observers see it: the states at its ends, dx/dt at its start, and the state at a
+    time inside it.
 
-    The last two are None of a method that does not tell them.
+    The last two are None for a method that does not provide them.
     """
 
     step: Step
@@ -75,25 +73,32 @@ class Accepted(NamedTuple):
 
 
 Observer = Callable[[Accepted], None]
-"""Looks on at every accepted step; raises Stopped to end the solve."""
+"""Sees each accepted step. Raises Stopped to end the solve."""
 
 
 @dataclasses.dataclass
 class Run:
-    """What every method needs to know of the solve it serves, and what it reports back.
+    """The request of one solve, as methods read it, and the results that they write.
 
-    `steps` is for fixed-step methods, `rtol` and `atol` for adaptive ones: numbers, or tensors in
-    the state's shape. `step_size` outlives a segment: an adaptive method takes the step it had
-    reached into the next one. With `watch`, each accepted state is checked for non-finite entries,
-    else with `check` the last one. `wanted` are the times inside at which states are asked for, in
-    the order in which they are passed. `clock` has the times that a solve is sure to need as
-    tensors, made at once: one by one they cost an Euler step 1%. `trace` holds the accepted steps
-    of the package's own methods, which a backward pass goes through again. `partner` is the second
-    state of a reversible scheme, `apart` how far the two were from each other at worst, over what
-    is allowed. `first_step`, `min_step` and `max_step` bound an adaptive method's steps. `norm`
-    measures errors; `controlled` is the shape of the leading entries of a flat state that it is
-    given, or None for all of it. `observers` look on at every accepted step of one run, and `event`
-    is the number of the event that ended it and its time.
+    - `steps`: for fixed-step methods
+    - `rtol`, `atol`: for adaptive methods; numbers, or tensors in the state's shape
+    - `first_step`, `min_step`, `max_step`, `max_steps`: bounds of an adaptive method's steps
+    - `norm`: measures errors. `controlled` is the shape of the leading entries of a flat state that
+      the norm gets; None means all entries
+    - `watch`: check each accepted state for non-finite entries; `check`: check the last one only
+    - `save`: which states to save
+    - `stats`, `saved`: the cost and the saved states
+    - `step_size`: of an adaptive method; the next segment continues with it
+    - `wanted`: the times inside the solve whose states to save, in the order of integration
+    - `clock`: the times of the segments' ends as tensors. Making them one by one costs an Euler
+      step 1%
+    - `limits`: for the ends of a segment, the first and last time at which its field may be
+      evaluated
+    - `trace`: the accepted steps of the package's own methods, which a backward pass repeats
+    - `partner`: the second state of a reversible scheme. `apart` is the largest distance of the two
+      states over its limit
+    - `observers`: see each accepted step
+    - `event`: the number of the event that ended the solve, and its time
     """
 
     steps: int
@@ -122,12 +127,12 @@ class Run:
     event: tuple[int, Tensor] | None = None
 
     def again(self, **changes: Any) -> Run:
-        """A fresh run with the same request, but for the changes."""
+        """A new run with the same request, except for the changes."""
         return Run(**{**{name: getattr(self, name) for name in REQUEST}, **changes})
 
     def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
-        """field(t, x), counted; ConfigError where it is not like the state. A time that is a number
-        is moved inside the segment.
+        """field(t, x), counted. Raises ConfigError if it is not like the state. A time given as a
+        number is moved inside the segment.
         """
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
@@ -138,7 +143,9 @@ class Run:
         return v
 
     def start(self, segment: Segment, t: float, x: Tensor) -> Tensor | float:
-        """The time at which an Euler step begins: as it is, unless it is a segment's later end."""
+        """The time at which an Euler step begins. It is not moved inside the segment, except from
+        the later end.
+        """
         assert segment.domain is not None, "every segment knows it"
         if t >= segment.domain[1]:
             return t
@@ -148,7 +155,7 @@ class Run:
         """The first and the last time at which a field may be evaluated: one ulp of the time's type
         inside the segment.
 
-        Where no number lies between the ends, these.
+        If no number lies between the ends, these are the ends.
         """
         ends = segment.domain
         assert ends is not None, "every segment knows it"
@@ -159,13 +166,13 @@ class Run:
         return self.limits[ends]
 
     def set_clock(self, segments: Sequence[Segment], dtype: torch.dtype) -> None:
-        """Makes the times at which segments start and end, for a state of that type."""
+        """Makes the tensors of the times at which the segments start and end."""
         times = [segment.start for segment in segments] + [segments[-1].end]
         self.clock = dict(zip(times, as_tensors(times, dtype), strict=True))
 
     def accept(self, segment: Segment, t: float, x: Tensor, seen: Accepted | None = None) -> Tensor:
-        """Takes the step's result: projects it, counts it, shows it to those who look on, and
-        records it if asked to.
+        """Completes a step: projects its result, counts it, shows it to the observers, and saves it
+        with `save="steps"`.
         """
         self.stats.accepted += 1
         if segment.project is not None:
@@ -181,13 +188,11 @@ class Run:
         return x
 
     def counted(self, x: Tensor) -> Tensor:
-        """The entries that enter the error norm."""
+        """The entries that the error norm measures."""
         return x if self.controlled is None else x[: math.prod(self.controlled)].view(self.controlled)
 
     def size(self, error: Tensor, *states: Tensor) -> float:
-        """The norm of an error over what the tolerances allow for these states, atol + rtol max(abs
-        states).
-        """
+        """The norm of error/(atol + rtol max(abs states))."""
         # tolerances vanish in half precision
         counted = [self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x) for x in (error, *states)]
         largest = functools.reduce(torch.maximum, (x.abs() for x in counted[1:]))
@@ -198,7 +203,7 @@ class Run:
         return float(self.norm(x))
 
     def passed(self, start: float, end: float) -> list[float]:
-        """The wanted times of a step that are not served yet."""
+        """The wanted times inside a step that were not returned before."""
         served = 0
         while served < len(self.wanted) and (self.wanted[served] <= end if start < end else self.wanted[served] >= end):
             served += 1
@@ -211,8 +216,8 @@ class Run:
 
 
 def check_like(what: str, y: object, x: Tensor) -> None:
-    """Raises ConfigError unless what a map of a segment returned is a tensor like the state, of a
-    type that does not widen it.
+    """Raises ConfigError unless a segment's map returned a tensor of the state's shape, on its
+    device, in a type that does not widen it.
     """
     if not isinstance(y, Tensor):
         raise ConfigError(f"the {what} returned {type(y).__name__}: {WANTED[what]} must be a tensor of x's shape")
@@ -241,48 +246,49 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def as_tensor(t: float, dtype: torch.dtype) -> Tensor:
-    """A time as fields get it: 0-dimensional, for a state of that type.
+    """The time as fields get it: 0-dimensional, in the type for a state of that dtype.
 
-    On the CPU whatever the state's device: such a tensor mixes with all of them and costs no
+    It is on the CPU for all states: a 0-dimensional CPU tensor combines with every device without a
     transfer.
     """
     return torch.scalar_tensor(t, dtype=time_type(dtype), device="cpu")
 
 
 def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
-    """The same of several, made at once."""
+    """The same for several times, made at once."""
     return torch.tensor(times, dtype=time_type(dtype), device="cpu").unbind()
 
 
 def time_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which a field of a state of that type gets the time."""
+    """The type in which the field of a state of that dtype gets the time."""
     return TIME_TYPES.get(dtype, torch.float32)
 
 
 def neighbour(t: float, towards: float, dtype: torch.dtype) -> float:
-    """The next time on the way there that a field of a state of that type can be told, after one
-    that it can be told itself.
+    """The next time towards another one, in the type in which fields get it. t must be
+    representable in it.
     """
     if time_type(dtype) is torch.float64 or t == towards:
         return math.nextafter(t, towards)
     up = towards > t
     if t == 0:
         return math.copysign(2.0**-149, towards)
-    # of the numbers with 24 bits, those nearer to zero than a power of two are half as far apart
+    # below a power of two, float32 numbers are half as far apart as above it
     mantissa, exponent = math.frexp(t)
     inward = (mantissa > 0) != up
     return t + math.copysign(math.ldexp(1.0, max(exponent - 24 - (inward and abs(mantissa) == 0.5), -149)), towards - t)
 
 
 def representable(t: float, dtype: torch.dtype) -> float:
-    """The nearest time that a field can be told exactly: a step to another one begins and ends
-    beside the times of its stages.
+    """The nearest time that a field gets exactly, so that a step's ends agree with the times of its
+    stages.
 
-    Times are carried in float64, but a field of a float32 state is told them in float32, at t = 1e5
-    to d = 0.004. That moves an error estimate by up to abs(h df/dt) d sum_i abs(b_i - embedded_i),
-    a sum of 0.16 for dopri5, 0.39 for bosh3 and 1.2 for tsit5, which therefore takes five times the
-    steps there at a tolerance of 1e-4. With ends that are not rounded it takes as many. A field
-    that knows the time from its segment's start, on Segment(0, T, ..), loses nothing.
+    Times are float64, but a field of a float32 state gets them in float32; at t = 1e5 the spacing
+    is d = 0.004. The rounding moves an error estimate by up to abs(h df/dt) d sum_i abs(b_i -
+    embedded_i). The sum is 0.16 for dopri5, 0.39 for bosh3 and 1.2 for tsit5, which then needs five
+    times the steps at a tolerance of 1e-4. With rounded ends it needs no more steps than in
+    float64. A field that gets the time from its segment's start, with Segment(0, T, ..), loses
+    nothing.
     """
     if time_type(dtype) is torch.float64 or t == 0:
         return t
@@ -293,5 +299,5 @@ def representable(t: float, dtype: torch.dtype) -> float:
 
 def finite(x: Tensor) -> bool:
     """Whether all entries are finite. Waits for the device."""
-    # one that is not makes the sum so; a sum that overflows by itself is looked at again
+    # a non-finite entry makes the sum non-finite; a sum may also overflow by itself
     return cmath.isfinite(x.detach().sum().item()) or bool(torch.isfinite(x).all())

@@ -22,22 +22,23 @@ Time = int | float | Fraction | Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """dx/dt = field(t, x) from t0 to t1, smooth on the closed interval.
+    """dx/dt = field(t, x) from t0 to t1, smooth on the closed interval. t1 < t0 integrates
+    backward.
 
-    `field(t, x)` gets the time as a 0-dimensional tensor and returns dx/dt in x's shape. It is
-    never evaluated at the ends themselves but one ulp inside, on this segment's side of a switch:
-    fields of several segments may be one function that asks `t < switch` (Euler's steps, which
-    begin at t0, evaluate there to be those of a plain loop). `project(x)`, if given, is applied
-    after each accepted step (a Post-LN norm is such a map), and `enter(x)` once, before the first
-    step: a state that must start on a manifold is put there. t1 < t0 integrates backward.
+    - `field(t, x)` gets the time as a 0-dimensional tensor and returns dx/dt in x's shape. It is
+      evaluated one ulp inside the ends, on this segment's side of a switch. So fields of several
+      segments may be one function that tests `t < switch`. Euler's steps are an exception: they
+      evaluate at t0, as a plain loop does
+    - `project(x)`, if given, is applied after each accepted step. A Post-LN norm is such a map
+    - `enter(x)`, if given, is applied once, before the first step. It puts the state on a manifold
+    - `domain`: the earlier and the later end of the segment of which this one is a part
 
-    Times may be ints, floats or fractions and are kept as exact fractions: k * Fraction(dt) to (k +
-    1) * Fraction(dt) has the length dt to the last bit, which (k + 1) * dt - k * dt in floats has
-    not. A 0-dimensional tensor that requires a gradient is a time to be learned:
-    `solvers.learned_time`. Raises ConfigError for times that are not finite or are equal, and maps
-    that are not callable.
+    Times may be ints, floats or fractions, and are kept as exact fractions. So k * Fraction(dt) to
+    (k + 1) * Fraction(dt) has the length dt exactly, unlike (k + 1) * dt - k * dt in floats. A
+    0-dimensional tensor that requires a gradient is a learned time: `solvers.learned_time`.
 
-    `domain` is the earlier and the later end of the segment that this one is a part of.
+    Raises ConfigError for times that are not finite or are equal, and for maps that are not
+    callable.
     """
 
     t0: Time
@@ -46,7 +47,7 @@ class Segment:
     project: Map | None = None
     enter: Map | None = None
     domain: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
-    # made from t0 and t1 once, since exact arithmetic is slow beside a small model's step
+    # computed once: exact arithmetic is slow compared with a step of a small model
     clock: Clock | None = dataclasses.field(init=False, repr=False)
     ends: tuple[Fraction, Fraction] = dataclasses.field(init=False, repr=False)
     length: Fraction = dataclasses.field(init=False, repr=False)
@@ -82,31 +83,31 @@ class Segment:
 
     @property
     def learned(self) -> bool:
-        """Whether t0 or t1 is a time to be learned; `clock` then makes the time that depends on
-        them from one that does not.
+        """Whether t0 or t1 is a learned time. `clock` then maps a time by value to the one that
+        depends on them.
         """
         return self.clock is not None
 
     def part(self, t0: Time, t1: Time, first: bool) -> Segment:
-        """The part from t0 to t1; the `first` one is entered as the whole is."""
+        """The part from t0 to t1. Only the `first` part applies `enter`."""
         return Segment(t0, t1, self.field, self.project, self.enter if first else None, self.domain)
 
     def with_maps(self, **maps: Map | Field) -> Segment:
-        """The segment with other maps, whatever its times are learned of."""
+        """A copy with other maps; learned times stay."""
         other = copy.copy(self)
         for name, given in maps.items():
             object.__setattr__(other, name, given)
         return other
 
     def step(self, steps: int) -> float:
-        """The length of one of `steps` equal steps, rounded once; negative where the segment runs
+        """The length of one of `steps` equal steps, rounded once. Negative if the segment runs
         backward.
         """
         return self.span if steps == 1 else float(self.length / steps)
 
     def times(self, steps: int) -> Iterator[float]:
-        """The ends of that many equal steps, t0 first: t0 + length i/steps, rounded once, so that
-        the last is exactly t1.
+        """The ends of `steps` equal steps, t0 first: t0 + length i/steps, rounded once. The last
+        one is exactly t1.
         """
         yield self.start
         for i in range(1, steps):
@@ -114,13 +115,13 @@ class Segment:
         yield self.end
 
     def intervals(self, steps: int) -> Iterable[tuple[float, float]]:
-        """The start and end of each of that many equal steps."""
+        """The start and end of each of `steps` equal steps."""
         return ((self.start, self.end),) if steps == 1 else pairwise(self.times(steps))
 
 
 def check_chain(segments: Sequence[Segment]) -> None:
-    """Raises ConfigError unless there is a segment and each starts where the one before ended (to
-    rounding).
+    """Raises ConfigError unless there is a segment and each starts where the previous one ends, to
+    rounding.
     """
     if not segments:
         raise ConfigError("no segments to solve over: give at least one Segment(t0, t1, field)")

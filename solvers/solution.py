@@ -1,4 +1,4 @@
-"""What a solve returns: the state, how it went and what it cost."""
+"""The result of a solve: its states, its status and its cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from solvers.tree import State
 
 
 class Status(enum.Enum):
-    """How a solve ended. The value is the sentence that a message starts with."""
+    """How a solve ended. A message starts with the value."""
 
     SUCCESS = "reached the end"
     NON_FINITE = "the state became non-finite"
@@ -26,9 +26,7 @@ class Status(enum.Enum):
 
     @property
     def good(self) -> bool:
-        """Whether the solve ended where it was asked to: at the end, at an event or at a steady
-        state.
-        """
+        """Whether the solve ended at the end, at an event or at a steady state."""
         return self in (Status.SUCCESS, Status.EVENT, Status.STEADY)
 
 
@@ -48,12 +46,11 @@ ADVICE: dict[Status, str] = {
 
 @dataclasses.dataclass
 class Stats:
-    """What a solve cost: field evaluations, accepted and rejected steps; and what is to be known of
-    its accuracy.
+    """The cost of a solve: field evaluations, accepted and rejected steps.
 
-    `forced` of the accepted steps have a larger error than the tolerances allow, since `min_step`
-    let none be shorter. `stiff_at` is the time from which stability and not accuracy bounds the
-    steps of an explicit adaptive method (`solvers.stiffness`), or None.
+    `forced` counts accepted steps whose error is larger than the tolerances allow, because
+    `min_step` allowed no shorter step. `stiff_at` is the time from which stability, not accuracy,
+    bounds the steps of an explicit adaptive method (`solvers.stiffness`), or None.
     """
 
     evaluations: int = 0
@@ -63,9 +60,7 @@ class Stats:
     stiff_at: float | None = None
 
     def __add__(self, later: Stats) -> Stats:
-        """What two solves cost together, one after the other; stiff from where the first of them
-        is.
-        """
+        """The cost of two solves, one after the other. `stiff_at` is the first one found."""
         return Stats(
             self.evaluations + later.evaluations,
             self.accepted + later.accepted,
@@ -77,22 +72,23 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """The result of `solve`. Its states are built as the initial one: one tensor, or several in
-    their structure.
+    """The result of `solve`. Its states have the structure of the initial one: one tensor, or
+    several.
 
-    `x1` is the last state reached, finite or not. `states` are what `save` asked for, with their
-    `times`: the initial and last state ("ends"), the initial state and the one at each segment's
-    end ("segments"), or at each accepted step's end ("steps"). A solve that broke off keeps what it
-    had (with "ends", the start and the state at the start of the segment that broke); `segment` and
-    `time` then say where it broke (they are None after success).
+    - `x1`: the last state reached, finite or not
+    - `states`: the states that `save` selects, at `times`. "ends": the initial and the last state.
+      "segments": the initial state and the state at each segment's end. "steps": the same at each
+      accepted step's end
+    - `segment`, `time`: where the solve broke, or where an event or a steady state ended it. None
+      after success
+    - `event`, `event_time`: the number of the event that ended the solve, and its time as a
+      0-dimensional float64 tensor. Gradients flow through it as through the states
+    - `curve(t)`, with save="curve": the states at the times t, a number or a tensor of any shape.
+      The axes of t come first. The method's own interpolation gives them, from its steps, which the
+      solution keeps
 
-    With "curve", `curve(t)` are the states at the times t, a number or a tensor of any shape, whose
-    axes come first, from the start to where the solve ended: the method's own interpolation inside
-    its steps, which are kept.
-
-    A solve that an event or a steady state ended has its last state there, `segment` and `time` say
-    where, and `event` is the event's number, `event_time` its time as a 0-dimensional float64
-    tensor that is differentiated as the states are.
+    A solve that broke holds the states up to there. With "ends" these are the initial state and the
+    state at the start of the segment that broke.
     """
 
     x1: State
@@ -108,23 +104,23 @@ class Solution:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is to be known of a solve that got to its end, a sentence each."""
+        """One sentence for each problem of a solve that reached its end."""
         found = []
         if self.stats.forced:
             found.append(
-                f"{self.stats.forced} of {self.stats.accepted} steps have an error above the tolerance, since min_step allowed none "
-                "shorter: lower it, or raise rtol and atol"
+                f"{self.stats.forced} of {self.stats.accepted} steps have an error above the tolerance, because min_step allowed no "
+                "shorter ones: lower it, or raise rtol and atol"
             )
         if self.stats.stiff_at is not None:
             found.append(
-                f"from t = {self.stats.stiff_at:.6g} on stability and not accuracy bounds the steps of this explicit method, which took "
-                f"{self.stats.accepted + self.stats.rejected}: the field is stiff there, and an implicit one, as esdirk4, may take fewer"
+                f"from t = {self.stats.stiff_at:.6g} on, stability and not accuracy bounds the steps of this explicit method, which took "
+                f"{self.stats.accepted + self.stats.rejected}: the field is stiff there; an implicit method, as esdirk4, may take fewer"
             )
         return tuple(found)
 
     @property
     def message(self) -> str:
-        """One sentence on how the solve ended: what, where, and what to try."""
+        """One sentence on how the solve ended: what happened, where, and what to try."""
         if self.status is Status.SUCCESS:
             return str(self.status.value)
         which = "" if self.event is None else f" (event {self.event})"

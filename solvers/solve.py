@@ -1,5 +1,5 @@
-"""The entry: a request is checked, integrated by one method and one kind of gradient, and a failure
-is explained.
+"""`solve`: checks the request, integrates it by one method and one kind of gradient, and explains a
+failure.
 """
 
 from __future__ import annotations
@@ -51,46 +51,49 @@ def solve(
     progress: Progress | None = None,
     **old: Any,
 ) -> Solution:
-    """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k
+    """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k,
     for each k in turn.
 
     No step crosses a segment's end, and no field is evaluated outside its own segment. So a method
-    keeps its order over switches.
+    keeps its order across switches.
 
-    - `segments`: in order, each beginning where the one before ends
-    - `x0`: a tensor of a floating or complex type. Or several of one type in tuples, named tuples,
-      lists and dictionaries, also nested: then fields, projections, events, `on_step`, your own
-      norm and the solution have the same structure
-    - `method`: a name of `METHODS`, or a method object
-    - `steps`: the steps of a fixed-step method in each segment
-    - `step_control`: how an adaptive method chooses its steps. `rtol` and `atol` are its
-      tolerances, as shorthands
-    - `gradient`: how the solve is differentiated, a name of `GRADIENTS` or such an object, as
+    - `segments`: in order; each starts where the previous one ends
+    - `x0`: a tensor of a floating or complex type. Or several tensors of one type in tuples, named
+      tuples, lists and dictionaries, which may be nested. Fields, projections, events, `on_step`,
+      your own norm and the solution then have the same structure
+    - `method`: a name in `METHODS`, or a method object
+    - `steps`: the number of steps in each segment, for a fixed-step method
+    - `step_control`: how an adaptive method chooses its steps. `rtol` and `atol` are shorthands for
+      its tolerances
+    - `gradient`: how the solve is differentiated: a name in `GRADIENTS`, or an object such as
       `Checkpoint(every=4)`
-    - `save`: which states the solution holds. With "curve" you can ask for any of them afterwards,
-      `solution.curve(t)`
-    - `times`: the times at which it holds them instead, by the method's own interpolation inside
-      its steps. Their number costs no evaluation (dop853 takes three for every step with a time
-      inside)
-    - `events`: the first of them ends the solve (`Event(g)`, a root of g(t, x))
-    - `steady`: the first step at whose start the norm of dx/dt is at most this ends the solve, too.
-      The solution's status, segment, time, event and event_time say which did
-    - `on_step(t, x)`: called after every accepted step. With `on_step`, `events` or `steady`,
-      gradients other than backprop integrate twice, the second time to where the first one ended
-    - `throw`: whether a computation that fails raises SolveError, which carries the solution up to
-      there. Otherwise the solution is returned, and its `status` says what happened
-    - `check`: whether the state is checked for non-finite entries, see below
+    - `save`: which states the solution holds. With "curve", `solution.curve(t)` gives the state at
+      any time
+    - `times`: the solution holds the states at these times instead. The method interpolates them
+      inside its steps, so they cost no evaluation (dop853 needs three for each step that contains a
+      time)
+    - `events`: the first event ends the solve (`Event(g)`, a root of g(t, x))
+    - `steady`: the solve also ends at the first step at whose start the norm of dx/dt is at most
+      this number
+    - `on_step(t, x)`: called after each accepted step. With `on_step`, `events` or `steady`,
+      gradients other than backprop integrate twice: the second solve goes to the end of the first
+    - `throw`: if true, a failed computation raises SolveError, which carries the partial solution.
+      If false, `solve` returns that solution; its `status` says what happened
+    - `check`: whether to check the state for non-finite entries, see below
     - `progress(k)`: called when segment k is done
 
-    Raises ConfigError for a request that makes no sense: an unknown name, an option that the method
-    does not use (as tolerances of fixed steps), tolerances below the dtype's resolution, segments
-    that do not meet, a gradient that the method does not have.
+    The solution's status, segment, time, event and event_time show how an event or a steady state
+    ended it.
 
-    The state is checked once, at the end. Only if it has a non-finite entry is the solve repeated,
-    without gradient and with a check of each step, to say where it broke. So a good solve on a GPU
-    waits for the device once; with `check=False` it does not wait, and entries that are not finite
-    are for you to see. Then fixed steps of an explicit method with backprop are one graph for
-    `torch.compile(fullgraph=True)`, which cannot look at a number; all else has breaks in it.
+    Raises ConfigError for an invalid request: an unknown name, an option that the method does not
+    use (such as tolerances for fixed steps), tolerances below the dtype's resolution, segments that
+    do not meet, or a gradient that the method does not support.
+
+    The state is checked once, at the end. If it has a non-finite entry, `solve` repeats the solve
+    without gradient and checks each step, to find where it broke. So a successful solve on a GPU
+    waits for the device once. With `check=False` it does not wait, and you must look for non-finite
+    entries yourself. `torch.compile(fullgraph=True)` then compiles fixed steps of an explicit
+    method with backprop to one graph. All other solves have graph breaks.
     """
     check_segments(segments)
     tree = None if isinstance(x0, Tensor) else Tree(x0)
@@ -98,7 +101,7 @@ def solve(
     check_state(x)
     control = with_old_keywords("solve", step_control or StepControl(), old).with_tolerances(rtol, atol)
     chosen = method_of(method, steps)
-    # a steady state is found by the norm of dx/dt, whatever the method
+    # a steady state uses the norm with every method
     limits = control.limits(chosen, method, x, tree, norm_is_used=steady is not None)
     if save not in SAVE:
         raise unknown("save", save, SAVE)
@@ -107,7 +110,7 @@ def solve(
     kind.check(chosen, segments)
     wanted = [] if times is None else check_times(times, segments, chosen, kind)
     if wanted and save != "ends":
-        raise ConfigError(f"save = {save!r} and times both say which states to keep: give one of them")
+        raise ConfigError(f"save = {save!r} and times both choose the states to keep: give only one")
     check_unused_options(chosen, {"save='steps'": save == "steps" or None}, method)
     curve = Curve(segments, chosen, kind) if save == "curve" else None
     run = Run(int(steps), save="ends" if curve else save, check=bool(check), **limits)
@@ -120,8 +123,7 @@ def solve(
     if curve is not None:  # before an event ends the solve
         run.observers = [curve.note, *run.observers]
     integrate, integrator = way_of(chosen, kind)
-    # observers see the method's own steps, and the solution has these where the kind has no other
-    # scheme
+    # observers see the method's own steps; a kind of gradient with its own scheme takes others
     if run.observers and kind != GRADIENTS["backprop"] and not (integrate is march and integrator is chosen):
         solution = again_to_there(chosen, kind, segments, x, run, progress)
     else:
@@ -141,19 +143,19 @@ def solve(
 
 
 def _wrong(solution: Solution, run: Run) -> Status | None:
-    """What is wrong with a solve that ended where it should, if anything."""
+    """The status of a solve that ended in time but has an invalid result; None if it is valid."""
     if run.apart is not None and float(run.apart) > 1:
         return Status.PAIR_APART
     return None if not run.check or batched() or finite(solution.x1) else Status.NON_FINITE
 
 
 def _explained(solution: Solution, wrong: Status, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> Solution:
-    """The solution with where it broke, which a second solve finds that checks each step."""
+    """The solution with the place where it broke. A second solve, which checks each step, finds it."""
     if solution.status is not Status.SUCCESS:
         return dataclasses.replace(solution, status=wrong)
     with torch.no_grad():
         replay = march(method, segments, x0, run.again(watch=True))
     if replay.status is not Status.SUCCESS:
         return replay
-    # a field that is not the same twice may not break at all the second time
+    # a field that changes between calls may not break in the second solve
     return dataclasses.replace(solution, status=wrong, segment=len(segments) - 1, time=segments[-1].end)

@@ -1,4 +1,4 @@
-"""What an adaptive method is asked for: tolerances, the norm of its error, and bounds of its steps."""
+"""Options of adaptive methods: tolerances, the norm of the error, and bounds of the steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from solvers.run import dtype_name
 from solvers.tree import Tree
 
 RTOL, ATOL = 1e-6, 1e-8
-"""Tolerances of an adaptive method that is given none."""
+"""Default tolerances of an adaptive method."""
 MAX_STEPS = 10_000
-"""Attempts of an adaptive method in a segment, where no other number is given."""
+"""Default limit of attempts of an adaptive method in a segment."""
 Tolerance = float | Tensor | Sequence[Any] | Mapping[Any, Any]
-"""One number; a tensor that broadcasts with the state; or, for a state of several tensors, numbers
-and tensors in its structure.
+"""One number, or a tensor that broadcasts with the state. For a state of several tensors, also
+numbers and tensors in its structure.
 """
 
 
@@ -33,14 +33,14 @@ class StepControl:
     """How an adaptive method chooses its steps: it keeps norm(error/(atol + rtol abs(x))) below 1
     in every step.
 
-    - `rtol`, `atol`: the tolerances, 1e-6 and 1e-8 if None. Numbers, or tensors that broadcast with
-      the state for tolerances by entry
+    - `rtol`, `atol`: the tolerances, 1e-6 and 1e-8 if None. A tensor that broadcasts with the state
+      gives a tolerance for each entry
     - `norm`: a name of `ERROR_NORMS`, or a function of a tensor; "rms" if None. "token" and "max"
-      suit states of which few entries move. For a state of several tensors a named norm is the
+      suit states in which few entries change. For a state of several tensors a named norm is the
       largest of its tensors' norms
     - `first_step`: the size of the first step
-    - `min_step`: the method tries no shorter step. It accepts a step of this size whatever its
-      error, and counts it as `stats.forced`
+    - `min_step`: the method tries no shorter step. It accepts a step of this size with any finite
+      error, and counts it in `stats.forced`
     - `max_step`: the method tries no longer step
     - `max_steps`: the most attempts in a segment, 10,000 if None
 
@@ -70,14 +70,12 @@ class StepControl:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """The sizes that are given, in the order in which they must ascend."""
+        """The given step sizes, in the order in which they must ascend."""
         sizes = {"min_step": self.min_step, "first_step": self.first_step, "max_step": self.max_step}
         return {name: size for name, size in sizes.items() if size is not None}
 
     def with_tolerances(self, rtol: Tolerance | None, atol: Tolerance | None) -> StepControl:
-        """The same with the tolerances that are given here. Raises ConfigError for one that is
-        given in both places.
-        """
+        """The same with these tolerances. Raises ConfigError for a tolerance given in both places."""
         for name, value in {"rtol": rtol, "atol": atol}.items():
             if value is not None and getattr(self, name) is not None:
                 raise ConfigError(f"{name} is given twice, by itself and in step_control: give one of them")
@@ -88,11 +86,11 @@ class StepControl:
     def limits(
         self, method: Method, name: object, x: Tensor, tree: Tree | None = None, *, norm_is_used: bool = False
     ) -> dict[str, Any]:
-        """What a `Run` takes, for the state x, which is flat for a tree.
+        """The fields of a `Run`, for the state x, which is flat for a tree.
 
-        `name` is how the method was asked for. Raises ConfigError for tolerances that do not fit
-        the state or its type, and for what the method does not use (the norm may serve something
-        else).
+        `name` is how the user named the method. Raises ConfigError for tolerances that do not fit
+        the state or its dtype, and for options that the method does not use. `norm_is_used` says
+        that something else uses the norm.
         """
         least_rtol, rtol = spread("rtol", self.rtol, x, tree)
         least_atol, atol = spread("atol", self.atol, x, tree)
@@ -110,14 +108,14 @@ class StepControl:
 
 
 def check_whole(name: str, count: object) -> None:
-    """Raises ConfigError unless the count is a whole number of at least 1."""
+    """Raises ConfigError unless the count is an integer of at least 1."""
     if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
         raise ConfigError(f"{name} = {count!r}: give a whole number of at least 1")
 
 
 def check_unused_options(method: Method, given: Mapping[str, object], name: object) -> None:
-    """Raises ConfigError for an option that is given (not None) and that the method does not use;
-    `name` is how it was asked for.
+    """Raises ConfigError for an option that is given (not None) but that the method does not use.
+    `name` is how the user named the method.
     """
     called = f"method {name!r}" if isinstance(name, str) else f"a {type(method).__name__}"
     for option, value in given.items():
@@ -132,8 +130,8 @@ def check_unused_options(method: Method, given: Mapping[str, object], name: obje
 
 
 def check_tolerances(method: Method, rtol: float | None, atol: float | None, dtype: torch.dtype) -> tuple[float, float]:
-    """Both tolerances (defaults where None). Raises ConfigError for what is not positive, finite
-    and resolved by the type.
+    """Both tolerances (defaults where None). Raises ConfigError unless they are positive, finite
+    and resolved by the dtype.
     """
     rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
     for what, value in (("rtol", rtol), ("atol", atol)):
@@ -146,17 +144,17 @@ def check_tolerances(method: Method, rtol: float | None, atol: float | None, dty
         )
     compared = tolerance_type(dtype)
     if "atol" in options_of(method) and atol < torch.finfo(compared).tiny:
-        # rounded to 0, it leaves 0/0 of an entry that is 0
+        # rounded to 0, it gives 0/0 for an entry that is 0
         name, least = dtype_name(compared), torch.finfo(compared).tiny
         raise ConfigError(f"atol = {atol:g} vanishes in {name}, whose least number is {least:.1e}: raise it or use float64")
     return float(rtol), float(atol)
 
 
 def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = None) -> tuple[Any, Any]:
-    """The smallest of the tolerances, and what a run has: one number as it is, or a tensor in x's
-    shape, where x is flat for a tree.
+    """The smallest tolerance, and the tolerances for a `Run`: a number, or a tensor in x's shape. x
+    is flat for a tree.
 
-    Raises ConfigError for tensors that fit no state, depend on something that learns, or hold
+    Raises ConfigError for tensors that do not fit the state, that require a gradient, or that hold
     anything but positive finite numbers.
     """
     if given is None or isinstance(given, str) or not isinstance(given, (Tensor, Sequence, Mapping)):
@@ -166,11 +164,11 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
     except (RuntimeError, TypeError, ValueError):
         state = f"shape {tuple(x.shape)}" if tree is None else f"{len(tree.shapes)} tensors"
         raise ConfigError(
-            f"{name} = {given!r} does not fit a state of {state}: give one number, a tensor that broadcasts with it, or one of these for "
+            f"{name} = {given!r} does not fit a state of {state}: give one number, a tensor that broadcasts with it, or one of both for "
             "each of its tensors"
         ) from None
     if whole.requires_grad:
-        raise ConfigError(f"{name} depends on what is learned, and a tolerance has no gradient: give it as .detach()")
+        raise ConfigError(f"{name} requires a gradient, which a tolerance does not have: give {name}.detach()")
     low, high = (float(whole.min()), float(whole.max())) if not whole.is_complex() else (float("nan"),) * 2
     if not (low > 0 and high < float("inf")):
         raise ConfigError(f"{name} is from {low:g} to {high:g}: give positive finite numbers")
@@ -178,7 +176,5 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
 
 
 def tolerance_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which errors of a state of that type are held against tolerances: the real one,
-    and no half precision.
-    """
+    """The type in which errors are compared with tolerances: real, and at least float32."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

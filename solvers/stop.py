@@ -1,6 +1,4 @@
-"""Solves that are looked at as they go, and may end before their segments do: at an event, or at a
-steady state.
-"""
+"""Observers of a solve, which may end before its segments do: at an event, or at a steady state."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from solvers.solution import Solution, Status
 from solvers.transforms import batched, in_forward_mode
 
 OnStep = Callable[[float, Tensor], object]
-"""(t, x): told the time and state after each accepted step."""
+"""(t, x): called with the time and state after each accepted step."""
 
 
 def check_stops(
     method: Method, events: Event | Sequence[Event], steady: float | None, on_step: OnStep | None, times: bool
 ) -> Sequence[Event]:
-    """The events as a sequence. Raises ConfigError for requests that make no sense, and methods and
-    transforms that lack them.
+    """The events as a sequence. Raises ConfigError for an invalid request, and if the method or a
+    transform does not support it.
     """
     events = (events,) if isinstance(events, Event) else events
     if not isinstance(events, Sequence) or not all(isinstance(event, Event) for event in events):
@@ -48,19 +46,19 @@ def check_stops(
         raise ConfigError(f"{what}, as tsit5, dopri5 or rk4: use one of these")
     if times and (events or steady is not None):
         raise ConfigError(
-            "where a solve ends by itself, states at given times may not be reached: save='steps', or solve again to there"
+            "an event or a steady state may end the solve before the given times: use save='steps', or solve again to the end found"
         )
     if batched():
-        raise ConfigError(
-            "under vmap the numbers of a sample cannot be looked at: give events, steady and on_step a solve outside it"
-        )
+        raise ConfigError("events, steady and on_step read numbers, which is impossible under vmap: use them outside vmap")
     if events and in_forward_mode():
         raise ConfigError("the time of an event is not differentiated in forward mode: use backward mode, or no derivative")
     return events
 
 
 def observers(events: Sequence[Event], steady: float | None, on_step: OnStep | None, run: Run) -> list[Observer]:
-    """Those who look on: the events first, so that nobody sees a step beyond one."""
+    """The observers of a solve. Events come first, so that no other observer sees a step beyond
+    one.
+    """
 
     def tell(seen: Accepted) -> None:
         assert on_step is not None, "asked for"
@@ -83,8 +81,8 @@ def observers(events: Sequence[Event], steady: float | None, on_step: OnStep | N
 
 
 def way_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Method]:
-    """The function that integrates and the method that it is given: `march` where no gradient is
-    taken or in forward mode, else the kind's own.
+    """The function that integrates, and the method that it gets: `march` without gradient or in
+    forward mode, else the kind's own.
     """
     if torch.is_grad_enabled() and not in_forward_mode():
         return kind.integrate, method
@@ -94,11 +92,11 @@ def way_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Met
 def again_to_there(
     method: Method, kind: Gradient, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
 ) -> Solution:
-    """The solution by a kind of gradient that goes its own way: without a graph to where the solve
-    ends, then again as one to there.
+    """The solution by a kind of gradient with its own integration: first without a graph to where
+    the solve ends, then again to there.
 
-    The derivative of an event's state by its time is that of a midpoint step of length zero from
-    there, right up to the second.
+    Near the event's time the state is that of one midpoint step from it. So its derivatives by the
+    time are exact up to the second.
     """
     wanted = run.wanted
     integrate, integrator = way_of(method, kind)
@@ -113,8 +111,7 @@ def again_to_there(
         return solution
     last, time = segments[found.segment], found.time
     reached = [*segments[: found.segment], last if time == last.end else last.part(last.t0, time, True)]
-    # as many steps as were begun, where these are of one segment: it may be of a million, of which
-    # few were taken (`odeint_event`)
+    # within one segment take the number of steps that were begun: `odeint_event` asks for a million
     begun = run.steps if found.segment else max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
     request = run.again(steps=begun)
     solution = integrate(integrator, reached, x0, request, progress)

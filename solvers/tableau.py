@@ -1,8 +1,8 @@
 """Runge-Kutta methods as validated data.
 
 A method is its coefficients (a, b, c). They are checked when the object is made: shape, row sums
-c_i = sum_j a_ij, nodes inside the step, and *every* order condition up to the order claimed (one
-for each rooted tree: 17 up to order 5), for the weights and for the embedded weights alike. A
+c_i = sum_j a_ij, nodes inside the step, and *every* order condition up to the stated order (one for
+each rooted tree: 17 up to order 5). This holds for the weights and for the embedded weights. So a
 mistyped coefficient cannot become a method.
 """
 
@@ -20,10 +20,10 @@ from torch import Tensor
 from solvers.errors import ConfigError
 
 TOLERANCE = 1e-13
-"""How exactly a condition must hold: coefficients are published to 16 digits."""
+"""The largest error of a condition: coefficients are published to 16 digits."""
 DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
-"""The same for dense output whose coefficients, of opposite signs, add up to that size; in
-proportion where they do to more.
+"""The same for dense output whose coefficients, of opposite signs, have absolute values that sum to
+DENSE_SIZE. It grows in proportion to larger sums.
 """
 
 Coefficient = int | float | str | Fraction
@@ -37,17 +37,19 @@ class Tableau:
     """Coefficients of a Runge-Kutta method: k_i = f(t + c_i h, x + h sum_(j<i) a_ij k_j), x1 = x +
     h sum_i b_i k_i.
 
-    `a` holds the rows below the diagonal (row i has i entries, the first is empty). `embedded` are
-    the weights of the lower-order solution that a step's error estimate is taken against, of order
-    `embedded_order`. `dense` holds polynomials without constant term, one for each stage and lowest
-    power first: x(t + theta h) = x + h sum_i dense_i(theta) k_i inside the step. They must be of
-    order - 1 for every theta, and the weights b at its end: then states inside have the method's
-    order. `inner` are rows of stages that only `dense` has a use for (row i has an entry for each
-    stage before it), at the nodes `inner_c`: evaluated in steps inside which a state is asked for.
-    `coarse` are the weights of a second embedded solution of still lower order: with both, the
-    error is estimated as err = err_e^2/sqrt(err_e^2 + 0.01 err_c^2), of a higher order than either.
-    `gamma` is a_ii of every stage but the first: with one above zero these are implicit. Raises
-    ConfigError naming the coefficient or order condition that fails (Butcher; Hairer, Norsett,
+    - `a`: the rows below the diagonal. Row i has i entries; the first is empty
+    - `embedded`: the weights of a solution of the lower order `embedded_order`. Its difference from
+      x1 estimates the error
+    - `coarse`: the weights of a second embedded solution of still lower order. The error is then
+      err_e^2/sqrt(err_e^2 + 0.01 err_c^2), whose order is higher than that of both
+    - `dense`: a polynomial without constant term for each stage, lowest power first: x(t + theta h)
+      = x + h sum_i dense_i(theta) k_i. They must have order - 1 for every theta, and equal b at
+      theta = 1. Then states inside the step have the method's order
+    - `inner`: rows of stages that only `dense` uses, at the nodes `inner_c`. Row i has an entry for
+      each stage before it. They are evaluated only in steps that contain a requested time
+    - `gamma`: a_ii of every stage but the first. If it is above zero, these stages are implicit
+
+    Raises ConfigError with the coefficient or order condition that fails (Butcher; Hairer, Norsett,
     Wanner, II.2).
     """
 
@@ -99,19 +101,15 @@ class Tableau:
         if self.dense:
             self._check_dense(known)
 
-    def row(self, i: int) -> tuple[float, ...]:
-        """a_i0, .., a_ii."""
-        return (*self.a[i], self.gamma if i else 0.0)
-
     @functools.cached_property
     def rows(self) -> tuple[tuple[float, ...], ...]:
-        """Those of all stages, with the diagonal, and of the inner ones."""
-        return (*(self.row(i) for i in range(len(self.a))), *self.inner)
+        """The rows of all stages with the diagonal, then the inner ones."""
+        return (*((*row, self.gamma if i else 0.0) for i, row in enumerate(self.a)), *self.inner)
 
     @functools.cached_property
     def error_weights(self) -> tuple[tuple[float, ...], ...]:
-        """b - embedded, and b - coarse if there is one: h times the sum of such weights times the
-        stages is one estimate of the error.
+        """b - embedded, and b - coarse if there is one. h times the stages, summed with such
+        weights, estimates the error.
         """
         lower = [weights for weights in (self.embedded, self.coarse) if weights is not None]
         return tuple(tuple(b - e for b, e in zip(self.b, weights, strict=True)) for weights in lower)
@@ -125,14 +123,14 @@ class Tableau:
 
     @property
     def error_order(self) -> int:
-        """The power of the step that the estimate of its error goes by."""
+        """q of the error estimate O(h^q)."""
         fine = self.embedded_order + 1
         return fine if self.coarse is None else 2 * fine - (self.coarse_order + 1)
 
     @functools.cached_property
     def stability_interval(self) -> float:
-        """The largest z for which |R| <= 1 on [-z, 0], R(w) = 1 + sum_k w^k b'A^(k-1)1: as far as
-        steps of x' = -a x may go, h a <= z.
+        """The largest z with |R| <= 1 on [-z, 0], R(w) = 1 + sum_k w^k b'A^(k-1)1. Steps for x' =
+        -a x are stable for h a <= z.
         """
         powers, values = [1.0], [1.0] * len(self.b)
         for _ in self.b:
@@ -165,7 +163,7 @@ class Tableau:
             raise ConfigError(f"the order of {what} is {order}; it must be at least 1")
         for size in range(1, order + 1):
             for tree in trees(size):
-                # inner stages come last, and have no weight
+                # inner stages come last and have no weight here
                 have = sum(w * value for w, value in zip(weights, self._stage_weights(tree, known), strict=False))
                 if abs(have - 1 / density(tree)) > TOLERANCE:
                     raise ConfigError(
@@ -222,19 +220,15 @@ def tableau(
     gamma: Coefficient = 0,
     inner: Sequence[Sequence[Coefficient]] = (),
 ) -> Tableau:
-    """A `Tableau` from numbers or fractions written as text ("9017/3168"); the nodes c are the row
+    """A `Tableau` from numbers, or from fractions as text ("9017/3168"). The nodes c are the row
     sums of a.
 
-    - `order`: which the weights b have; it is checked, as every order given here (ConfigError)
-    - `a`: a row of 0, 1, 2, .. coefficients for each stage, below the diagonal
+    - `order`: the order of the weights b
+    - `a`: for each stage the coefficients below the diagonal: 0, 1, 2, .. of them
     - `b`: the step's weights
-    - `embedded`, `embedded_order`: those of the solution that the error is estimated against, for
-      an adaptive method
-    - `coarse`, `coarse_order`: those of a second one of still lower order
-    - `dense`: polynomials in theta, without constant term, that are the weights of the state inside
-      the step
-    - `inner`: rows of stages that only `dense` has
-    - `gamma`: a_ii of every stage but the first, for an implicit method
+    - the others: as in `Tableau`
+
+    Raises ConfigError if an order or a coefficient is wrong.
     """
     diagonal = Fraction(gamma)
 
@@ -245,8 +239,7 @@ def tableau(
         return tuple(tuple(float(Fraction(value)) for value in row) for row in of)
 
     def node(row: Sequence[Coefficient], own: Fraction) -> float:
-        # rounded to 15 digits, so that decimals whose sum misses 1 in the last place still name the
-        # step's end exactly
+        # rounded to 15 digits: decimals whose sum misses 1 in the last place still give exactly 1
         return round(float(sum((Fraction(value) for value in row), own)), 15)
 
     return Tableau(
@@ -266,7 +259,7 @@ def tableau(
 
 
 def rows(text: str) -> list[list[str]]:
-    """Coefficients written as text: rows end with a semicolon, spaces part the numbers of a row."""
+    """Coefficients from text: semicolons separate rows, spaces the numbers of a row."""
     return [row.split() for row in text.split(";")]
 
 
@@ -277,8 +270,8 @@ def numbers(text: str) -> list[str]:
 
 @functools.cache
 def trees(size: int) -> tuple[RootedTree, ...]:
-    """All rooted trees with that many nodes, each as the sorted tuple of the subtrees at its root:
-    1, 1, 2, 4, 9, ...
+    """All rooted trees with that many nodes (1, 1, 2, 4, 9, ...), each as the sorted tuple of the
+    subtrees at its root.
     """
     return tuple(sorted(set(_forests(size - 1, size - 1))))
 
@@ -293,7 +286,7 @@ def _forests(nodes: int, largest: int) -> Iterator[RootedTree]:
 
 
 def density(tree: RootedTree) -> int:
-    """gamma(tree) = (number of nodes) * product of the densities of its branches; the order
+    """gamma(tree) = (number of nodes) * product of the densities of its branches. The order
     condition is sum b phi = 1/gamma.
     """
     product = _nodes(tree)
@@ -308,7 +301,7 @@ def _nodes(tree: RootedTree) -> int:
 
 EULER = tableau(1, [[]], [1], dense=[[1]])
 MIDPOINT = tableau(2, [[], ["1/2"]], [0, 1], dense=[[1, -1], [0, 1]])
-# With Euler's method beside it, the pair 2(1).
+# With Euler's method as the embedded one, the pair 2(1).
 HEUN = tableau(2, [[], [1]], ["1/2", "1/2"], [1, 0], 1, dense=[[1, "-1/2"], [0, "1/2"]])
 RK4 = tableau(
     4,
@@ -388,7 +381,7 @@ TSIT5 = tableau(
     _TSIT5_B,
     [float(b) - float(Fraction(error)) for b, error in zip(_TSIT5_B, _TSIT5_ERROR, strict=True)],
     4,
-    # his own interpolant, its factors multiplied out
+    # Tsitouras' interpolant, multiplied out
     rows("""
         1.0 -2.763706197274826 2.9132554618219126 -1.0530884977290216;
         0.0 0.1317 -0.2234 0.1017;

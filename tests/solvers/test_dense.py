@@ -172,7 +172,7 @@ def test_states_inside_are_projected_as_the_steps_are():
         ({"times": []}, "give a list of finite numbers"),
         ({"times": [math.nan]}, "give a list of finite numbers"),
         ({"times": torch.ones(1, 1)}, "give a list of finite numbers"),
-        ({"times": [0.5], "save": "steps"}, "both say which states to keep"),
+        ({"times": [0.5], "save": "steps"}, "both choose the states to keep"),
         ({"times": [0.5], "method": "torchdiffeq:rk4"}, "need a method whose tableau has dense output"),
         ({"times": [0.5], "gradient": "checkpoint"}, "gradient='backprop' or 'adjoint'"),
         ({"times": [0.5], "gradient": "reversible"}, "gradient='backprop' or 'adjoint'"),

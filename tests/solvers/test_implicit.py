@@ -51,7 +51,7 @@ def test_stiff_problems_are_scipys_in_few_steps(field, x0, end, atol):
 @pytest.mark.parametrize("z", [-0.5, -3.0, -50.0, -1e4, -1e6, 0.7j, 40j])
 def test_one_step_multiplies_by_the_stability_function_of_the_dense_matrix(z):
     # R(z) = 1 + z b'(1 - z A)^-1 1; a complex rate is a rotation of the plane
-    a = np.array([[*ESDIRK4.row(i), *[0.0] * (5 - i)] for i in range(6)])
+    a = np.array([[*ESDIRK4.rows[i], *[0.0] * (5 - i)] for i in range(6)])
     r = 1 + z * np.array(ESDIRK4.b) @ np.linalg.solve(np.eye(6) - z * a, np.ones(6))
     rate = double([[z.real, -z.imag], [z.imag, z.real]])
     x1 = solve([Segment(0, 1, lambda t, x: x @ rate.T)], double([1.0, 0.0]), method=FIXED).x1

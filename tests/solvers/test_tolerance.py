@@ -90,7 +90,7 @@ def test_a_state_of_several_tensors_has_one_each_in_its_structure():
         (torch.tensor([1e-3, math.nan, 1e-3]), "is from nan to nan"),
         (torch.tensor([1e-3, math.inf, 1e-3]), "to inf"),
         (torch.tensor([1e-3 + 0j, 1, 1]), "is from nan"),
-        (torch.full((3,), 1e-3, requires_grad=True), r"give it as .detach\(\)"),
+        (torch.full((3,), 1e-3, requires_grad=True), r"give rtol.detach\(\)"),
         (torch.tensor([1e-3, 1e-20, 1e-3]).double(), "below what float64 resolves"),
     ],
 )
