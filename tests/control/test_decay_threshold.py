@@ -124,6 +124,14 @@ def test_the_threshold_of_relu_units_by_searching_the_circle(seed):
     assert upper >= lower
 
 
+def test_the_upper_bound_of_relu_units_is_attained_at_one_token():
+    """|p max(<x, w>, 0)| over |w| = 1 is |p||x|."""
+    x, P = numbers(1, 3), numbers(1, 4, seed=1)
+    lower, upper = UnitsPath(x, ACTIVATIONS["relu"], 4, 4).threshold(P)
+    assert upper == pytest.approx(float(x.norm() * P.norm()), rel=1e-12)
+    assert lower == pytest.approx(upper, rel=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 def test_units_through_the_ffns_own_forward(activation):

@@ -7,9 +7,10 @@ from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from ctrans.fields import ACTIVATIONS
-from ctrans.norm import NORMS
+from ctrans.fields.protocols import TokenBound
+from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.forward.bounds import forward_bounds, map_bound
+from ctrans.stability.forward.bounds import forward_bounds, map_bound, token_spread
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, SolveError, solve
@@ -112,6 +113,28 @@ def test_the_bound_behind_an_output_norm_is_attained_by_a_constant_velocity():
         x1 = model.depth(x0)
     bounds = forward_bounds(model.depth, [x0] * 7)
     assert moments(x1).mean_abs == pytest.approx(bounds.mean_abs[-1], rel=1e-14) == pytest.approx(0.5 + 6 * 0.25, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("norms", "bound", "apart"),
+    [
+        (("state_norm",), None, math.inf),
+        (("output_norm",), None, math.inf),
+        (("input_norm",), TokenBound(2.0, 0.0), math.inf),
+        (("input_norm",), None, 2.0),
+    ],
+)
+def test_the_token_spread_is_attained_by_two_opposite_tokens(norms, bound, apart):
+    """Tokens +-e_1, along which the gain of the norm and the map diag(2, 1, 1, 1) are largest."""
+    norm, field = RMSNorm(4, 0.0).double(), torch.nn.Linear(4, 4, bias=False).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([3.0, 1.0, 1.0, 1.0]))
+        field.weight.copy_(torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0])))
+    sublayer = Sublayer(field, "ffn", **dict.fromkeys(norms, norm))
+    x = torch.tensor([[[1.0, 0, 0, 0], [-1.0, 0, 0, 0]]], dtype=torch.float64)
+    with torch.no_grad():
+        found = norm(x + sublayer(x)) if sublayer.state_norm is not None else sublayer(x)
+    assert token_spread(sublayer, bound, apart) == pytest.approx(float((found[0, 0] - found[0, 1]).norm()), rel=1e-12)
 
 
 def test_moments_are_numpys():
