@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.monitor.gauges import in_a_line
 from ctrans.monitor.memory import Memory
-from ctrans.monitor.monitor import Monitor
-from ctrans.monitor.settings import settings_and_opening
+from ctrans.monitor.monitor import Monitor, check_options
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.monitor")
@@ -35,16 +37,16 @@ else:
 
 
 class LightningCallback(Base):
-    """Watches a Lightning training: `Trainer(callbacks=[LightningCallback(every=50,
-    out="out/run")])`.
+    """Watches a Lightning training: `Trainer(callbacks=[LightningCallback(every=50, out="out/run")])`.
 
-    Options are those of `Monitor`. `model` finds what is watched in the LightningModule: an
-    attribute's name, or a function of it; by default its attribute `model`, or the module itself.
-    `batch` is what a compiled model is called with. Alarms are warnings of the logger
-    "ctrans.monitor", and in `callback.monitor.alarms`; reports also go to the trainer's loggers.
+    - `model`: the part of the LightningModule to watch: the name of an attribute, or a function of
+      the module. By default its attribute `model`, or else the module itself
+    - `batch`: the input of a compiled model, as for `Monitor.step`
+    - all others: the options of `Monitor`
 
-    Gradients are those before clipping and without the scale of "16-mixed". The trainer's
-    checkpoints hold what a training that is resumed from one goes on with as if it had not stopped.
+    The logger "ctrans.monitor" warns of each alarm, and `callback.monitor.alarms` has them all. Reports
+    also go to the trainer's loggers. Gradients are those before clipping and without the scale of
+    "16-mixed". A training that resumes from a checkpoint continues with the monitor's memory in it.
     """
 
     def __init__(
@@ -56,16 +58,17 @@ class LightningCallback(Base):
         batch: Any = None,
         **options: Any,
     ):
-        settings_and_opening({**options, "every": every, "out": out})  # what is none is said at once
-        self.every, self.out, self.model, self.batch, self.options = every, out, model, batch, options
+        self.options = {**options, "every": every, "out": out}
+        check_options(self.options)
+        self.model, self.batch = model, batch
         self.monitor: Monitor | None = None
         self._loss: Tensor | None = None
         self._memory: Memory | None = None
 
     @property
     def state_key(self) -> str:
-        """Under which a checkpoint has its state: of several such callbacks, each of its own
-        `model`, its own.
+        """The key of the state in a checkpoint: several callbacks with different `model`s have
+        different ones.
         """
         return f"{type(self).__qualname__}({getattr(self.model, '__qualname__', self.model)})"
 
@@ -78,27 +81,21 @@ class LightningCallback(Base):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
         scaler = _scaler(trainer)
-        cut = trainer.gradient_clip_val if trainer.gradient_clip_algorithm in (None, "norm") else None
+        clip = trainer.gradient_clip_val if trainer.gradient_clip_algorithm in (None, "norm") else None
         memory, self._memory = self._memory, None
-        self.monitor = Monitor(
-            self._found(pl_module),
-            every=self.every,
-            out=self.out,
-            start=trainer.global_step,
-            total=int(total) if 0 < total < float("inf") else None,
-            **{
-                "memory": memory if memory and memory["step"] == trainer.global_step else None,
-                "clip": cut or None,
-                "scale": None if scaler is None else scaler.get_scale,
-                "unscaled": True,  # this trainer takes the scale off before it tells
-                **self.options,
-                "told": [*self.options.get("told", ()), lambda step, figures: self._log(trainer, step, figures)],
-            },
-        )
+        defaults = {
+            "memory": memory if memory and memory["step"] == trainer.global_step else None,
+            "clip": clip or None,
+            "scale": None if scaler is None else scaler.get_scale,
+            "unscaled": True,  # the trainer unscales before it calls the callback
+        }
+        options: dict[str, Any] = defaults | self.options
+        options["told"] = [*options.get("told", ()), functools.partial(self._log, trainer)]
+        options |= {"start": trainer.global_step, "total": int(total) if 0 < total < math.inf else None}
+        self.monitor = Monitor(self._watched(pl_module), **options)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        # of accumulated micro-batches each is divided by their number, and multiplied with a scale
-        # where there is one
+        # the trainer divides the loss of each micro-batch by their number, and multiplies it by the scale
         scaler = _scaler(trainer)
         loss = loss.detach() if scaler is None else loss.detach() / scaler.scale(torch.ones_like(loss))
         self._loss = loss if self._loss is None else self._loss + loss
@@ -116,9 +113,9 @@ class LightningCallback(Base):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self.monitor is not None:
-            self.monitor.close(f"{type(exception).__name__}: {' '.join(str(exception).split())[:200]}")
+            self.monitor.close(in_a_line(exception))
 
-    def _found(self, pl_module: Any) -> nn.Module:
+    def _watched(self, pl_module: Any) -> nn.Module:
         if self.model is None:
             own = getattr(pl_module, "model", None)
             return own if isinstance(own, nn.Module) else pl_module
@@ -130,5 +127,5 @@ class LightningCallback(Base):
 
 
 def _scaler(trainer: Any) -> Any:
-    """What multiplies the loss in a training of float16, None in others."""
+    """The gradient scaler of a training in float16, None in others."""
     return getattr(trainer.precision_plugin, "scaler", None)

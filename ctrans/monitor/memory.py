@@ -1,16 +1,13 @@
-"""What a monitor has to remember for a training that stops and goes on: plain JSON, exact to the
-bit.
+"""The memory of a monitor, for a training that resumes from a checkpoint: plain JSON, exact to the bit.
 
-A list of numbers is one text, its float64 in base64; the sample of the weights before a step is one
-text of float32 for each.
+A list of numbers is one text, float64 in base64. Samples of weights are texts of float32.
 """
 
 from __future__ import annotations
 
 import base64
-import collections
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,19 +21,19 @@ from ctrans.monitor.past import Past
 
 Memory = dict[str, Any]
 MEMORY = "monitor.json"
-"""The file of it, beside a checkpoint's."""
+"""Its file in the directory of a checkpoint."""
 
 
 @runtime_checkable
 class Remembers(Protocol):
-    """A monitor."""
+    """An object with the memory of a monitor."""
 
     def memory(self) -> Memory: ...
 
 
 def memory_in(directory: Path, step: int) -> Memory | None:
-    """What was saved there for that step; None at the start, and where nothing was. Raises
-    ConfigError for what is no JSON.
+    """The memory saved there for that step, None at step 0 or if there is none. Raises ConfigError
+    for a file that is not JSON.
     """
     path = directory / MEMORY
     if not step or not path.is_file():
@@ -46,23 +43,23 @@ def memory_in(directory: Path, step: int) -> Memory | None:
 
 
 def save_memory(monitor: Remembers, directory: Path) -> None:
-    """Writes it there."""
+    """Writes the memory of the monitor there."""
     (directory / MEMORY).write_text(json.dumps(monitor.memory(), allow_nan=False))
 
 
 def packed(values: Sequence[float]) -> str:
-    """float64 in base64, the least significant byte first."""
-    return base64.b64encode(np.asarray(values, dtype="<f8").tobytes()).decode()
+    """float64 in base64, little-endian."""
+    return _text(np.asarray(values, dtype="<f8"))
 
 
 def unpacked(text: str) -> list[float]:
-    """What `packed` was given."""
+    """The inverse of `packed`."""
     found: list[float] = np.frombuffer(base64.b64decode(text), dtype="<f8").tolist()
     return found
 
 
 def of_figures(figures: Figures) -> Memory:
-    """A report's figures: numbers of the run as lists of one."""
+    """The figures of a report."""
     return {
         "run": {name: packed([value]) for name, value in figures.items() if not isinstance(value, list)},
         "by": {name: packed(value) for name, value in figures.items() if isinstance(value, list)},
@@ -70,13 +67,13 @@ def of_figures(figures: Figures) -> Memory:
 
 
 def figures_of(memory: Memory) -> Figures:
-    """What `of_figures` was given."""
+    """The inverse of `of_figures`."""
     run: Figures = {name: unpacked(text)[0] for name, text in memory["run"].items()}
     return {**run, **{name: unpacked(text) for name, text in memory["by"].items()}}
 
 
 def of_past(past: Past) -> Memory:
-    """Reports, losses and norms of a past."""
+    """The reports, losses, norms and probes of a past."""
     return {
         "heads": list(past.heads),
         "half": past.half,
@@ -89,7 +86,7 @@ def of_past(past: Past) -> Memory:
 
 
 def into_past(past: Past, memory: Memory) -> None:
-    """Puts there what `of_past` was given."""
+    """Fills a new past; the inverse of `of_past`."""
     past.heads, past.half, past.first = list(memory["heads"]), bool(memory["half"]), figures_of(memory["first"])
     past.reports.extend((step, figures_of(figures)) for step, figures in memory["reports"])
     past.losses.extend(steps_of(memory["losses"]))
@@ -97,28 +94,32 @@ def into_past(past: Past, memory: Memory) -> None:
     past.probes.extend((step, figures_of(figures)) for step, figures in memory["probes"])  # type: ignore[misc]  # all are numbers
 
 
-def of_steps(pairs: collections.deque[tuple[int, float]] | Sequence[tuple[int, float]]) -> Memory:
-    """Steps and a number of each."""
+def of_steps(pairs: Collection[tuple[int, float]]) -> Memory:
+    """(step, value) pairs."""
     return {"steps": [step for step, _ in pairs], "values": packed([value for _, value in pairs])}
 
 
 def steps_of(memory: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """What `of_steps` was given."""
+    """The inverse of `of_steps`."""
     return list(zip(memory["steps"], unpacked(memory["values"]), strict=True))
 
 
 def of_weights(groups: Sequence[Sequence[Tensor]] | None) -> list[list[str]] | None:
-    """A sample of the weights, in float32."""
+    """Samples of groups of weights, as float32."""
     if groups is None:
         return None
-    return [[base64.b64encode(part.cpu().numpy().astype("<f4").tobytes()).decode() for part in group] for group in groups]
+    return [[_text(part.cpu().numpy().astype("<f4")) for part in group] for group in groups]
 
 
 def weights_of(memory: list[list[str]] | None, device: torch.device) -> list[list[Tensor]] | None:
-    """What `of_weights` was given."""
+    """The inverse of `of_weights`."""
     if memory is None:
         return None
     return [
         [torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<f4").copy()).to(device) for text in group]
         for group in memory
     ]
+
+
+def _text(values: np.ndarray) -> str:
+    return base64.b64encode(values.tobytes()).decode()

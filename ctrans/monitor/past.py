@@ -1,6 +1,4 @@
-"""What a training has done so far, as alarms look at it: the last reports, and the loss of every
-step.
-"""
+"""The past of a training for its alarms: the last reports, losses and gradient norms."""
 
 from __future__ import annotations
 
@@ -16,15 +14,15 @@ from ctrans.monitor.gauge_table import GAUGES, Figures
 
 Array = NDArray[np.float64]
 REPORTS = 64
-"""So many of the last reports are looked at."""
+"""The number of reports that it keeps."""
 STEPS = 1024
-"""So many of the last losses."""
+"""The number of losses, and of gradient norms, that it keeps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """log value = a + rate * step over some reports: `doubling` in steps (inf where it does not
-    grow), and R^2 of the line.
+    """log value = a + rate * step over some reports, with R^2 of the line as `fit`. `doubling` is in
+    steps, inf without growth.
     """
 
     rate: float
@@ -35,8 +33,8 @@ class Trend:
         return math.log(2) / self.rate if self.rate > 0 else math.inf
 
     def crossing(self, step: int, value: float, limit: float) -> float:
-        """The step at which it passes the limit if it goes on; inf where it does not grow, `step`
-        where it has.
+        """The step at which the line through (step, value) passes the limit: `step` if it has, inf
+        without growth.
         """
         if value >= limit:
             return step
@@ -44,16 +42,16 @@ class Trend:
 
 
 class Past:
-    """The last `REPORTS` reports of a run, its first one, and the loss and gradient norm of every
-    one of the last `STEPS` steps.
+    """The last `REPORTS` reports of a run, the first value of each gauge, and the losses and gradient
+    norms of the last `STEPS` steps.
     """
 
     def __init__(self, places: Sequence[str], heads: Sequence[int], vocabulary: int):
         self.places, self.heads, self.vocabulary = list(places), list(heads), vocabulary
         self.half = False
         self.broken: list[tuple[str, int]] = []
-        """Gauges of the last report, and their places, that were measured and are not finite, in
-        the order of a pass.
+        """(gauge, place) of the figures of the last report that are inf or nan, in the order of a
+        pass.
         """
         self.first: Figures = {}
         self.reports: collections.deque[tuple[int, Figures]] = collections.deque(maxlen=REPORTS)
@@ -74,8 +72,8 @@ class Past:
         self.reports.append((step, figures))
 
     def of(self, name: str) -> tuple[Array, Array]:
-        """Steps (reports,) and values (reports, places) of the reports that have the gauge; one
-        place for the run's.
+        """Steps (reports,) and values (reports, places) of the reports that have the gauge. A figure
+        of the run has one place.
         """
         rows = [(step, figures[name]) for step, figures in self.reports if name in figures]
         if not rows:
@@ -86,7 +84,7 @@ class Past:
         return np.array([step for step, _ in fitting], dtype=float), np.array([each for _, each in fitting], dtype=float)
 
     def place(self, name: str, index: int) -> str:
-        """What stands for that entry of a gauge, in words."""
+        """The place of an entry of a gauge, in words."""
         scope = GAUGES[name].scope
         if scope == "run":
             return "the model"
@@ -102,8 +100,8 @@ class Past:
 
 
 def trend(steps: Array, values: Array) -> Trend:
-    """Least squares of log values against steps; no trend where a value is not positive and finite,
-    or there are fewer than three.
+    """Least squares of log values against steps. Without three values, all positive and finite, the
+    rate and the fit are 0.
     """
     if len(steps) < 3 or not (np.isfinite(values).all() and (values > 0).all()):
         return Trend(0.0, 0.0)

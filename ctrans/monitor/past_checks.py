@@ -1,5 +1,5 @@
-"""How rules look at a training's past: what is outside of a limit, grows towards one, spikes,
-differs by depth, or stands still.
+"""How alarms judge the past of a training: a figure outside of a limit or growing towards one, a
+spike, a difference by depth, a layer that stands still.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,19 @@ from numpy.typing import NDArray
 from ctrans.monitor.past import Array, Past, Trend, trend
 
 Limits = Mapping[str, float]
+Transform = Callable[[Array, Past], Array]
+"""Maps values (reports, places) of a gauge to the figure that a check judges."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sighting:
-    """What a check found: where, the figure and its limit, since which step, how fast it grows and
-    when it will pass the limit.
+    """What a check found.
 
-    `below` says that it is a finding for being below the limit.
+    - `place`, `value`, `limit`: where, the figure there, and its limit
+    - `since`: the step at which it began
+    - `doubling`, `crossing`: in how many steps the figure doubles, and the step at which it passes
+      its limit
+    - `below`: whether the figure is below its limit
     """
 
     place: str
@@ -35,43 +40,42 @@ class Sighting:
 
 
 PastCheck = Callable[[Past, Limits], Sighting | None]
-NONE = Trend(0.0, 0.0)
 
 
-def beyond(name: str, transform: Callable[[Array, Past], Array] | None = None, *, below: bool = False) -> PastCheck:
-    """A value above `limit` (or below it) in each of the last `reports` reports; the worst place."""
+def beyond(name: str, transform: Transform | None = None, *, below: bool = False) -> PastCheck:
+    """A value above `limit` (or below it) in each of the last `reports` reports, at the worst
+    place.
+    """
 
     def check(past: Past, limits: Limits) -> Sighting | None:
         steps, values = _values(past, name, transform)
-        count = int(limits.get("reports", 1))
-        if len(steps) < count:
-            return None
         outside = values < limits["limit"] if below else values > limits["limit"]
-        places = np.flatnonzero(outside[-count:].all(0))
+        places = _always(outside, limits)
         if not len(places):
             return None
-        worst = places[int((np.argmin if below else np.argmax)(values[-1, places]))]
+        worst = int(places[int((np.argmin if below else np.argmax)(values[-1, places]))])
         value, since = float(values[-1, worst]), _since(steps, outside[:, worst])
-        return Sighting(past.place(name, int(worst)), value, limits["limit"], since, below=below)
+        return Sighting(past.place(name, worst), value, limits["limit"], since, below=below)
 
     return check
 
 
-def grows(name: str, transform: Callable[[Array, Past], Array] | None = None) -> PastCheck:
-    """A value above `limit`, or above `low` and on its way there: log-linear over the last `window`
-    reports with R^2 of at least `fit`, passing the limit within `ahead` times the steps that were
-    seen.
+def grows(name: str, transform: Transform | None = None) -> PastCheck:
+    """A value above `limit`, or above `low` and on its way there.
+
+    On its way means: a line fits the logarithms of the last `window` reports with R^2 of at least
+    `fit`, and passes the limit within `ahead` times the steps of these reports.
     """
 
     def check(past: Past, limits: Limits) -> Sighting | None:
         steps, values = _values(past, name, transform)
         window = int(limits.get("window", 6))
         found: list[tuple[float, Sighting]] = []
-        for place in range(values.shape[1] if len(steps) else 0):
+        for place in range(values.shape[1]):
             line, value = values[-window:, place], float(values[-1, place])
             if not value > limits["low"]:
                 continue
-            run = trend(steps[-window:], line) if len(line) >= min(window, 4) else NONE
+            run = trend(steps[-window:], line) if len(line) >= min(window, 4) else Trend(0.0, 0.0)
             crossing = run.crossing(past.step, value, limits["limit"])
             near = crossing - past.step <= limits.get("ahead", 4.0) * (steps[-1] - steps[-len(line)])
             if value >= limits["limit"] or (near and run.fit >= limits.get("fit", 0.8)):
@@ -82,119 +86,105 @@ def grows(name: str, transform: Callable[[Array, Past], Array] | None = None) ->
     return check
 
 
-def spike(steps: list[int], values: list[float], limits: Limits, what: str, *, additive: bool = False) -> Sighting | None:
-    """A value of the last `recent` ones that is `factor` times the median of the `window` before
-    it, or so many deviations above.
+def spike(known: Iterable[tuple[int, float]], limits: Limits, place: str, *, additive: bool = False) -> Sighting | None:
+    """The largest spike of the last `recent` ones of (step, value) pairs.
 
-    The deviation is 1.48 times the median distance from the median, and at least `floor`.
+    A spike is larger than `factor` times the median m of the `window` values before it. With
+    `additive` it is larger than m + factor d, where d = 1.48 median |value - m|, at least `floor`.
     """
-    window, recent = int(limits["window"]), int(limits["recent"])
+    pairs = list(known)
+    values = [value for _, value in pairs]
+    window, recent, least = int(limits["window"]), int(limits["recent"]), int(limits.get("least", 5))
     worst: Sighting | None = None
-    for end in range(max(int(limits.get("least", 5)), len(values) - recent), len(values)):
+    for end in range(max(least, len(values) - recent), len(values)):
         before = np.array(values[max(0, end - window) : end])
         before = before[np.isfinite(before)]
-        if len(before) < limits.get("least", 5):
+        if len(before) < least:
             continue
         middle = float(np.median(before))
         deviation = max(1.48 * float(np.median(np.abs(before - middle))), limits.get("floor", 0.0))
         limit = middle + limits["factor"] * deviation if additive else limits["factor"] * middle
         if values[end] > limit and (worst is None or values[end] > worst.value):
-            worst = Sighting(what, values[end], limit, steps[end])
+            worst = Sighting(place, values[end], limit, pairs[end][0])
     return worst
 
 
 def loss_spike(past: Past, limits: Limits) -> Sighting | None:
-    """loss > median + factor max(1.48 median distance from it, floor) of the `window` steps before,
-    among the `recent` ones.
-    """
-    return spike([s for s, _ in past.losses], [v for _, v in past.losses], limits, "the loss", additive=True)
+    """A spike of the loss, over the deviation of the losses before it."""
+    return spike(past.losses, limits, "the loss", additive=True)
 
 
 def gradient_spike(past: Past, limits: Limits) -> Sighting | None:
-    """Of every step's norm where they are given, else of those of the reports."""
-    if past.norms:
-        return spike([s for s, _ in past.norms], [v for _, v in past.norms], limits, "the gradient")
+    """A spike of the gradient norms of all steps if they are known, or else of those of reports."""
     steps, values = past.of("gradient_norm")
-    return spike([int(s) for s in steps], [float(v) for v in values[:, 0]] if len(steps) else [], limits, "the gradient")
+    reported = [(int(step), float(value)) for step, value in zip(steps, values[:, :1].flat, strict=True)]
+    return spike(past.norms or reported, limits, "the gradient")
 
 
 def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
-    """c_0 over c_K, c_k = |dL/dX_k||X_k|: how much of the gradient's relative size comes back
-    through the depth.
+    """c_0/c_K with c_k = |dL/dX_k||X_k|, above `limit` (or below it) in each of the last `reports`
+    reports. If dL/dX_K is not known, K is the last sublayer's input.
     """
     steps, costates = past.of("costate")
     _, sizes = past.of("rms")
-    count = int(limits.get("reports", 2))
+    count = int(limits["reports"])
     if len(steps) < count or costates.shape != sizes.shape:
         return None
     known = costates[-count:, :] * sizes[-count:, :]
     ends = known[:, :-1] if np.isnan(known[:, -1]).any() else known
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = ends[:, 0] / ends[:, -1]
-    outside = ratios > limits["limit"] if exploding else ratios < limits["limit"]
-    if not outside.all():
+    if not (ratios > limits["limit"] if exploding else ratios < limits["limit"]).all():
         return None
     where = "from the last state to the first"
     return Sighting(where, float(ratios[-1]), limits["limit"], int(steps[-count]), below=not exploding)
 
 
 def dead(past: Past, limits: Limits) -> Sighting | None:
-    """A sublayer whose velocity or gradient is below `limit` of the median sublayer's, or says the
-    same of all tokens (`same`).
+    """The first sublayer whose velocity is the same for all tokens up to a share of `same`, or whose
+    velocity or gradient is below `limit` times the median sublayer's.
     """
-    steps, spread = past.of("spread")
-    count = int(limits.get("reports", 2))
-    alike = (spread < limits["same"])[-count:]
-    if len(steps) >= count and alike.all(0).any():
-        place = int(np.flatnonzero(alike.all(0))[0])
-        return Sighting(past.place("spread", place), float(spread[-1, place]), limits["same"], int(steps[-count]), below=True)
-    for name in ("velocity", "gradient"):
+    for name, limit in (("spread", limits["same"]), ("velocity", limits["limit"]), ("gradient", limits["limit"])):
         steps, values = past.of(name)
-        if len(steps) < count or values.shape[1] < 3:
-            continue
-        with np.errstate(all="ignore"):
-            share = values / _medians(values)
-        outside = share < limits["limit"]
-        places = np.flatnonzero(outside[-count:].all(0))
+        if name != "spread":
+            if values.shape[1] < 3:
+                continue
+            with np.errstate(all="ignore"):
+                values = values / _medians(values)
+        outside = values < limit
+        places = _always(outside, limits)
         if len(places):
-            return Sighting(
-                past.place(name, int(places[0])),
-                float(share[-1, places[0]]),
-                limits["limit"],
-                _since(steps, outside[:, places[0]]),
-                below=True,
-            )
+            place = int(places[0])
+            since = _since(steps, outside[:, place])
+            return Sighting(past.place(name, place), float(values[-1, place]), limit, since, below=True)
     return None
 
 
 def frozen(past: Past, limits: Limits) -> Sighting | None:
-    """A sublayer that no step changes while most others move; where most stand still it is meant
-    so.
+    """A sublayer that the steps do not change, where at most a share of `share` does not change:
+    more of them are frozen on purpose.
     """
     steps, values = past.of("update")
-    count = int(limits.get("reports", 2))
-    if len(steps) < count:
+    still = values == 0
+    places = _always(still, limits)
+    if not len(places) or len(places) > limits["share"] * values.shape[1]:
         return None
-    still = (values[-count:] == 0).all(0)
-    if not still.any() or still.sum() > limits["share"] * len(still):
-        return None
-    place = int(np.flatnonzero(still)[0])
-    return Sighting(past.place("update", place), 0.0, 0.0, _since(steps, values[:, place] == 0))
+    place = int(places[0])
+    return Sighting(past.place("update", place), 0.0, 0.0, _since(steps, still[:, place]))
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:
-    """The first figure in the order of a pass that is inf or nan, or else a loss that is, of a step
-    since the last report.
+    """The first inf or nan: of a loss between the last report and this one, of a gauge in the order
+    of a pass, or of this step's loss.
 
-    A loss that was so at a step before this report has made every weight so since, unless that step
-    was left out: where it began is then not to be seen. One from before the last report was told of
-    then; weights that it left so are broken still.
+    After a loss that is not finite all weights are nan, unless that step was skipped, so the gauges
+    no longer show where it began. An earlier loss belongs to the report before.
     """
-    # >=: a trainer may tell the loss of a report's own step after it
+    # >=: a trainer may give the loss of a report's own step after the report
     last = past.reports[-2][0] if len(past.reports) > 1 else 0
     bad = next(((step, loss) for step, loss in past.losses if step >= last and not math.isfinite(loss)), None)
     if bad is not None and bad[0] < past.step:
-        place = f"the loss of step {bad[0]}, between reports, so that where it began was not seen (every=1 shows it)"
+        place = f"the loss of step {bad[0]}, between reports, so the gauges do not show where it began (use every=1)"
         return Sighting(place, bad[1], math.inf, bad[0])
     if past.broken:
         name, index = past.broken[0]
@@ -203,12 +193,12 @@ def not_finite(past: Past, limits: Limits) -> Sighting | None:
 
 
 def half_range(past: Past, limits: Limits) -> Sighting | None:
-    """A state of float16 whose largest entry comes near the end of its range."""
+    """A state in float16 whose largest entry grows towards the end of its range."""
     return grows("largest")(past, limits) if past.half else None
 
 
 def probed(name: str) -> PastCheck:
-    """What the last probe found, above `limit`."""
+    """A figure of the last probe above `limit`."""
 
     def check(past: Past, limits: Limits) -> Sighting | None:
         found = [(step, figures[name]) for step, figures in past.probes if name in figures]
@@ -221,35 +211,38 @@ def probed(name: str) -> PastCheck:
 
 def over_first(values: Array, past: Past, name: str) -> Array:
     """Values over those of the first report."""
-    first = np.asarray(past.first[name], dtype=float).reshape(1, -1)
     with np.errstate(all="ignore"):
-        ratios: Array = values / first
-        return ratios
+        ratios: Array = values / np.asarray(past.first[name], dtype=float).reshape(1, -1)
+    return ratios
 
 
 def median_by_depth(values: Array, past: Past) -> Array:
-    """The median sublayer's value in the place of each: what a rule says of it is of the model and
-    of no sublayer.
-    """
+    """The median sublayer's value at each place, for a check of the model as a whole."""
     with np.errstate(all="ignore"):
         found: Array = np.repeat(_medians(values), values.shape[1], 1)
-        return found
+    return found
 
 
 def _medians(values: Array) -> Array:
-    """The median of each report's figures that are numbers, as a column; nan where none is."""
+    """The median over places of each report as a column, without nan; nan if there is nothing else."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # what all-nan rows are warned of is what is asked for
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of rows of nan
         found: Array = np.nanmedian(values, 1, keepdims=True)
     return found
 
 
-def _values(past: Past, name: str, transform: Callable[[Array, Past], Array] | None) -> tuple[Array, Array]:
+def _values(past: Past, name: str, transform: Transform | None) -> tuple[Array, Array]:
     steps, values = past.of(name)
     return steps, values if transform is None or not len(steps) else transform(values, past)
 
 
+def _always(outside: NDArray[np.bool_], limits: Limits) -> NDArray[np.intp]:
+    """The places that are outside in each of the last `reports` reports; none of fewer reports."""
+    count = int(limits.get("reports", 1))
+    return np.flatnonzero(outside[-count:].all(0) & (len(outside) >= count))
+
+
 def _since(steps: Array, outside: NDArray[np.bool_]) -> int:
-    """The first step of the last stretch in which it was outside."""
+    """The first step of the last stretch of reports that are outside."""
     inside = np.flatnonzero(~outside)
     return int(steps[min(len(steps) - 1, inside[-1] + 1 if len(inside) else 0)])

@@ -1,4 +1,4 @@
-"""What a monitor may do about an alarm, where it is asked to: nothing by default."""
+"""What a monitor does about an alarm, if you ask for it; nothing by default."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from solvers import ConfigError
 from solvers.errors import unknown
 
 LOWERED = 0.5
-"""What a learning rate is multiplied with at each danger."""
+"""The factor of the learning rate at each danger."""
 LOWEST = 1 / 64
+"""The smallest product of these factors."""
 
 REACTIONS: dict[str, str] = {
-    "skip": "leave out a step whose gradient spikes or is not finite: its gradients become None. Looks at every step's gradient norm",
-    "save": "save the weights when a danger is told, before the step is made",
-    "lower": "halve the learning rate at each danger, inside the optimiser's step, so that schedules go on as they were",
+    "skip": "skip a step whose gradient spikes or is not finite: its gradients become None. Needs every step's gradient norm",
+    "save": "save the weights at a danger, before the step",
+    "lower": "halve the learning rate at each danger, inside the optimiser's step, so that schedules are not changed",
     "stop": "ask for the end of the training: `monitor.stopped`",
 }
+"""Reactions by name. A danger is an alarm that is more severe than a note."""
 
 
 def check_reactions(react: Collection[str]) -> frozenset[str]:
@@ -37,51 +39,34 @@ def check_reactions(react: Collection[str]) -> frozenset[str]:
 
 
 class Reactions:
-    """Those that are asked for, of one run."""
+    """The reactions `react` of one run to its alarms."""
 
     def __init__(self, react: Collection[str], root: nn.Module, out: Path | None, save: Callable[[Finding], object] | None):
         self.asked = check_reactions(react)
         self.root, self.out, self.save = root, out, save
         self.factor, self.stopped, self.skipped = 1.0, False, list[int]()
-        self._lowered: dict[int, Any] = {}
+        self._attached: dict[int, Any] = {}
 
-    def to(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None) -> None:
-        """Does what is asked for, before the optimiser's step: in all processes, where one of them
-        sees a danger.
-        """
+    def react(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None) -> None:
+        """Reacts before the optimiser's step, in all processes if one of them sees a danger."""
         if not self.asked - {"skip"}:
             return
         dangers = _of_all_processes([alarm for alarm in alarms if alarm.severity != "note"])
         if not dangers:
             return
         if "save" in self.asked:
-            self._save(dangers[0], step)
+            if self.save is not None:
+                self.save(dangers[0])
+            elif self.out is not None:
+                save_model(self.root, str(self.out / f"before-step-{step:08d}.safetensors"))
         if "lower" in self.asked and optimizer is not None:
             self.factor = max(LOWEST, self.factor * LOWERED)
-            self.go_on(optimizer)
+            self.attach(optimizer)
         self.stopped = self.stopped or "stop" in self.asked
 
-    def go_on(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Sees to it that a rate which was lowered, as in a run before this one, is low in the
-        optimiser's steps.
-        """
-        if self.factor < 1 and optimizer is not None:
-            self._lower(optimizer)
-
-    def skip(self, step: int) -> None:
-        """No gradient is left for the optimiser to step by."""
-        self.skipped.append(step)
-        for parameter in self.root.parameters():
-            parameter.grad = None
-
-    def _save(self, alarm: Finding, step: int) -> None:
-        if self.save is not None:
-            self.save(alarm)
-        elif self.out is not None:
-            save_model(self.root, str(self.out / f"before-step-{step:08d}.safetensors"))
-
-    def _lower(self, optimizer: torch.optim.Optimizer) -> None:
-        if id(optimizer) in self._lowered:
+    def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Lowers the optimiser's rates inside its steps, once a danger has lowered the factor."""
+        if self.factor == 1 or optimizer is None or id(optimizer) in self._attached:
             return
         rates: list[Any] = []
 
@@ -94,20 +79,26 @@ class Reactions:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-        self._lowered[id(optimizer)] = (
+        self._attached[id(optimizer)] = (
             optimizer.register_step_pre_hook(before),
             optimizer.register_step_post_hook(after),
         )
 
+    def skip(self, step: int) -> None:
+        """Removes the gradients, so that the optimiser's step does nothing."""
+        self.skipped.append(step)
+        for parameter in self.root.parameters():
+            parameter.grad = None
+
 
 def distributed() -> bool:
-    """Whether this is one of several processes that talk to each other."""
+    """Whether torch.distributed connects this process to others."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _of_all_processes(dangers: list[Finding]) -> list[Finding]:
-    """Those that any process sees, the first one's first: each sees its own batches, and weights
-    must not part.
+    """The dangers of all processes. Each sees other batches, and all must react alike to keep equal
+    weights.
     """
     if not distributed() or torch.distributed.get_world_size() == 1:
         return dangers

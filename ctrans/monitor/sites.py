@@ -123,6 +123,21 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(required)
 
 
+def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as arguments of a model, with the first quarter of its sequences: of each tensor that
+    has as many rows as the first one.
+    """
+    args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    kwargs = dict(batch) if isinstance(batch, Mapping) else {}
+    count = next((len(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.dim()), 0)
+
+    def cut(each: Any) -> Any:
+        fits = isinstance(each, Tensor) and each.dim() > 0 and len(each) == count
+        return each[: max(1, count // 4)] if fits else each
+
+    return tuple(map(cut, args)), {name: cut(each) for name, each in kwargs.items()}
+
+
 def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Parameter]]:
     """The parameters of every sublayer, and those outside of the depth. Found anew each time:
     sharding replaces them.

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from ctrans.findings import Finding
 from ctrans.interop.open_model import unwrap_model
 from ctrans.monitor.memory import memory_in, save_memory
-from ctrans.monitor.monitor import Monitor
-from ctrans.monitor.settings import settings_and_opening
+from ctrans.monitor.monitor import Monitor, check_options
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.monitor")
@@ -27,32 +26,34 @@ PRINTERS = (transformers.PrinterCallback, transformers.ProgressCallback)
 class TrainerCallback(transformers.TrainerCallback):
     """Watches a `Trainer`'s training: `Trainer(..., callbacks=[TrainerCallback(every=50)])`.
 
-    Options are those of `Monitor`; `out` is by default the trainer's output directory. Alarms are
-    warnings of the logger "ctrans.monitor", and in `callback.monitor.alarms`. `batch`, the model's
-    arguments by name, is looked at where the trainer compiles.
+    - `out`: as for `Monitor`; by default the trainer's output directory
+    - `batch`: the model's arguments by name, needed if the trainer compiles the model
+    - all others: the options of `Monitor`
 
-    The trainer clips before it tells anybody, so that gradients by depth are those that the
-    optimiser gets. After `callback.logs_to(trainer)` the norm before clipping is known at every
-    step, and reports go to the trainer's loggers, W&B and others, though not to the terminal;
-    without, that norm is known as often as the trainer logs it (`logging_steps`).
+    The logger "ctrans.monitor" warns of each alarm, and `callback.monitor.alarms` has them all. Call
+    `callback.logs_to(trainer)` to send reports to the trainer's loggers (W&B and others, but not the
+    terminal), and to give the monitor every gradient norm before clipping. Without it, the monitor
+    knows that norm as often as the trainer logs it (`logging_steps`). Gradients by depth are those
+    after clipping.
 
-    Of reactions, "save" asks the trainer for a checkpoint, "stop" for the end. Beside every
-    checkpoint lies `monitor.json`, with which a training that is resumed from it goes on as if it
-    had not stopped. float16's scale is taken from the trainer's own scaler.
+    The reaction "save" asks the trainer for a checkpoint, "stop" for the end. Each checkpoint has a
+    file `monitor.json`, with which a resumed training continues as if it had not stopped. The scale
+    of float16 is that of the trainer's scaler.
     """
 
     def __init__(self, *, every: int = 50, out: str | Path | None = None, batch: Mapping[str, Any] | None = None, **options: Any):
-        settings_and_opening({"save": self._ask_to_save, **options, "every": every, "out": out})  # what is none is said at once
-        self.every, self.out, self.batch, self.options = every, out, batch, options
+        self.options = {"save": self._ask_to_save, **options, "every": every, "out": out}
+        check_options(self.options)
+        self.batch = batch
         self.monitor: Monitor | None = None
         self._losses: list[Tensor] = []
         self._norm: Tensor | float | None = None
-        self._adds_up, self._save, self._told_loss = False, False, False
+        self._adds_up, self._save, self._knows_loss = False, False, False
         self._trainer: Any = None
         self._undo = contextlib.ExitStack()
 
     def logs_to(self, trainer: Any) -> TrainerCallback:
-        """Reports go to the trainer's log too, and the norms that it clips come to the monitor."""
+        """Sends reports to the trainer's loggers, and its gradient norms before clipping to the monitor."""
         self._trainer = trainer
         return self
 
@@ -62,28 +63,25 @@ class TrainerCallback(transformers.TrainerCallback):
         assert model is not None, "a trainer has a model"
         self._undo.close()
         root = unwrap_model(model)
-        told = [*self.options.get("told", ()), *([] if self._trainer is None else [self._log])]
-        options = {**self.options, "told": told, "save": self.options.get("save", self._ask_to_save)}
-        if "skip" in options.get("react", ()) and args.max_grad_norm and self._trainer is None:
+        if "skip" in self.options.get("react", ()) and args.max_grad_norm and self._trainer is None:
             raise ConfigError(
-                f"react = 'skip' would see gradients that are cut to max_grad_norm = {args.max_grad_norm}: call "
+                f"react = 'skip' would see gradients clipped to max_grad_norm = {args.max_grad_norm}: call "
                 "callback.logs_to(trainer) before trainer.train(), or set max_grad_norm to 0"
             )
         scaler = getattr(optimizer, "scaler", None)
-        self.monitor = Monitor(
-            root,
-            every=self.every,
-            out=args.output_dir if self.out is None else self.out,
-            start=state.global_step,
-            memory=memory_in(_checkpoint(args, state), state.global_step),
-            total=state.max_steps,
-            **{
-                "compiled": bool(getattr(args, "torch_compile", False)) or None,
-                "scale": None if scaler is None else scaler.get_scale,
-                "unscaled": True,  # the trainer asks for the norm before it tells, which takes the scale off
-                **options,
-            },
-        )
+        defaults = {
+            "compiled": bool(getattr(args, "torch_compile", False)) or None,
+            "scale": None if scaler is None else scaler.get_scale,
+            "unscaled": True,  # the trainer unscales for its norm before it calls the callback
+        }
+        options: dict[str, Any] = defaults | self.options
+        if options["out"] is None:
+            options["out"] = args.output_dir
+        if self._trainer is not None:
+            options["told"] = [*options.get("told", ()), self._log]
+        options |= {"start": state.global_step, "total": state.max_steps}
+        options["memory"] = memory_in(_checkpoint(args, state), state.global_step)
+        self.monitor = Monitor(root, **options)
         self._undo.callback(root.register_forward_hook(self._returned, with_kwargs=True).remove)
         if self._trainer is not None:
             self._note_norms(self._trainer.accelerator)
@@ -107,12 +105,11 @@ class TrainerCallback(transformers.TrainerCallback):
         control.should_save, self._save = control.should_save or self._save, False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **others: Any) -> None:
-        """What a step did not know, where the trainer tells it later."""
-        missing = {"loss": "loss"} if not self._told_loss else {}
+        """Notes the loss and the gradient norm if the step did not know them."""
+        missing = {} if self._knows_loss else {"loss": "loss"}
         missing |= {"grad_norm": "gradient_norm"} if self._trainer is None else {}
-        late = {
-            ours: float((logs or {})[name]) for name, ours in missing.items() if isinstance((logs or {}).get(name), (int, float))
-        }
+        logs = logs or {}
+        late = {ours: float(logs[name]) for name, ours in missing.items() if isinstance(logs.get(name), (int, float))}
         if late and self.monitor is not None:
             self.monitor.note(state.global_step, **late)
 
@@ -128,21 +125,21 @@ class TrainerCallback(transformers.TrainerCallback):
             self._adds_up = kwargs.get("num_items_in_batch") is not None
 
     def _loss(self, args: Any) -> Tensor | None:
-        """Of all micro-batches: the mean of their losses, or the sum where the model divides by the
-        items of all, as it was told to.
+        """The loss of all micro-batches: the mean of theirs, or their sum if the model divides each
+        by the items of all (`num_items_in_batch`).
         """
         losses, self._losses = self._losses, []
         if not losses:
             return None
-        self._told_loss = True
+        self._knows_loss = True
         total = torch.stack(losses).sum()
         if not self._adds_up:
             return total / len(losses)
         return total * (args.world_size if args.average_tokens_across_devices else 1)
 
     def _note_norms(self, accelerator: Any) -> None:
-        """From here on what the accelerator's `clip_grad_norm_` returns, the norm before clipping,
-        is known to the next step.
+        """Keeps what the accelerator's `clip_grad_norm_` returns, the norm before clipping, for the
+        next step.
         """
         clip = accelerator.clip_grad_norm_
 
@@ -157,11 +154,9 @@ class TrainerCallback(transformers.TrainerCallback):
         self._save = True
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        """To the trainer's loggers, but for those that print: sixty figures a report are not for a
-        terminal.
-        """
+        """Sends a report to the trainer's loggers, except those that print: it has some sixty figures."""
         trainer, state = self._trainer, copy.copy(self._trainer.state)
-        state.global_step = step  # the trainer counts a step when it is over
+        state.global_step = step  # the trainer counts a step at its end
         rows = {f"monitor/{name}": value for name, value in figures.items()}
         for callback in trainer.callback_handler.callbacks:
             if callback is not self and not isinstance(callback, PRINTERS):
@@ -169,5 +164,5 @@ class TrainerCallback(transformers.TrainerCallback):
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
-    """Where the trainer has its checkpoint of the step that it is at."""
+    """The directory of the trainer's checkpoint of the present step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"

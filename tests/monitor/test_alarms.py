@@ -143,9 +143,7 @@ def test_an_alarm_is_told_again_when_it_was_quiet():
 
 
 def spikes(values, **limits):
-    return spike(
-        list(range(len(values))), values, {"factor": 1.0, "window": 8, "recent": 1, "least": 8, **limits}, "it", additive=True
-    )
+    return spike(enumerate(values), {"factor": 1.0, "window": 8, "recent": 1, "least": 8, **limits}, "it", additive=True)
 
 
 def test_a_robust_deviation_is_1_48_times_the_median_distance():
