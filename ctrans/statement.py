@@ -1,8 +1,7 @@
-"""A statement of theory as a test on random cases: what a case draws, and how far it is from the
-statement.
+"""A statement of theory as a test on random cases.
 
 Each room states its theory in modules named `..._statements` or in a package `statements`. `ctrans
-verify` gathers and runs them.
+verify` collects and runs them.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from solvers import ConfigError
 
 Item = TypeVar("Item")
 BOUND = 1e-9
-"""By how much a measurement may exceed its bound, relatively: the rounding of float64 in what is
-compared.
-"""
+"""The relative rounding by which a measurement in float64 may exceed its bound."""
 
 
 class Draw:
@@ -65,7 +62,7 @@ class Draw:
         return 10 ** self.uniform(low, high)
 
     def choice(self, items: Iterable[Item]) -> Item:
-        """One of the items, equally likely; of a table, one of its names."""
+        """One of the items (of a table: of its names), equally likely."""
         known = list(items)
         return known[self.integer(len(known))]
 
@@ -73,9 +70,8 @@ class Draw:
 class Trial(NamedTuple):
     """How far one case is from the statement, and the case in words and numbers.
 
-    `excess` is measured/bound - 1 for a bound and a relative difference for an equality. Where the
-    statement holds it is at most the test's tolerance; it is negative by the slack where a case
-    does not attain a bound.
+    `excess` is measured/bound - 1 for a bound and a relative difference for an equality. If the
+    statement holds, it is at most the test's tolerance. It is negative for a case below its bound.
     """
 
     excess: float
@@ -83,15 +79,12 @@ class Trial(NamedTuple):
 
 
 Trials = Trial | Sequence[Trial]
-"""The parts of one case where a form says several things: it holds where all of them do, so that
-the worst counts.
-"""
+"""The parts of one case. The case holds if all parts hold, so the worst counts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CaseTest:
-    """The test of one form of a statement: a drawn case must not exceed it by more than the
-    tolerance.
+    """The test of one form of a statement: no case may exceed it by more than the tolerance.
 
     `share` is the part of the requested cases that the test draws, at least one case: less for slow
     tests, 0 for a demonstration.
@@ -110,9 +103,9 @@ class CaseTest:
 class Statement:
     """A lemma, theorem, proposition, corollary or line of theory with its source and section.
 
-    `says` is the form that holds, which `corrected` tests. `printed` is what the source says where
-    that differs, which `seed` tests. A statement that is right as printed has the same test twice;
-    one that no source has, has no `seed`.
+    `says` is the form that holds, which `corrected` tests. `printed` is the source's form if it
+    differs, which `seed` tests. A statement that holds as printed has the same test twice. A
+    statement without a source has no `seed`.
     """
 
     name: str
@@ -126,7 +119,7 @@ class Statement:
 
 
 class Printed(NamedTuple):
-    """The form that a source prints, where it is not the form that holds, with its test's tolerance
+    """The form that a source prints, if it is not the form that holds, with its test's tolerance
     and share.
     """
 
@@ -155,9 +148,9 @@ def statement(
     """Registers the decorated function, which maps a Draw to a Trial or several, as the test of a
     statement.
 
-    `as_printed`: the source states the same. `printed`: the source states something else; then the
-    function takes a second argument, `printed`, and with True it tests the source's form. Raises
-    ConfigError for a name that another statement has.
+    `as_printed`: the source states the same. `printed`: the source states something else; the
+    function then takes a second argument, `printed`, and tests the source's form if that is True.
+    Raises ConfigError for a name that another statement has.
     """
 
     def register(function: Form) -> Form:
@@ -177,8 +170,8 @@ def statement(
 
 
 def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
-    """The case of measured <= bound: excess measured/bound - 1, or the measured value where the
-    bound is 0.
+    """The case of measured <= bound: excess measured/bound - 1, or the measured value if the bound
+    is 0.
     """
     value, limit = float(measured), float(bound)
     if math.isinf(limit):
@@ -208,7 +201,7 @@ def worst(*cases: Trial) -> Trial:
 
 
 def known(value: Item | None) -> Item:
-    """The value, which the statement's objects have, though others of their type may not."""
+    """The value of an optional attribute that the statement's objects always have."""
     assert value is not None
     return value
 

@@ -1,6 +1,4 @@
-"""Training as optimal control: admissible velocities, Hamiltonian, costate, and certificates that
-the problem is well-posed.
-"""
+"""Training as optimal control: admissible velocities, Hamiltonian, costate and certificates."""
 
 from ctrans.control.admissible import VERDICTS, AdmissibleSet, GainSlope, Posedness, Supremum
 from ctrans.control.attained import Attained, attained

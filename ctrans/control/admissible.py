@@ -1,5 +1,5 @@
-"""What a supremum over velocities answers: its value, what attains it, what that is worth, and how
-a certificate climbs to it.
+"""The interface of a Hamiltonian: the supremum over a set of velocities, its maximiser and its KKT
+residual.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
-"""What is known of H(P), each word saying what it assumes; from the strongest to the weakest.
+"""What is known of H(P), from the strongest verdict to the weakest. Each verdict names its
+assumption.
 
 - `well-posed`: finite for every costate, whatever the weights, gains and offsets are trained to
-- `well-posed for bounded gains`: finite for the output norm's (of a discrete step: the state
-  norm's) gains and offsets, and the residual's gains, as they are; it grows in proportion to them,
-  so that where they are trained without decay or bound the supremum over them is infinite
-- `well-posed, the rest fixed`: finite where only the maps that pay are free, and what feeds them is
-  taken as it is
-- `open`: no ascent found it infinite, and no bound proves it finite
+- `well-posed for bounded gains`: finite for the present gains and offsets of the output norm (for a
+  discrete step: of the state norm) and the present gains of the residual. H is proportional to
+  them. If they are trained without decay or bound, its supremum over them is infinite
+- `well-posed, the rest fixed`: finite if only the regularised maps are trained and the weights that
+  feed them stay fixed
+- `open`: no ascent found H infinite, and no bound proves it finite
 - `degenerate`: infinite, for almost all costates or (under weight decay) at this one
 """
 
@@ -34,10 +35,10 @@ VERDICTS: tuple[Posedness, ...] = get_args(Posedness)
 
 
 def verdict_of(finite: bool | None, *, rest_fixed: bool = False, bounded_gains: bool = False) -> Posedness:
-    """The verdict that evidence supports: the only place that decides.
+    """The verdict that the evidence supports. No other code decides a verdict.
 
-    - `finite`: whether H is finite for every costate; None where nothing is proven
-    - `rest_fixed`: whether that assumes that the weights which feed the regularized maps stay fixed
+    - `finite`: whether H is finite for every costate; None if nothing is proven
+    - `rest_fixed`: whether that assumes that the weights which feed the regularised maps stay fixed
     - `bounded_gains`: whether it assumes that gains and offsets, or a residual's gains, stay
       bounded
     """
@@ -49,18 +50,18 @@ def verdict_of(finite: bool | None, *, rest_fixed: bool = False, bounded_gains: 
 
 
 ROUNDING = 32
-"""A quantity counts as zero below ROUNDING machine epsilons times the size of what it was computed
-from.
+"""A quantity below ROUNDING machine epsilons, relative to the terms that it was computed from,
+counts as zero.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class GainSlope:
-    """max H over |gamma|^2 + |beta|^2 <= R^2, per R, between `lower`, which gains attain, and the
-    proven bound `upper`.
+    """Bounds on (max H over |gamma|^2 + |beta|^2 <= R^2)/R: gains attain `lower`, and `upper` is
+    proven.
 
-    `gain` is kappa, from gains alone, and `offset` |sum_j p_j|, 0 where the norm has no offset:
-    lower^2 = gain^2 + offset^2.
+    `gain` is kappa, the part of the gains alone. `offset` is |sum_j p_j|, or 0 if the norm has no
+    offset: lower^2 = gain^2 + offset^2.
     """
 
     gain: float
@@ -71,36 +72,36 @@ class GainSlope:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Supremum(abc.ABC):
-    """H(P) = sup over what is free of -<P, f> - cost, f the velocity (Kan, eq. 55).
+    """H(P) = sup of -<P, f> - cost over velocities f (Kan, eq. 55).
 
-    P is the costate and f a velocity, both of shape (*batch, tokens, width); row j belongs to token
-    j. Everything is batched, follows P's dtype and device, and is differentiable in P: the gradient
-    of H is -maximizer(P) wherever that is unique. Raises ConfigError for a costate that is not
-    finite or does not fit the set.
+    The costate P and the velocity f have shape (*batch, tokens, width); row j belongs to token j.
+    All methods are batched, keep P's dtype and device, and are differentiable in P: the gradient of
+    H is -maximizer(P) where the maximiser is unique. They raise ConfigError for a costate that is
+    not finite or does not fit the set.
     """
 
     @property
     @abc.abstractmethod
     def words(self) -> str:
-        """The set, and the running cost where there is one, as a formula for a reader."""
+        """A formula of the set, and of the running cost if there is one."""
 
     @property
     @abc.abstractmethod
     def verdict(self) -> Posedness:
-        """Whether H is finite, and what is assumed for it. A norm with eps > 0 comes as near to its
-        H as one likes, and attains it not.
+        """Whether H is finite, and under which assumption. With eps > 0 a norm approaches its H but
+        does not attain it.
         """
 
     @property
     def attained(self) -> bool | None:
-        """Whether a velocity that the model can have attains a finite H, or only comes as near as
-        one likes; None where it is not said.
+        """Whether a velocity of the model attains a finite H (False: velocities only approach it);
+        None if unknown.
         """
         return None
 
     @abc.abstractmethod
     def check(self, P: Tensor) -> None:
-        """ConfigError where the costate P is not finite or does not fit the set."""
+        """Raises ConfigError if the costate P is not finite or does not fit the set."""
 
     @abc.abstractmethod
     def support(self, P: TokenRows) -> PerBatch:
@@ -108,57 +109,55 @@ class Supremum(abc.ABC):
 
     @abc.abstractmethod
     def maximizer(self, P: TokenRows) -> TokenRows:
-        """A velocity of the closed set that attains H(P); where several do, the one that the set's
-        rule picks.
+        """A velocity of the closed set that attains H(P). If several do, the set's rule selects
+        one.
         """
 
     @abc.abstractmethod
     def ties(self, P: TokenRows) -> TokenMask:
-        """For which tokens more than one velocity attains H(P)."""
+        """The tokens for which more than one velocity attains H(P)."""
 
     def gains_tie(self, P: TokenRows) -> Bool[Tensor, "*batch"]:
-        """Whether gains that are free too have more than one optimum: every token's velocity then
-        ties, though H is climbed to.
+        """Whether trained gains have more than one optimum. Then the velocity of every token ties,
+        but ascents still apply.
         """
         return torch.zeros(P.shape[:-2], dtype=torch.bool, device=P.device)
 
     @abc.abstractmethod
     def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
-        """The larger of feasibility and stationarity at f, with the best multipliers;
-        dimensionless, 0 at a maximiser.
+        """The larger of the feasibility and the stationarity residual at f, with the best
+        multipliers; dimensionless, 0 at a maximiser.
         """
 
     def magnification(self, f: UnbatchedRows) -> float:
-        """By how much `kkt` magnifies the rounding of velocities f to read its points off them."""
+        """The factor by which `kkt` magnifies the rounding of velocities f."""
         return 1.0
 
     @abc.abstractmethod
     def chart(self, P: UnbatchedRows) -> Chart:
-        """The same problem in free coordinates, through the model's own modules: what a certificate
-        climbs on.
+        """The same problem in free coordinates, evaluated through the model's own modules.
+        Certificates climb on it.
         """
 
     def base(self, P: UnbatchedRows) -> float:
-        """What H(P) is measured from as a bound on the weights grows: -<P, f> at the set's centre,
-        which no choice changes.
+        """-<P, f> at the set's centre: the growth of H with a bound on the weights is measured from
+        here.
         """
         return 0.0
 
     def scale(self, P: UnbatchedRows) -> float:
-        """What gaps are measured by: |H - base| + |base|, as H itself may cancel to nothing,
-        against an offset or a step's state.
+        """The unit of gaps: |H - base| + |base|, because H itself may cancel against an offset or a
+        step's state.
 
-        It is at least the square root of the machine epsilon times sum_j |p_j||f*_j|, f* the
-        maximiser: all are rounding below.
+        It is at least sqrt(eps) sum_j |p_j||f*_j|, with eps the machine epsilon and f* the
+        maximiser: smaller differences are rounding.
         """
         rounding = float((length(P) * length(self.maximizer(P))).sum()) * math.sqrt(torch.finfo(P.dtype).eps)
         base = self.base(P)
         return max(abs(float(self.support(P)) - base) + abs(base), rounding)
 
     def ceiling(self, P: UnbatchedRows) -> float:
-        """What H(P) is proven not to exceed: H(P) itself, but where that is the best that was
-        found.
-        """
+        """A proven upper bound of H(P). It equals H(P) unless H(P) is only the best value found."""
         return float(self.support(P))
 
 
@@ -168,19 +167,21 @@ class AdmissibleSet(Supremum):
 
     @abc.abstractmethod
     def residual(self, f: TokenRows) -> PerBatch:
-        """How far f is from the set, as a dimensionless violation of its equations; 0 on it."""
+        """The distance of f from the set, as a dimensionless violation of its equations; 0 on the
+        set.
+        """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VelocitySet(AdmissibleSet):
-    """An admissible set without running cost: a set of velocities, with its metric projection."""
+    """An admissible set without running cost, with its metric projection."""
 
     @abc.abstractmethod
     def nearest(self, y: TokenRows) -> TokenRows:
         """argmin over the set of |f - y|."""
 
     def equidistant(self, y: TokenRows) -> TokenMask:
-        """For which tokens more than one point of the set is nearest to y; none where the set is
+        """The tokens for which more than one point of the set is nearest to y; none if the set is
         convex.
         """
         return nowhere(y)
@@ -190,8 +191,8 @@ class VelocitySet(AdmissibleSet):
         """The KKT residual of f for -<P, f> - kinetic/2 |f|^2 over the set."""
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
-        """How fast H grows with the gains and offsets of the norm that makes the set; None where
-        none does.
+        """How fast H grows with the gains and offsets of the norm whose image the set is; None if
+        there is no such norm.
         """
         return None
 
@@ -204,8 +205,8 @@ def check_costate(
     width: int | None = None,
     what: str = "costate",
 ) -> None:
-    """ConfigError unless P is finite, floating, of shape (..., tokens, width), and of the tokens,
-    width and dtype given.
+    """Raises ConfigError unless P is finite, floating, of shape (..., tokens, width) and has the
+    given tokens, width and dtype.
     """
     if P.ndim < 2 or not P.is_floating_point():
         raise ConfigError(
@@ -223,7 +224,7 @@ def check_costate(
 
 
 def check_positive(name: str, value: float) -> None:
-    """ConfigError unless value is a positive finite number."""
+    """Raises ConfigError unless value is a positive finite number."""
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(f"{name} = {value!r}: give a positive finite number")
 
@@ -240,5 +241,5 @@ def length(x: Float[Tensor, "*batch width"]) -> PerBatch:
 
 
 def ratio(part: Float[Tensor, "*shape"], whole: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
-    """part/whole, and 0 for 0/0."""
+    """part/whole, with 0/0 = 0."""
     return part / torch.where(whole == 0, 1.0, whole)

@@ -1,7 +1,7 @@
-"""Free coordinates of an optimisation over velocities, and gradient ascent in them.
+"""Gradient ascent in free coordinates of a set of velocities.
 
-It certifies a supremum without knowing its formula: it evaluates the model's modules and follows
-autograd's gradient.
+It certifies a supremum without its formula: it evaluates the model's modules and follows autograd's
+gradient.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ SHARE = 0.5
 problem.
 """
 SMALL = 1e-3
-"""A payoff below this share of the mean is judged as if it were this share, and a length likewise
-against the longest.
+"""Payoffs below this share of the mean are judged as if they were this share. Lengths are compared
+with the longest in the same way.
 """
 NOISE = 32
-"""Rounding, in machine epsilons, within which payoffs are equal."""
+"""Payoffs within so many machine epsilons count as equal."""
 
 
 def unchanged(z: Tensor) -> Tensor:
-    """z."""
+    """Returns z."""
     return z
 
 
@@ -42,10 +42,10 @@ def free(z: Tensor, f: Tensor) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gains:
-    """A norm's gains and offsets as they are, whether it has offsets to train, and the velocity of
-    a raw output with others.
+    """A norm's present gains and offsets, whether the offsets are trained, and the velocity of a
+    raw output under other gains and offsets.
 
-    One gain for all channels is one number.
+    A gain that all channels share is one number.
     """
 
     gamma: Float[Tensor, " gains"]
@@ -56,17 +56,21 @@ class Gains:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chart:
-    """Maximise -<P, f> - cost(z, f) over z, f = velocity(z): problems side by side, `axes` being
-    those of one problem in z.
+    """Maximise -<P, f> - cost(z, f) over z, f = velocity(z). Problems stand side by side; `axes`
+    are those of one problem in z.
 
-    `shape` is z's, without leading axes for different starts. `project` returns coordinates to
-    where they are allowed. An ascent starts at random with standard deviation `spread`. `degree` is
-    k in velocity(c z) ~ c^k velocity(z) for large c where z is a sublayer's raw output, and None
-    where it is not. `raw` undoes `velocity` there: a raw output with the velocity f, so large that
-    no eps shows. `gains` are those of the norm that makes the velocity, where there is one. `guess`
-    makes starts of rows of random numbers, shape (guesses, 1, width), where the payoff has local
-    maxima and many are worth a try. `joint` says that gains make one problem of all tokens, and
-    `parts` in how many of consecutive entries that of a token falls apart.
+    - `shape`: that of z, without leading axes for several starts
+    - `degree`: k in velocity(c z) ~ c^k velocity(z) for large c where z is a sublayer's raw output;
+      None where it is not
+    - `project`: returns coordinates to the allowed ones
+    - `spread`: the standard deviation of random starts
+    - `raw`: the inverse of `velocity`: a raw output with the velocity f, so large that eps does not
+      matter
+    - `gains`: those of the norm that makes the velocity, if there is one
+    - `guess`: makes starts of rows of random numbers, shape (guesses, 1, width), for payoffs with
+      local maxima
+    - `joint`: whether gains couple all tokens to one problem
+    - `parts`: into how many problems of consecutive entries the problem of one token splits
     """
 
     P: Float[Tensor, " tokens *entries"]
@@ -84,13 +88,13 @@ class Chart:
     parts: int = 1
 
     def payoff(self, z: Float[Tensor, "*starts rows columns"]) -> Float[Tensor, "*problems"]:
-        """-<P, f> - cost of each problem, at most its part of H."""
+        """-<P, f> - cost of each problem: at most its part of H."""
         f = self.velocity(z)
         return -(self.P * f).sum(self.axes) - self.cost(z, f)
 
     def apart(self) -> Chart:
-        """The same problems in z of shape (*starts, tokens, parts, entries), those of a token side
-        by side; itself for one part.
+        """The same problems in z of shape (*starts, tokens, parts, entries); itself if there is one
+        part.
         """
         if self.parts == 1:
             return self
@@ -112,8 +116,8 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ascent:
-    """The best payoff that each problem met, the coordinates z that gave it, and the steps that the
-    slowest took.
+    """The best payoff found for each problem, its coordinates z, and the number of steps of the
+    slowest problem.
     """
 
     best: Float[Tensor, "*problems"]
@@ -125,10 +129,10 @@ def ascend(
     payoff: Map, start: Float[Tensor, "*shape"], axes: tuple[int, ...], project: Map = unchanged, steps: int = STEPS
 ) -> Ascent:
     """z <- project(z + eta grad payoff(z)), with the step eta of Barzilai and Borwein (1988) for
-    each problem by itself.
+    each problem.
 
-    A problem stops when |z| times what its constraint leaves of the gradient is below sqrt(eps) of
-    its payoff: flat at a maximum, the payoff is then exact to rounding.
+    A problem stops when |z| times the projected gradient is below sqrt(eps) of its payoff. The
+    payoff is flat at a maximum, so it is then exact to rounding.
     """
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -164,8 +168,8 @@ def ascend(
 
 
 def evened(P: UnbatchedRows, raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:
-    """raw_j sqrt(|p_j|/max |p|), at least 1/1000 of raw_j: lengths at which a norm curves the
-    payoff equally in all tokens.
+    """raw_j sqrt(|p_j|/max |p|), at least raw_j/1000: at these lengths a norm curves the payoff
+    equally for all tokens.
     """
     size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
     largest = size.amax()

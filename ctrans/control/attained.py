@@ -1,23 +1,22 @@
-"""What training attains: at a critical point <P, v> = 0, and the maximum principle holds for shared
+"""What training attains: at a critical point <P, v> = 0. The maximum principle holds for shared
 weights, not for each token.
 
 A sublayer's raw velocity r is linear in its last factor theta: the last linear map with its bias,
-or the output norm's gains and offsets. So <theta, dL/dtheta> = h <P, r> over a step of length h, P
-the gradient at the sum X + h r. Where the loss is stationary in theta, <P, r> is therefore 0, and
-with it the alignment: a trained layer does not point along its steepest allowed descent. With a
-decay lam/2 |theta|^2 in the loss, h <P, r> = -lam |theta|^2 (the part of theta that decays).
-AdamW's decoupled decay is no such term: its fixed points are others. All of it is of one loss: on
-another text than the one trained on, these quantities are that text's, and a trained model need not
-make them 0 there.
+or the output norm's gains and offsets. So <theta, dL/dtheta> = h <P, r> over a step of length h,
+where P is the gradient at the sum X + h r. If the loss is stationary in theta, <P, r> is therefore
+0, and so is the alignment: a trained layer does not point along its steepest allowed descent. With
+a decay lam/2 |theta|^2 in the loss, h <P, r> = -lam |theta|^2 (for the part of theta that decays).
+AdamW's decoupled decay is no such term and has other fixed points. All of this holds for one loss:
+on another text than the training text, a trained model need not make these quantities 0.
 
-Weights are shared by all tokens and data, so that Pontryagin's principle for them maximises over
-theta the sum over tokens and mean over data of -<P, r_theta>: the mean-field principle (P holds the
-mean). What a sublayer leaves of that within the norm that its parameters have is its shared gap.
-Where the gradient of the loss points against the parameters, as it does at a minimum with decay, or
-vanishes, the first-order condition of that maximum holds. The maximum itself need not: a sublayer
-is not linear in all of its parameters, and where two factors are 0 the gradient is, though both
-together would gain. Nor need it hold where the discrete model is best, for steps of finite length:
-the principle in the large is the ODE's.
+All tokens and data share the weights. Pontryagin's principle for the weights therefore maximises
+the sum over tokens and mean over data of -<P, r_theta> over theta: the mean-field principle (P
+holds the mean). The shared gap is the rest of that maximum, within the present norm of the
+parameters. The first-order condition of that maximum holds if the gradient of the loss vanishes or
+points against the parameters, as at a minimum with decay. The maximum itself need not be attained:
+a sublayer is not linear in all of its parameters, and where two factors are 0 the gradient is 0
+although both together would gain. Nor need the principle hold where the discrete model is best: for
+finite steps it is only approximate.
 """
 
 from __future__ import annotations
@@ -46,15 +45,14 @@ Parameters = dict[str, Tensor]
 
 STEPS = 60
 STARTS = 2
-"""Random points of the parameters' sphere from which ascents begin, beside the parameters: they
-leave a saddle, which may not.
+"""Random starts on the parameters' sphere, in addition to the parameters. They can leave a saddle.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Attained:
-    """One entry per segment of the discrete model; sums run over all tokens, the mean over data is
-    in P. Every field suits JSON.
+    """One entry per segment of the discrete model. Sums run over all tokens; P holds the mean over
+    data. Every field suits JSON.
 
     - `work`: h <P, r>, the first-order change of the loss by the sublayer's own step, P being that
       at X + h r
@@ -62,16 +60,16 @@ class Attained:
       |P||r|), rounding
     - `stationarity`: (work + lam |theta|^2)/(h |P||r|), lam the decay of those parts of theta that
       decay: 0 at a critical point
-    - `pointwise_gap`: h (H(P) + <P, r>), what velocities that are free at each state and token
-      would gain to first order; inf where H is
-    - `last_gap`: h times what the last factor alone would gain within |theta| <= its present norm,
+    - `pointwise_gap`: h (H(P) + <P, r>), the first-order gain of velocities that are free at each
+      state and token; inf where H is
+    - `last_gap`: h times the gain of the best last factor within |theta| <= its present norm,
       sqrt(|theta|^2 |dL/dtheta|^2) + work, exactly
-    - `shared_gap`: what ascents found that all parameters of the sublayer together would gain
-      within their present norm, in sum over tokens and mean over data: a bound from below. One
-      starts at the parameters, the others at random on their sphere
-    - `first_order`: R |g| + <theta, g>, g = dL/dtheta of all of them and R = |theta|: what that gap
-      is to first order, 0 exactly where its first-order condition holds, as it does at a saddle
-      too, which has a gap
+    - `shared_gap`: the gain, found by ascents, of all parameters of the sublayer within their
+      present norm, in sum over tokens and mean over data: a lower bound. One ascent starts at the
+      parameters, the others at random on their sphere
+    - `first_order`: R |g| + <theta, g> with g = dL/dtheta of all parameters and R = |theta|: the
+      first-order value of that gap. It is 0 exactly where the first-order condition holds, also at
+      a saddle, which has a gap
     """
 
     loss: float
@@ -98,16 +96,15 @@ def attained(
     decay_gains: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Attained:
-    """How much of the maximum principle a model's parameters leave, segment by segment, on one
-    text.
+    """How much of the maximum principle a model's parameters leave, for each segment, on one text.
 
-    - `tokens`, `targets`: the text, and what its loss compares with
-    - `weight_decay`: lam of a loss with lam/2 times the squares of all matrices in it
-    - `decay_gains`: whether lam/2 times the squares of all vectors is in it too
-    - `progress(k)`: follows the ascents, which take nearly all of the time, by segment
+    - `tokens`, `targets`: the text, and the targets of the loss
+    - `weight_decay`: lam of lam/2 times the squares of all matrices in the loss
+    - `decay_gains`: whether the loss also has lam/2 times the squares of all vectors
+    - `progress(k)`: called after the ascents of each segment, which take nearly all of the time
 
     Raises ConfigError for a map that does not name its last linear map, for weights on demand,
-    which are nobody's parameters, and as `costate` does.
+    which are not parameters, and the errors of `costate`.
 
     >>> attained(model, tokens[:, :-1], tokens[:, 1:]).work
     """
@@ -133,17 +130,17 @@ def attained(
 
 
 FIGURES = ("work", "radial", "identity", "stationarity", "pointwise_gap", "last_gap", "shared_gap", "first_order")
-"""What `_Step` measures of each segment."""
+"""The figures of `_Step`."""
 
 
 ENTERING = ("state_norm.", "residual.mix")
-"""Parameters of a sublayer that act before its velocity or after it."""
+"""Parameters of a sublayer that its velocity does not depend on."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
     """A sublayer at its input X with the gradient P at X + h r, and the gradient of h <P, r> in
-    each of its parameters.
+    each parameter.
     """
 
     sublayer: Sublayer
@@ -175,7 +172,7 @@ class _Step:
 
     @functools.cached_property
     def parameters(self) -> Parameters:
-        """All that the raw velocity depends on."""
+        """The parameters that the raw velocity depends on."""
         names = [name for name, _ in self.sublayer.named_parameters() if not name.startswith(ENTERING)]
         return {name: self.sublayer.get_parameter(name).detach() for name in names}
 
@@ -187,7 +184,7 @@ class _Step:
 
     @functools.cached_property
     def last(self) -> Parameters:
-        """The last factor by name, as the velocity is linear in it: gains and offsets, the last
+        """The last factor by name, in which the velocity is linear: gains and offsets, the last
         linear map, or steps by channel.
         """
         norm: Norm | None = self.sublayer.output_norm

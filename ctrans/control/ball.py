@@ -1,4 +1,6 @@
-"""The ball of velocities: what clipping a token's length leaves. Compact, so that H is attained."""
+"""The ball of velocities: the image of clipping a token's length. It is compact, so a velocity
+attains H.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from ctrans.norm import ClipLength
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ball(NormImage):
-    """{f : |f_j| <= c sqrt(d)}: H(P) = c sqrt(d) sum_j |p_j|, attained at -c sqrt(d) p_j/|p_j|;
-    where p_j = 0 all tie.
+    """{f : |f_j| <= c sqrt(d)}: H(P) = c sqrt(d) sum_j |p_j|, attained at -c sqrt(d) p_j/|p_j|; if
+    p_j = 0 all points tie.
     """
 
     norm: ClipLength
@@ -31,8 +33,8 @@ class Ball(NormImage):
 
     @property
     def inside(self) -> Map:
-        """Outside the norm has no slope along the input, so that a velocity that costs too much
-        would stay.
+        """The norm itself: outside the ball it has no slope along the input, so an ascent would not
+        leave a costly velocity.
         """
         return self.norm
 

@@ -1,5 +1,5 @@
-"""Boxes of velocities: images of norms that act entry by entry. H is attained by clipping, and
-approached by squashing.
+"""Boxes of velocities: images of norms that act entry by entry. Clipping attains H, squashing
+approaches it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.norm import ClipEntries, SquashNorm
 
 NEARLY = 1 - 5e-6
-"""What |u_i| = 1 is approached by where only infinite inputs have it: the share that typical inputs
-lose to a norm's eps.
+"""The |u_i| that stands for 1 where only infinite inputs attain 1: typical inputs lose the same
+share to a norm's eps.
 """
 
 
@@ -29,9 +29,9 @@ class Box(NormImage):
     """{beta + gamma * u : abs(u_i) <= 1} for each token, or its inside: H(P) = sum_ji abs(gamma_i
     p_ji) - <p_j, beta>.
 
-    Each entry is a problem by itself, so the maximiser is a corner, beta - gamma * sign(gamma *
-    p_j); entries with gamma_i p_ji = 0 tie. The set is convex, so that the point nearest to y is
-    unique: y with its entries clamped.
+    Each entry is a separate problem, so the maximiser is a corner, beta - gamma * sign(gamma *
+    p_j). Entries with gamma_i p_ji = 0 tie. The set is convex, so the point nearest to y is unique:
+    y with its entries clamped.
     """
 
     norm: SquashNorm | ClipEntries
@@ -50,7 +50,7 @@ class Box(NormImage):
 
     @property
     def spread(self) -> float:
-        """Where u = 1/2: there the norm bends."""
+        """The size of inputs with u = 1/2, where the norm bends."""
         half = torch.full_like(self.norm.gamma, 0.5)
         return float((self.norm.preimage(half) - self.norm.preimage(0 * half)).abs().amax())
 
@@ -64,8 +64,8 @@ class Box(NormImage):
         return torch.minimum(torch.maximum(y, beta - reach), beta + reach)
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
-        """H + <p, beta> = <abs(gamma), a>, a_i = sum_j abs(p_ji): linear in abs(gamma), so that the
-        bounds meet, at |a|.
+        """H + <p, beta> = <abs(gamma), a>, a_i = sum_j abs(p_ji): linear in abs(gamma), so both
+        bounds are |a|.
         """
         if not self.trained:
             return None
@@ -89,5 +89,5 @@ class Box(NormImage):
 
     @property
     def point_chart(self) -> tuple[Map, Map, float]:
-        """u itself in the closed box, as only infinite inputs have its corners."""
+        """u itself in the closed box, because only infinite inputs have its corners."""
         return unchanged, lambda u: u.clamp(-1, 1), 0.5

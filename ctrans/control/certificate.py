@@ -1,5 +1,5 @@
-"""Certificates of a verdict: closed form and KKT residual, and ascents through the model's own
-modules that know neither.
+"""Certificates of a verdict: the closed form and its KKT residual, compared with ascents through
+the model's own modules.
 """
 
 from __future__ import annotations
@@ -29,23 +29,27 @@ from solvers import ConfigError
 from solvers.errors import look_up
 
 LINEAR, SATURATED = 0.01, 0.05
-"""How far a growth exponent may be from 1 where H is infinite or gains are trained too; and from 0
-where it is finite.
+"""Allowed error of a growth exponent: LINEAR from 1 where H is infinite or gains are trained too,
+SATURATED from 0 where H is finite.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """A verdict on one costate with its evidence, in plain numbers (`dataclasses.asdict`); H is inf
-    where degenerate.
+    """A verdict at one costate with its evidence, in plain numbers (`dataclasses.asdict`). H is inf
+    if degenerate.
 
-    `eps` is the machine epsilon of the computation, `scale` the size of what H is a sum of,
-    `kkt_noise` what rounding alone may make of the KKT residual (where gains are tiny beside an
-    offset or a step's state), and `ceiling` what H is proven not to exceed where its maximiser is
-    the best that was found. `growth` is that with a bound on the weights, `gained` that with one
-    bound on the weights and the norm's gains and offsets together; `gain_slope` is what the latter
-    should grow by. Evidence that does not apply to the set is None. `attained` says of a finite H
-    whether a velocity of the model has it, or none but comes near.
+    - `eps`: the machine epsilon of the computation
+    - `scale`: the size of the terms of H (`Supremum.scale`)
+    - `kkt`: the KKT residual of the closed form's maximiser; `kkt_noise` is the part that rounding
+      may cause, where gains are tiny against an offset or a step's state
+    - `growth`: growth of the value with a bound on the weights; `gained` with one bound on the
+      weights and the norm's gains and offsets together; `gain_slope` is the slope expected of
+      `gained`
+    - `ceiling`: a proven bound of H, where its maximiser is only the best one found
+    - `attained`: whether a velocity of the model attains a finite H, or only approaches it
+
+    Evidence that does not apply to the set is None.
     """
 
     words: str
@@ -67,24 +71,24 @@ class Certificate:
 
     @property
     def finite(self) -> bool:
-        """Whether H is finite for every costate under what the verdict assumes."""
+        """Whether H is finite for every costate, under the verdict's assumption."""
         return self.verdict != "degenerate"
 
     @property
     def agrees(self) -> bool:
-        """Whether every finding supports the verdict."""
+        """Whether all findings support the verdict."""
         return all(self.findings.values())
 
     @property
     def short_of_rank(self) -> bool:
-        """Whether weights cannot have every velocity: what ascents over them then find has no
-        closed form to agree with.
+        """Whether the features have too low a rank for the weights to make every velocity. Ascents
+        over weights then have no closed form to compare with.
         """
         return self.weights is not None and self.weights.rank < self.weights.tokens
 
     @property
     def findings(self) -> dict[str, bool]:
-        """What the evidence should show, in words, and whether it does."""
+        """The expected findings in words, each with whether it holds."""
         small = math.sqrt(self.eps)
         found: dict[str, bool] = {}
         if self.kkt is not None:
@@ -134,29 +138,29 @@ def certify(
     pairs: int = PAIRS,
     seed: int = 0,
 ) -> Certificate:
-    """The evidence for an admissible set's verdict at the costate P: H and its maximiser against
+    """Evidence for an admissible set's verdict at the costate P: H and its maximiser, compared with
     ascents and growth.
 
-    A finite H gets a KKT residual and an ascent over velocities; an infinite one its growth with a
-    bound, and the witness of it.
+    A finite H gets a KKT residual and an ascent over velocities. An infinite one gets its growth
+    with a bound, and a witness.
 
-    - `admissible`: a set of velocities, or the name of a placement, which stands for its set
-    - `P`: the costate, one row a token
-    - `features`: what the last linear map acts on. They add the ascent over its weights and make
-      the bound one on them; and where H is finite for bounded gains, the growth with a bound on
-      weights and gains together. They are not used where they are zero or every token ties, for
-      sets of weights, which have their own, and for a kinetic cost on a norm's image: its best
-      velocities need inputs so near 0 that an ascent over weights finds them badly
-    - `norm`: beside a placement's name, the norm around its velocities: a module, or a name in
-      `NORMS` of a fresh one (LayerNorm if None)
-    - `state`: X, which a norm around the state needs too
-    - `pairs`, `seed`: how many pairs of random starts the ascents have, and of which seed
+    - `admissible`: a set of velocities, or the name of a placement
+    - `P`: the costate, one row per token
+    - `features`: the input of the last linear map. They add an ascent over its weights and turn the
+      bound into one on these weights. If H is finite for bounded gains, they also add the growth
+      with a bound on weights and gains together. certify ignores them if they are zero, if every
+      token ties, for sets of weights, and for a kinetic cost on a norm's image: its best velocities
+      need inputs near 0, which an ascent over weights finds badly
+    - `norm`: for a placement's name, the norm around its velocities: a module, or a name in `NORMS`
+      (LayerNorm if None)
+    - `state`: X, which a norm around the state also needs
+    - `pairs`, `seed`: the number of pairs of random starts, and their seed
 
     >>> certify("peri", P).agrees
     >>> certify(admissible_set(norm, "peri", kinetic=0.1), P, features=h).agrees
 
-    Raises ConfigError for a P or features that do not fit, and for a norm or a state beside a set,
-    which has its own.
+    Raises ConfigError for a P or features that do not fit, and for a norm or state together with a
+    set.
     """
     if isinstance(admissible, str):
         admissible = _set_of(admissible, P, norm, state)
@@ -209,8 +213,8 @@ def _with_weights(
     pairs: int,
     generator: torch.Generator,
 ) -> Certificate:
-    """The certificate of a finite H with what weights of the last map attain, within a bound on
-    them, and with the gains too.
+    """Adds to the certificate of a finite H what weights of the last map attain: freely, within a
+    bound, and with gains.
     """
     chart, value, scale = admissible.chart(P), summary.hamiltonian, summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
@@ -235,20 +239,22 @@ def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | 
 
 
 def undefined_at_zero(admissible: Supremum) -> bool:
-    """Whether a raw output of 0 has no velocity: behind a norm with eps = 0. Such tokens are no
-    part of what weights can do.
+    """Whether a raw output of 0 has no velocity, as behind a norm with eps = 0. The ascents over
+    weights leave such tokens out.
     """
     image = admissible.velocities if isinstance(admissible, KineticCost) else admissible
     return isinstance(image, NormImage) and image.norm.undefined_at_zero
 
 
 def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
-    """The weakest evidence of some certificates; None where it does not apply.
+    """The weakest evidence of several certificates; None where it does not apply.
 
-    `gap` is (H - best)/`scale` of the ascent over velocities, `weights` of that over the last map's
-    weights, `kkt` the residual of the closed form's maximiser, `uniqueness` the distance between
-    maximisers from different starts, `exponent` the k of value ~ R^k that is farthest from what its
-    verdict says, `gained` the same with gains trained too.
+    - `gap`: (H - best)/`scale` of the ascent over velocities; `weights`: of that over the last
+      map's weights
+    - `kkt`: the residual of the closed form's maximiser
+    - `uniqueness`: the distance between maximisers from different starts
+    - `exponent`: the k of value ~ R^k that is farthest from the verdict's; `gained`: the same with
+      trained gains
     """
     given = list(certificates)
     grown = [(c.growth.exponent, 0.0 if math.isfinite(c.hamiltonian) else 1.0) for c in given if c.growth is not None]

@@ -1,6 +1,6 @@
 """Ascents over velocities and over weights of the last linear map, through the model's own modules.
 
-They know no closed form. A certificate compares what they find with H.
+They do not use the closed form. A certificate compares their result with H.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ctrans.control.last_map import Features
 from ctrans.control.shapes import UnbatchedRows
 
 PAIRS = 2
-"""Starts are z and -z: a quadratic on a sphere has at most one local maximum beside the global one,
-on the other side.
+"""Starts come in pairs z and -z: a quadratic on a sphere has at most one local maximum besides the
+global one, on the opposite side.
 """
 GUESSES, TRIED = 32, 30
-"""Starts beside the random ones where there are local maxima, and the steps of each before the best
-go on.
+"""Where there are local maxima: the number of additional starts, and their number of steps before
+the best ones continue.
 """
 WEIGHT_STEPS = 200
-"""With fewer features than tokens an ascent over weights converges slowly; where it stops is a
-lower bound in any case.
+"""With fewer features than tokens an ascent over weights converges slowly. Its result is a lower
+bound wherever it stops.
 """
 
 
@@ -37,9 +37,9 @@ class VelocityAscent:
     eps.
 
     `gap` is (H - best)/scale, see `Supremum.scale`. `uniqueness` is the largest distance between
-    one token's maximisers found from different starts, relative to the longest velocity, over
-    tokens that do not tie; `tied` is the same over those that do. Where gains make one problem of
-    all tokens, a token counts by its share |p_j|/max |p|.
+    one token's maximisers from different starts, relative to the longest velocity, over tokens that
+    do not tie. `tied` is the same over tokens that tie. Where gains couple all tokens, a token
+    counts by its share |p_j|/max |p|.
     """
 
     best: float
@@ -51,14 +51,13 @@ class VelocityAscent:
 
 @dataclasses.dataclass(frozen=True)
 class WeightAscent:
-    """The best -<P, f> - cost(f) found over actual weights W of the last linear map, the placement
-    making f of h W'.
+    """The best -<P, f> - cost(f) found over weights W of the last linear map; the placement makes f
+    of h W'.
 
-    `gap` is (H - best)/scale, as for velocities: 0 where the rank of the features is the number of
-    tokens. With a smaller rank the best that was found is a bound from below, so that the least gap
-    lies between `proven`, which no weights can undercut (see `gap_of_rank`), and `gap`. `proven` is
-    0 where nothing is proven: an output norm leaves the lengths of the rows of h W' free, so that
-    weights can attain H where (tokens - rank)(d - 1) < tokens.
+    `gap` is (H - best)/scale: 0 if the rank of the features is the number of tokens. With a smaller
+    rank the best value found is a lower bound, so the least gap lies between `proven` (see
+    `gap_of_rank`) and `gap`. `proven` is 0 if nothing is proven: an output norm leaves the lengths
+    of the rows of h W' free, so weights can attain H if (tokens - rank)(d - 1) < tokens.
     """
 
     best: float
@@ -80,14 +79,14 @@ def climb_velocities(
     *,
     steps: int = STEPS,
 ) -> tuple[VelocityAscent, Float[Tensor, "rows width"]]:
-    """Ascent over the chart's velocities; and the coordinates of the best.
+    """Ascent over the chart's velocities. Returns its evidence and the best coordinates.
 
-    - `value`: H, which is to be attained
-    - `scale`: the size of what H is a sum of, over which the gap is said (`Supremum.scale`)
-    - `ties`: which tokens have a costate that ties
-    - `pairs`: of random starts. Where the chart has guesses, those starts go on that are best after
-      a few steps
-    - `steps`: at most, 0 where all tokens tie by themselves: there is nothing to climb but rounding
+    - `value`: H
+    - `scale`: the unit of the gap (`Supremum.scale`)
+    - `ties`: the tokens whose costate ties
+    - `pairs`: the number of pairs of random starts. If the chart has guesses, the starts that are
+      best after a few steps continue
+    - `steps`: the largest number of steps; 0 if all tokens tie: then only rounding could be climbed
     """
     tokens, width = len(chart.P), chart.shape[-1]
     chart = chart.apart()
@@ -135,14 +134,14 @@ def climb_weights(
     *,
     scale: float | None = None,
 ) -> WeightAscent:
-    """Ascent over weights of the last linear map, in coordinates z in which h W' = U z.
+    """Ascent over weights of the last linear map, in coordinates z with h W' = U z.
 
-    - `features`: h, what the last map reads
-    - `value`: H, which is to be attained
-    - `pairs`: of random starts
-    - `likely`: what an ascent over velocities ended at; one more start is the weights whose raw
-      output comes nearest to it
-    - `scale`: over which the gap is said, |H| if None
+    - `features`: h, the input of the last map
+    - `value`: H
+    - `pairs`: the number of pairs of random starts
+    - `likely`: the end of an ascent over velocities. The weights whose raw output comes nearest to
+      it are one more start
+    - `scale`: the unit of the gap; |H| if None
     """
     u = features.svd[0]
     raw = chart.spread * evened(chart.P, _starts(chart.P, chart.shape, pairs, generator))

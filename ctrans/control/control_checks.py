@@ -1,4 +1,4 @@
-"""The checks of `ctrans hjb-check`: what a segment's certificate may show, as findings."""
+"""The checks of `ctrans hjb-check`: the certificates of segments as findings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ VERDICTS = {"degenerate": "Hamiltonian is infinite", "open": "Hamiltonian is und
 
 
 def findings_of(name: str, check: ModelCheck) -> list[Finding]:
-    """The findings of a model's certificates; `name` is that of the model in places."""
+    """The findings of a model's certificates; `name` is the model's name in places."""
     found = []
     for verdict, rule in VERDICTS.items():
         places = [_reading(name, segment) for segment in check.segments if segment.verdict == verdict]

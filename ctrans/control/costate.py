@@ -1,4 +1,4 @@
-"""The costate P = dL/dX by depth: the discrete model's gradient, and the adjoint ODE of the
+"""The costate P = dL/dX by depth: the discrete model's gradient, or the adjoint ODE of the
 continuous one.
 """
 
@@ -41,18 +41,18 @@ Point = tuple[Tensor, Tensor]
 @dataclasses.dataclass(frozen=True)
 class Costate:
     """P_k = dL/dX_k at depth-time 0 and at each segment's end, with the states X_k: one more of
-    each than there are segments.
+    each than segments.
 
-    `starts[k]` is (X, P) as segment k's field meets them at its start. It is (states[k],
-    costates[k]), but for the continuous form behind a norm around the state: there a segment begins
-    by putting X_k on that norm's image, and the pair is that point and the gradient there.
+    `starts[k]` is (X, P) at the input of segment k's field. It is (states[k], costates[k]), except
+    in the continuous form with a norm around the state. There a segment begins by putting X_k on
+    that norm's image, and `starts[k]` is that point with the gradient there.
 
-    `drift[k]` is max - min of <P, v> over the accepted steps of segment k, relative to the largest
-    |P||v| among them. The ODE conserves <P, v> on a segment, so in the continuous form drift is
-    error of the solver; in the discrete form it says how far one step is from resolving the ODE,
-    nan where the ODE has no velocity (a norm around the state with a dead gain). The converse
-    fails: <P, v> is conserved along any solution of state and adjoint equation, from a wrong X or a
-    wrong P(T) too, so a small drift alone does not make a costate right.
+    `drift[k]` is max - min of <P, v> over the accepted steps of segment k, relative to their
+    largest |P||v|. The ODE conserves <P, v> on a segment, so in the continuous form drift is error
+    of the solver. In the discrete form it shows how far one step is from resolving the ODE; it is
+    nan where the ODE has no velocity (a norm around the state with a dead gain). A small drift
+    alone does not prove a costate right: <P, v> is conserved along any solution of state and
+    adjoint equation, also from a wrong X or a wrong P(T).
     """
 
     form: str
@@ -77,21 +77,21 @@ def costate(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Costate:
-    """dP/dt = -(dv/dX)' P backward from P(T) = dL/dX(T), L the model's loss of head(X_T):
-    cross-entropy in nats, or its own.
+    """dP/dt = -(dv/dX)' P backward from P(T) = dL/dX(T), with L the model's own loss or the
+    cross-entropy of head(X_T) in nats.
 
-    - `tokens`, `targets`: what the model reads, and what its loss compares with
-    - `form`: "discrete" is the model as it is trained, one step per segment: P_k is autograd's
-      gradient, found segment by segment with one segment's graph in memory at a time. "continuous"
-      solves the ODE and its adjoint, and has its method's order
-    - `method`, `steps`, `rtol`, `atol`: of the continuous form, as `solvers.solve` takes them;
-      tsit5 if no method is given
+    - `tokens`, `targets`: the input, and the targets of the loss
+    - `form`: "discrete" is the model as trained, one step per segment. P_k is autograd's gradient,
+      computed with one segment's graph in memory at a time. "continuous" solves the ODE and its
+      adjoint, with the order of its method
+    - `method`, `steps`, `rtol`, `atol`: options of `solvers.solve` for the continuous form; tsit5
+      by default
 
-    No parameter's gradient is touched. Theory, section 5; Kan, eq. 15-16.
+    costate changes no parameter's gradient. Theory, section 5; Kan, eq. 15-16.
 
-    Raises ConfigError for an unknown form, solver options given to the discrete form, targets that
-    do not match the tokens or are all -1; SolveError where the state or the costate becomes
-    non-finite or the solver cannot go on.
+    Raises ConfigError for an unknown form, solver options with the discrete form, and targets that
+    do not match the tokens or are all -1. Raises SolveError if the state or the costate becomes
+    non-finite or the solver fails.
     """
     if form not in FORMS:
         raise unknown("form of the costate", form, FORMS)
@@ -108,12 +108,12 @@ def continuous_or_discrete(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> tuple[Costate, str | None]:
-    """The continuous costate and None; or, where the ODE or its adjoint has no solution to be had,
-    the discrete one and why.
+    """The continuous costate and None; or the discrete one and the reason, if the ODE or its
+    adjoint has no solution.
 
-    A norm around the state with a dead gain does that: the ODE divides by the gain, the model's own
-    step does not. The loss is the discrete model's then, and `starts` its own states. Raises
-    ConfigError for tolerances that make no sense, and what the discrete form raises too.
+    This happens with a norm around the state that has a dead gain: the ODE divides by the gain, the
+    model's own step does not. The loss is then the discrete model's, and `starts` holds its own
+    states. Raises ConfigError for invalid tolerances, and the errors of the discrete form.
     """
     check_solver("tsit5", 1, rtol, atol, torch.float64)
     try:
@@ -123,13 +123,11 @@ def continuous_or_discrete(
 
 
 ZERO_GRADIENT = "dL/dX is 0 at every state, as behind a head of zeros: there H = 0, and every velocity is as good as any other"
-"""What is said where a loss does not depend on the depth."""
+"""The message if a loss does not depend on the depth."""
 
 
 class DiscreteCostate(Instrument):
-    """The costate of the discrete model, P_k = (dX_{k+1}/dX_k)' P_{k+1}, as a walk with a loss
-    finds it.
-    """
+    """The costate of the discrete model, P_k = (dX_{k+1}/dX_k)' P_{k+1}, on a walk with a loss."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._times, self._states = depth.times, [x0]
@@ -154,7 +152,7 @@ class DiscreteCostate(Instrument):
         self._drift.insert(0, drift)
 
     def figures(self) -> Costate:
-        """Raises SolveError where a state or a costate is not finite."""
+        """Raises SolveError if a state or a costate is not finite."""
         _check_finite(self._states, self._costates)
         steps = 2 * len(self._starts)  # there and back
         return Costate(
@@ -170,7 +168,7 @@ class DiscreteCostate(Instrument):
 
 
 def _discrete(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any]) -> Costate:
-    """The model's own steps, and back through them."""
+    """The model's own steps, and their gradients."""
     if options:
         given = ", ".join(options)
         raise ConfigError(f"the discrete form is the model's own steps: leave {given} out, or choose form 'continuous'")
@@ -180,8 +178,8 @@ def _discrete(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class _WayBack:
-    """A segment from its end to its start: (X, P) at the accepted steps, and dL/dX before entering
-    the segment.
+    """A segment from its end to its start: (X, P) at the accepted steps, and dL/dX before the
+    segment is entered.
     """
 
     path: Sequence[Point]
@@ -190,10 +188,11 @@ class _WayBack:
 
 
 def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any]) -> Costate:
-    """The ODE's solution by a `solve` that keeps every accepted step, and back by `_solve_back`
-    from each segment's end.
+    """Solves the ODE forward, keeping every accepted step, and then each segment backward with
+    `_solve_back`.
 
-    No instrument of a walk, which takes the discrete model's steps: here a solver chooses them.
+    It is not an instrument of a walk: a walk takes the discrete model's steps, and here a solver
+    chooses the steps.
     """
     options = {"method": "tsit5"} | options
     depth, x0 = model.depth, model.embed(tokens)
@@ -224,12 +223,12 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
 def _solve_back(
     velocity: Map, enter: Map | None, before: Tensor, steps: Sequence[tuple[float, Tensor]], options: dict[str, Any], p: Tensor
 ) -> _WayBack:
-    """dz/dt = (v, -(dv/dX)' P) for z = (X, P), backward over the forward steps, each begun at the
-    forward solution's X.
+    """dz/dt = (v, -(dv/dX)' P) for z = (X, P), backward over the forward steps. Each step begins at
+    the forward solution's X.
 
-    If X were carried back over the whole segment, a flow that contracts forward would blow its
-    error up by exp(Lipschitz constant * length), and <P, v> would not show it. An interpolant of X
-    instead would put its own order in place of the method's.
+    If X were integrated back over the whole segment, its error could grow by exp(Lipschitz constant
+    * length) where the flow contracts forward, and <P, v> would not show it. Interpolating X
+    instead would limit the order to the interpolant's.
     """
 
     def field(t: Tensor, z: Tensor) -> Tensor:

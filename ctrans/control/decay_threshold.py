@@ -1,23 +1,27 @@
-"""A penalty lam/2 |W|^2 in the loss: it acts on both factors of a path, and makes their best gain
-zero or infinite.
+"""Weight decay lam/2 |W|^2 in the loss acts on both factors of a path: their best gain is then zero
+or infinite.
 
-A step of length dt pays lam/2 (|V|^2 + |O|^2) once for its weights, and gains -dt <P, f> of the
-loss to first order. For f = A X V'O' the supremum over both factors of
+A step of length dt pays lam/2 (|V|^2 + |O|^2) once for its weights, and lowers the loss by -dt <P,
+f> to first order. For f = A X V'O' the supremum over both factors of
 
     -dt <P, f> - lam/2 (|V|^2 + |O|^2)
 
-is 0 if lam >= dt lam* and infinite if lam < dt lam*, for the gain is homogeneous of degree 2 like its cost. (As a running cost over
-the dt of depth-time the same penalty is lam/dt, and its threshold lam*.) With one bound |V|^2 + |O|^2 <= R^2 it is
-R^2/2 (dt lam* - lam), or 0. The least cost of a product M = O V is lam times its nuclear norm, so that lam* is the dual norm
-|(A X)'P|_2; of several heads the largest, heads that share their values counting as one. Units a phi(<w, x>) with a positively
-homogeneous phi have lam* = max over |w| = 1 of |P'phi(X w)|; any other phi of our table grows like c max(z, 0), and what it does at
-small z adds something finite.
+is 0 if lam >= dt lam* and infinite if lam < dt lam*, because gain and cost are both homogeneous of
+degree 2. (As a running cost over the dt of depth-time the same penalty is lam/dt, and its threshold
+lam*.) With one bound |V|^2 + |O|^2 <= R^2 the supremum is R^2/2 (dt lam* - lam), or 0.
 
-That is a penalty in the loss, as gradient descent sees it, and not the decoupled decay of AdamW; at
-this text's P and X; and at fixed attention rows, input gains and biases. A bias that does not decay
-makes H infinite for every lam unless sum_j p_j = 0; one of values that decays like a column of V
-enlarges lam* to |[A X, 1]'P|_2. Trained input gains make H infinite too: undecayed they scale lam*,
-and decayed the path has three factors and grows like R^3, against a cost that grows like R^2.
+- Attention: the least cost of a product M = O V is lam times its nuclear norm, so lam* is the dual
+  norm |(A X)'P|_2. Of several heads the largest counts; heads that share their values count as one
+- Units a phi(<w, x>) with a positively homogeneous phi: lam* = max over |w| = 1 of |P'phi(X w)|.
+  Any other phi of our table grows like c max(z, 0); its behaviour at small z adds a finite value
+
+This describes a penalty in the loss under gradient descent, not AdamW's decoupled decay. It holds
+at the given P and X, and for fixed attention rows, input gains and biases:
+
+- A bias without decay makes H infinite for every lam unless sum_j p_j = 0. A bias of values that
+  decays like a column of V raises lam* to |[A X, 1]'P|_2
+- Trained input gains make H infinite too. Without decay they scale lam*. With decay the path has
+  three factors and grows like R^3, against a cost that grows like R^2
 """
 
 from __future__ import annotations
@@ -40,60 +44,53 @@ from ctrans.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
 
 STARTS = 16
-"""Directions of a unit that are tried at random, beside those along which X and P have most in
-common.
-"""
+"""Random directions of a unit, in addition to those along which X and P have most in common."""
 DECADES = (0.0, 2.0, 3.0)
-"""Bounds from the size of factors with entries of 1/sqrt(width) on."""
+"""Bounds R, in decades from the size of factors with entries of 1/sqrt(width)."""
 STEPS = 40
 UNITS = 16
-"""So many units climb: each grows by itself, so that their number matters only as a number of
-starts.
+"""The number of units in an ascent. Each unit grows separately, so more units are only more starts.
 """
 TRIES = 8
 """Ascents below the threshold, until one ends above zero."""
 BELOW, ABOVE = 0.9, 1.1
-"""Penalties, in dt lam*, at which both factors climb."""
+"""Penalties of the ascents over both factors, in dt lam*."""
 GROWS = 80.0
-"""By how much a value that is infinite grows at least in the last decade of R, of the hundredfold
-that it should.
-"""
+"""The least growth of an infinite value in the last decade of R; in theory it is hundredfold."""
 VANISHES = 0.01
-"""What a value that is zero may be at most, as a share of dt lam* R^2/2: GELU's, finite where small
-inputs pay, is only small.
+"""The largest accepted value where it should vanish, as a share of dt lam* R^2/2. GELU's is finite,
+because small inputs gain.
 """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Path(abc.ABC):
-    """A map's path of two factors from its input X, which stay as they are at every other place."""
+    """A map's path of two factors from its input X. All other parts of the map stay fixed."""
 
     @abc.abstractmethod
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the inner factors and of the outer ones."""
+        """Shapes of the inner and of the outer factors."""
 
     @abc.abstractmethod
     def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
-        """What the factors make of X."""
+        """The velocity that the factors make of X."""
 
     @abc.abstractmethod
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
-        """lam* of P from below, by factors that were found, and from above."""
+        """lam* of P: a lower bound by factors that were found, and an upper bound."""
 
     @property
     def homogeneous(self) -> bool:
-        """Whether f grows exactly like r^2 with r times the factors, so that H is 0 where it is
-        finite.
-        """
+        """Whether f grows exactly like r^2 with r times the factors, so that a finite H is 0."""
         return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValuePath(Path):
-    """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h: `mixed` holds A_h X, and `groups` which
-    values V_g each head h has.
+    """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h.
 
-    Each head has its own where no groups are given; `head` is the number of rows of V_g.
+    `mixed` holds A_h X. `groups` gives the index g of the values V_g of each head h; None if each
+    head has its own. `head` is the number of rows of V_g.
     """
 
     mixed: Float[Tensor, "heads tokens width"]
@@ -108,11 +105,11 @@ class ValuePath(Path):
         return (self.mixed @ inner[list(self._values)].mT @ outer.mT).sum(0)
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
-        """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: their O_h
-        together are one factor.
+        """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: the O_h of a
+        group are one factor.
 
-        With P' = Q T its columns are those of (A_h X)'T' turned by Q', and of these there are no
-        more than tokens.
+        With P' = Q T its columns are those of (A_h X)'T' rotated by Q', so there are at most as
+        many as tokens.
         """
         t = torch.linalg.qr(P.mT, mode="r").R
         sharing = [[h for h, own in enumerate(self._values) if own == g] for g in set(self._values)]
@@ -140,7 +137,7 @@ class UnitsPath(Path):
         return self.activation(self.x @ inner.mT) @ outer.mT
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
-        """The best of some ascents of c |P'max(X w, 0)| over |w| = 1, and c (|P'X|_2 +
+        """The best found of c |P'max(X w, 0)| over |w| = 1, and the bound c (|P'X|_2 +
         |P|_2|X|_2)/2.
         """
         growth = self.activation.at_infinity
@@ -163,8 +160,8 @@ class UnitsPath(Path):
 
 @dataclasses.dataclass(frozen=True)
 class Climb:
-    """The best -<P, f> - decay/2 |factors|^2 that ascents over both factors found for growing
-    bounds, |factors| <= R.
+    """The best -<P, f> - decay/2 |factors|^2 found over both factors with |factors| <= R, for
+    growing R.
     """
 
     decay: float
@@ -174,14 +171,17 @@ class Climb:
 
 @dataclasses.dataclass(frozen=True)
 class DecayThreshold:
-    """dt lam* of one segment, or of several: with a penalty below it H is infinite, above it zero,
-    or finite if not `homogeneous`.
+    """dt lam* of one or several segments: H is infinite for a penalty below it, and zero (finite if
+    not `homogeneous`) above it.
 
-    In the terms of a training loss with lam/2 |W|^2 in it. `lower` is attained by factors that were
-    found, `upper` is proven. `bias` is dt |sum_j p_j| where a bias is added to the path, else 0:
-    undecayed it makes H infinite whatever lam. `gains` says whether an input norm's gains scale the
-    path: trained, they make H infinite whatever lam. `below` and `above` are ascents at .9 and 1.1
-    of `lower`, where they were made.
+    The penalty is lam of lam/2 |W|^2 in a training loss.
+
+    - `lower`: attained by factors that were found; `upper`: proven
+    - `bias`: dt |sum_j p_j| if the path has a bias, else 0. A bias without decay makes H infinite
+      for every lam
+    - `gains`: whether an input norm's gains scale the path. If trained, they make H infinite for
+      every lam
+    - `below`, `above`: ascents at .9 and 1.1 of `lower`; None if not made
     """
 
     lower: float
@@ -193,13 +193,13 @@ class DecayThreshold:
     above: Climb | None = None
 
     def verdict(self, decay: float) -> Posedness:
-        """What a penalty of that size makes of H, with rows, input gains and biases as they are."""
+        """The verdict under a penalty `decay`, with attention rows, input gains and biases fixed."""
         unproven = self.lower <= decay < self.upper
         return verdict_of(None if unproven else decay >= self.upper, rest_fixed=True)
 
     @property
     def findings(self) -> dict[str, bool]:
-        """What the ascents should show, in words, and whether they do."""
+        """The expected findings of the ascents in words, each with whether it holds."""
         if self.lower == 0 or self.below is None or self.above is None:
             return {}
         before, last = self.below.values[-2:]
@@ -211,8 +211,10 @@ class DecayThreshold:
 
 
 def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
-    """The path of two factors of a map at its input x. Raises ConfigError for a map that shows
-    none, or has a scale as a third.
+    """The path of two factors of a map at its input x.
+
+    Raises ConfigError for a map that shows no factors, or that has a scale by channel as a third
+    factor.
     """
     if scaled_parts(field):
         raise ConfigError(
@@ -236,11 +238,11 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
 def product_svd(
     left: Float[Tensor, "tokens rows"], right: Float[Tensor, "tokens columns"]
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "rank columns"]]:
-    """Singular values of L'R, falling, and its right singular vectors; rank = min(tokens, rows,
-    columns).
+    """Singular values of L'R in falling order, and its right singular vectors; rank = min(tokens,
+    rows, columns).
 
-    With L' = Q S and R' = O T, it is Q (S T') O': where tokens are fewer than entries of a state,
-    nothing larger than L and R is made.
+    With L' = Q S and R' = O T, it is Q (S T') O'. If there are fewer tokens than entries of a
+    state, all intermediate matrices stay as small as L and R.
     """
     (_, s), (o, t) = (torch.linalg.qr(each.mT) for each in (left, right))
     _, values, vt = torch.linalg.svd(s @ t.mT, full_matrices=False)
@@ -249,16 +251,16 @@ def product_svd(
 
 @torch.no_grad()
 def decay_threshold(path: Path, P: UnbatchedRows, *, bias: bool = False, gains: bool = False) -> DecayThreshold:
-    """dt lam* of a path, P being dt times the costate of its output: lam* is linear in it."""
+    """dt lam* of a path at P, dt times the costate of its output. lam* is linear in P."""
     lower, upper = path.threshold(P)
     return DecayThreshold(lower, upper, float(P.sum(0).norm()) if bias else 0.0, gains, path.homogeneous)
 
 
 def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
-    """What a penalty must exceed on every segment: the largest that was found, and the largest that
-    is proven.
+    """The threshold for all segments: the largest found and the largest proven, possibly of
+    different segments.
 
-    They may be of different segments. The ascents are those of the segment with the largest found.
+    The ascents are those of the segment with the largest `lower`.
     """
     top = max(thresholds, key=lambda each: each.lower)
     return dataclasses.replace(
@@ -271,7 +273,7 @@ def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
 
 
 def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> DecayThreshold:
-    """The threshold with ascents over both factors below and above it, P as it was given for it."""
+    """The threshold with ascents over both factors below and above it, at the same P."""
     below, above = (climb_factors(path, P, share * threshold.lower) for share in (BELOW, ABOVE))
     for seed in range(1, TRIES):
         if below.values[-1] > 0:
@@ -284,8 +286,8 @@ def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> De
 
 @torch.no_grad()
 def climb_factors(path: Path, P: UnbatchedRows, decay: float, seed: int = 0) -> Climb:
-    """max of -<P, f> - decay/2 |factors|^2 over |factors| <= R by ascent, for each R from where the
-    one before ended.
+    """max of -<P, f> - decay/2 |factors|^2 over |factors| <= R by ascent. Each R starts from the
+    end of the one before.
     """
     shapes = path.shapes()
     counts = [math.prod(shape) for shape in shapes]

@@ -1,7 +1,7 @@
 """Ellipsoids, their slices and products: images of norms that divide a token by its size.
 
-For eps = 0 a norm's outputs lie on the ellipsoid and attain H, off ties at one point. With eps > 0
-they fill its inside (`EllipsoidHull`), which matters only where velocities cost something.
+For eps = 0 a norm's outputs lie on the ellipsoid and attain H, at one point unless it ties. With
+eps > 0 they fill its inside (`EllipsoidHull`), which matters only if velocities have a cost.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ctrans.norm import GroupRMSNorm, SphereNorm
 from solvers import ConfigError
 
 CLOSENESS = 1e-11
-"""A norm with eps keeps |u|^2 below d by a share eps/variance: ascents begin at inputs where that
-is 1e-11, below what they are to certify.
+"""A norm with eps keeps |u|^2 below d by a share eps/variance. Ascents begin at inputs where it is
+1e-11, below their accuracy.
 """
 VARIANCES = 1e5
-"""How many times eps the variance of an input is that counts as typical: eps then takes a share of
-5e-6 from the norm's output.
+"""The variance of a typical input in units of eps: eps then takes a share of 5e-6 from the norm's
+output.
 """
 
 
@@ -41,8 +41,8 @@ class SphereImage(NormImage):
     - <p_j, beta>.
 
     With w_j = C(gamma * p_j), the maximiser is beta - sqrt(d) gamma * w_j/|w_j|. It is unique
-    except where w_j = 0: every point ties there, and the rule is `Norm.maximizer`'s. Zero gains
-    flatten the set and negative ones mirror it; both are allowed. This is the image for eps = 0.
+    unless w_j = 0: then every point ties, and `Norm.maximizer` selects one. Zero gains flatten the
+    set and negative ones mirror it; both are allowed. This is the image for eps = 0.
     """
 
     norm: SphereNorm
@@ -90,7 +90,7 @@ class SphereImage(NormImage):
         return torch.maximum(ratio(length(slope + eta * u), scale).amax(-1), self.residual(f))
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
-        """For one number g in all channels, gamma = g/sqrt(d): H grows like g sum_j |C p_j|,
+        """With one number g for all channels, gamma = g/sqrt(d), H grows like g sum_j |C p_j|,
         exactly.
         """
         if not self.trained:
@@ -102,7 +102,7 @@ class SphereImage(NormImage):
 
     def best_gains(self, P: TokenRows) -> BestGains:
         """kappa = sqrt(d) max sum_j |C(gamma * p_j)|: a concave programme in gamma^2 for RMSNorm,
-        local maxima for LayerNorm.
+        with local maxima for LayerNorm.
         """
         if self.norm.gains == "each":
             return best_gains(self.norm, P)
@@ -128,7 +128,7 @@ class SphereImage(NormImage):
         return math.sqrt(max(1.0, self.norm.eps / CLOSENESS))
 
     def input(self, f: UnbatchedRows) -> UnbatchedRows:
-        """x with norm(x) = f but for a share 1/VARIANCES of it."""
+        """x with norm(x) = f up to a share 1/VARIANCES of it."""
         return math.sqrt(max(1.0, VARIANCES * self.norm.eps)) * self._point(f)
 
     def _velocity_of(self, u: Tensor) -> Tensor:
@@ -152,8 +152,8 @@ class SphereImage(NormImage):
         return self._point(f), slope, length(gamma * P) + kinetic * length(gamma * f).clamp_min(rounding)
 
     def _point(self, f: TokenRows) -> TokenRows:
-        """u with f = beta + gamma * u. Entries hidden by a zero gain are chosen as at an optimum:
-        equal, with 1'u = 0 (LayerNorm), or 0 (RMSNorm).
+        """u with f = beta + gamma * u. A zero gain hides an entry; hidden entries are those of an
+        optimum: equal with 1'u = 0 (LayerNorm), or 0 (RMSNorm).
         """
         hidden = self.norm.gamma == 0
         u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
@@ -187,11 +187,11 @@ class EllipsoidSlice(SphereImage):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EllipsoidHull(SphereImage):
-    """{beta + gamma * u : |u|^2 <= d, C u = u} for each token, the closure of what a norm with eps
-    > 0 reaches; convex.
+    """{beta + gamma * u : |u|^2 <= d, C u = u} for each token: the closure of the outputs of a norm
+    with eps > 0; convex.
 
     H and its maximiser are those of the image itself. The point nearest to y is unique, so a
-    kinetic cost has no ties here.
+    kinetic cost has no ties.
     """
 
     def __post_init__(self) -> None:
@@ -229,8 +229,8 @@ class EllipsoidHull(SphereImage):
         return torch.maximum(ratio(error, scale).amax(-1), self.residual(f))
 
     def chart(self, P: UnbatchedRows) -> Chart:
-        """Velocities norm(x) at the x with x_hat = u: with the norm undone, its inside is as easy
-        to reach as its edge.
+        """Velocities norm(x) at the x with x_hat = u: in this coordinate the inside is as easy to
+        reach as the surface.
         """
         norm, chart = self.norm, super().chart(P)
         return dataclasses.replace(
@@ -248,8 +248,8 @@ class EllipsoidProduct(NormImage):
     """{f : |f_jg/gamma_g|^2 = m for each group g of m channels}: H(P) = sum_j sum_g sqrt(m)
     |gamma_g * p_jg|.
 
-    Each group of channels is a problem by itself: every answer is that of the groups' ellipsoids,
-    the `factors`. `inner` takes their insides too, as a norm with eps > 0 reaches them.
+    Each group of channels is a separate problem over its own ellipsoid, one of `factors`. `inner`
+    includes the inside of each ellipsoid, which a norm with eps > 0 reaches.
     """
 
     norm: GroupRMSNorm
@@ -302,7 +302,9 @@ class EllipsoidProduct(NormImage):
         return GainSlope(gain, 0.0, gain, upper)
 
     def best_gains(self, P: TokenRows) -> BestGains:
-        """kappa^2 = sum_g kappa_g^2, as over |gamma| = 1 the groups get lengths like their kappa_g."""
+        """kappa^2 = sum_g kappa_g^2: over |gamma| = 1 the gains of a group have a length
+        proportional to its kappa_g.
+        """
         best = self._each("best_gains", P)
         gammas = [
             each.gamma * length(each.gamma.unsqueeze(-2) * p).sum(-1, keepdim=True)
@@ -336,7 +338,7 @@ class EllipsoidProduct(NormImage):
         return dataclasses.replace(chart, degree=None, velocity=velocity, project=project, spread=1.0)
 
     def _each(self, method: str, *rows: Tensor, **options: float) -> list[Any]:
-        """What a method of each factor answers for its own channels of the rows."""
+        """The results of a method of each factor for its own channels of the rows."""
         groups = zip(self.factors, *map(self._split, rows), strict=True)
         return [getattr(factor, method)(*parts, **options) for factor, *parts in groups]
 
@@ -351,10 +353,10 @@ def convex_hull(image: NormImage) -> NormImage:
 
 
 def ellipsoid_value(norm: SphereNorm, P: TokenRows) -> PerBatch:
-    """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for either norm (eq. 99); for
+    """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for both norms (eq. 99); for
     LayerNorm an upper bound.
 
-    It equals LayerNorm's H only where 1'(gamma * p_j) = 0 for each token.
+    It equals LayerNorm's H only if 1'(gamma * p_j) = 0 for each token.
     """
     check_costate(P, norm.gamma.dtype, width=norm.width)
     return (math.sqrt(norm.width) * length(norm.gamma * P) - P @ norm.beta).sum(-1)

@@ -1,5 +1,4 @@
-"""What training an output norm's gains and offsets adds: H grows in proportion to them, and this is
-how fast.
+"""How fast H grows with an output norm's trained gains and offsets.
 
 With w_j = C(gamma * p_j), H(P) = sqrt(d) sum_j |w_j| - <beta, sum_j p_j> is convex and homogeneous
 of degree 1 in (gamma, beta). So its maximum over |gamma|^2 + |beta|^2 <= R^2 is R sqrt(kappa^2 +
@@ -8,8 +7,8 @@ of degree 1 in (gamma, beta). So its maximum over |gamma|^2 + |beta|^2 <= R^2 is
 For RMSNorm |w_j|^2 = sum_i s_i p_ji^2 with s = gamma^2, and kappa is a concave programme over the
 simplex. For LayerNorm it is not concave, but has the same dual bound: with M_j = diag(p_j) C
 diag(p_j) and any lengths l_j > 0, Cauchy-Schwarz gives (sum_j |w_j|)^2 <= sum_j l_j gamma' (sum_j
-M_j/l_j) gamma <= sum_j l_j lambda_max(sum_j M_j/l_j). At l_j = |w_j| the bound is met where gamma
-is the top eigenvector; that it is an eigenvector is the first-order condition. So the bound says
+M_j/l_j) gamma <= sum_j l_j lambda_max(sum_j M_j/l_j). At l_j = |w_j| gamma attains the bound if it
+is the top eigenvector; by the first-order condition it is an eigenvector. So the bound shows
 whether a maximum is global.
 """
 
@@ -27,25 +26,23 @@ from ctrans.control.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.norm import Norm, SphereNorm
 
 STARTS = 32
-"""For LayerNorm, whose sum has local maxima, beside gamma_i = |p_i|, p_i entry i over the tokens.
-RMSNorm has none and needs no more.
+"""Random starts for LayerNorm, whose sum has local maxima, in addition to gamma_i = |p_i|, p_i
+entry i over the tokens. RMSNorm needs none.
 """
 STEPS = 100
-"""Of each start, before Newton's method goes on from the best."""
+"""Steps from each start, before Newton's method continues from the best."""
 NEWTON = 60
-"""At most: it takes about 5 where the maximum is curved, and 2/3 of the way a step where it is
-flat.
+"""At most so many steps: about 5 are enough where the maximum is curved; where it is flat, each
+step covers 2/3 of the way.
 """
 SHARES = tuple(2.0**-k for k in range(6))
-"""Of Newton's step: what is tried."""
+"""The line search's shares of Newton's step."""
 FLAT = 0.25
-"""Gains tie where they are optimal to the power 1/2 of the machine epsilon and differ by more than
-this power of it.
+"""Gains tie if they differ by more than this power of the machine epsilon but are optimal to its
+power 1/2.
 """
 APART = 0.1
-"""The distance of gains from others that tie with them without a flat way between; the curvature
-keeps single ones closer.
-"""
+"""Gains at least so far apart can tie without a flat path between them."""
 
 
 PerGain = Float[Tensor, "*gains 1 width"]
@@ -53,8 +50,8 @@ PerGain = Float[Tensor, "*gains 1 width"]
 
 
 class BestGains(NamedTuple):
-    """Gains of length 1 that attain kappa, and whether others do too: then H is the same for all,
-    but not what attains it.
+    """Gains of length 1 that attain kappa, and whether other gains do too. H is then the same for
+    all, but its maximiser is not.
     """
 
     gamma: Float[Tensor, "*batch width"]
@@ -68,8 +65,8 @@ def has_offset(norm: Norm) -> bool:
 
 @torch.no_grad()
 def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
-    """How fast H grows with gains and offsets that are bounded together, from below and from above;
-    for RMSNorm the bounds meet.
+    """Lower and upper bound on the growth of H with gains and offsets that are bounded together;
+    equal for RMSNorm.
     """
     check_costate(P, norm.gamma.dtype, width=norm.width)
     gamma = best_gains(norm, P).gamma
@@ -86,13 +83,13 @@ def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
 
 @torch.no_grad()
 def best_gains(norm: SphereNorm, P: TokenRows) -> BestGains:
-    """argmax over |gamma| = 1 of sum_j |C(gamma * p_j)|, signs by rule: for RMSNorm to rounding,
-    for LayerNorm the best of 33 starts.
+    """argmax over |gamma| = 1 of sum_j |C(gamma * p_j)|: for RMSNorm to rounding, for LayerNorm the
+    best of 33 starts.
 
-    From each start gamma <- its gradient over its length, which never lets the sum fall:
-    Frank-Wolfe's step on the unit ball, full because the sum is convex. It crawls where the maximum
-    is flat or at gamma_i = 0; from the best start Newton's method goes on. A maximum on the sphere
-    is one of RMSNorm's concave programme in gamma^2, so that it is the highest.
+    From each start gamma <- its gradient over its length, which never lowers the sum: Frank-Wolfe's
+    full step on the unit ball, for a convex sum. It converges slowly where the maximum is flat or
+    at gamma_i = 0, so Newton's method continues from the best start. For RMSNorm, a maximum on the
+    sphere is one of the concave programme in gamma^2, so it is global.
     """
     scale = P.abs().amax((-2, -1), keepdim=True)
     p = ratio(P, scale).unsqueeze(-3)
@@ -111,11 +108,11 @@ def best_gains(norm: SphereNorm, P: TokenRows) -> BestGains:
 
 
 def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """The local maximum on the sphere that gamma leads to, and whether it is flat there.
+    """The local maximum on the sphere reached from gamma, and whether it is flat.
 
     The sum of |w_j| has the gradient g and, with s_j = p_j * w_j/|w_j|, the Hessian sum_j (M_j -
-    s_j s_j')/|w_j|; on the sphere what counts is the Hessian less |g| = <g, gamma>, off gamma.
-    Negative curvature is climbed, the better of its step and g's is taken.
+    s_j s_j')/|w_j|. On the sphere the Hessian less |g| = <g, gamma> counts, projected off gamma.
+    The method climbs along negative curvature, and takes the better of its own step and g's.
     """
     eps = torch.finfo(p.dtype).eps
     eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
@@ -156,23 +153,23 @@ def _sum(norm: SphereNorm, p: Tensor, gamma: Tensor) -> Tensor:
 
 
 def _form(norm: SphereNorm, p: Tensor, lengths: Tensor) -> Tensor:
-    """sum_j M_j/l_j, M_j = diag(p_j) C diag(p_j); a token without length counts for nothing."""
+    """sum_j M_j/l_j, M_j = diag(p_j) C diag(p_j), over the tokens with a length."""
     weighted = torch.where(lengths.unsqueeze(-1) > 0, ratio(p, lengths.unsqueeze(-1)), 0.0)
     form = torch.diag_embed((p * weighted).sum(-2))
     return form - weighted.mT @ p / norm.width if norm.centred else form
 
 
 def boxed_value(norm: SphereNorm, P: TokenRows, gain: float, offset: float = 0.0) -> PerBatch:
-    """sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1: what bounds H over all |gamma_i| <= g and |beta_i|
-    <= b.
+    """sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1: an upper bound of H over all |gamma_i| <= g and
+    |beta_i| <= b.
 
-    RMSNorm, which has no offset, attains it at gamma = g; LayerNorm stays below by what centring
-    removes.
+    RMSNorm, which has no offset, attains it at gamma = g. LayerNorm stays below it, because it
+    centres.
     """
     check_costate(P, width=norm.width)
     return math.sqrt(norm.width) * gain * length(P).sum(-1) + offset * P.sum(-2).abs().sum(-1)
 
 
 def unit(x: Tensor) -> Tensor:
-    """x/|x| of each row; 0 of 0."""
+    """x/|x| of each row; 0 for 0."""
     return ratio(x, length(x).unsqueeze(-1))

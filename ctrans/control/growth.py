@@ -1,5 +1,5 @@
-"""How the best value grows with a bound: linearly where the problem is degenerate, not at all where
-it is well-posed.
+"""Growth of the best value with a bound: linear if the problem is degenerate, none if it is
+well-posed.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ DECADES = (-2.0, 2.0)
 """Radii from 1/100 to 100 times the one at which velocities have the right size."""
 RADII = 8
 FITTED = 4
-"""The exponent is that of the largest radii: small ones show how a norm's eps gives way, or a
-running cost, and not growth.
+"""The exponent is fitted to the largest radii. Small radii show the effect of a norm's eps or of a
+running cost.
 """
 STEPS = 25
-"""The most for one radius. The value is a lower bound where it stops: at small radii, where a
-norm's eps slows the ascent.
+"""Largest number of steps per radius. Where an ascent stops early (small radii, because of eps),
+its value is a lower bound.
 """
 GAINED_DECADES = (0.0, 4.0)
-"""First the weights take their share of the bound, to overcome eps and the state, and then gains
-alone.
+"""Radii of a bound on weights and gains together: first the weights overcome eps and the state,
+then only the gains grow.
 """
 SHARES = (1e-4, 1e-2, 0.5)
-"""|W|/R of starts: the larger the bound, the less of it the weights need against eps."""
+"""|W|/R of starts: with a larger bound the weights need a smaller share of it against eps."""
 MOST = math.sqrt(0.5)
-"""|W|/R beyond which more weights take more from the gains than they give: |S| grows at most like
-|W|, and then it saturates.
+"""The largest useful |W|/R: beyond it more weights cost more in gains than they add, because |S|
+grows at most like |W| and then saturates.
 """
 RESTARTS = 2
-"""Random directions of weights at the largest bound, beside the one that is best at the gains as
-they are.
+"""Random directions of weights at the largest bound, in addition to the one that is best at the
+present gains.
 """
 TRIED, SEARCH, CARRIED = 8, 60, 10
-"""Steps of an ascent from each start at the largest bound, on from the best of them, and at each
-smaller bound from the larger's end.
+"""Steps of an ascent: from each start at the largest bound, on from the best of them, and at each
+smaller bound.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """The best -<P, f> - cost(f) found within |W|_F <= R, for growing R, and the k of value - base
-    ~ R^k at the largest R.
+    """The best -<P, f> - cost(f) found within |W|_F <= R for growing R, and the k of value - base ~
+    R^k at the largest R.
 
-    `limit` is what no value may exceed: H and its rounding, where it is finite.
+    `limit` is an upper bound of all values: H plus its rounding, if H is finite.
     """
 
     radii: tuple[float, ...]
@@ -66,8 +66,8 @@ class Growth:
 
 @dataclasses.dataclass(frozen=True)
 class Witness:
-    """-<P, f_R> along f_R = -R p/|p|, p the projection of P on a degenerate set; `residual` is how
-    far the f_R are from it.
+    """-<P, f_R> along f_R = -R p/|p|, p the projection of P on a degenerate set. `residual` is the
+    distance of the f_R from it.
     """
 
     radii: tuple[float, ...]
@@ -78,10 +78,10 @@ class Witness:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _BoundedAscent:
-    """max of `payoff`(R, z) over |W| <= `most` R for growing R, W as long as `size`(z): ascents of
-    at most `steps`.
+    """max of `payoff`(R, z) over |W| <= `most` R for growing R, |W| = `size`(z), by ascents of at
+    most `steps`.
 
-    z has a leading axis for starts side by side.
+    z has a leading axis for several starts.
     """
 
     payoff: Callable[[float, Tensor], Tensor]
@@ -91,11 +91,11 @@ class _BoundedAscent:
     shares: tuple[float, ...] = (1.0,)
 
     def within(self, radius: float, z: Tensor) -> Tensor:
-        """z, shortened to the bound where it is longer."""
+        """z, shortened to the bound if it is longer."""
         return z / (self.size(z) / (self.most * radius)).clamp_min(1)
 
     def stretched(self, radius: float, z: Tensor) -> Tensor:
-        """z with each of the shares of the bound."""
+        """z at each of the shares of the bound."""
         length = self.size(z)
         return torch.cat([z * (share * radius / torch.where(length == 0, 1.0, length)) for share in self.shares])
 
@@ -105,15 +105,15 @@ class _BoundedAscent:
         return starts[first : first + 1]
 
     def climb(self, radius: float, starts: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
-        """The best value found from any of the starts, and the z that has it."""
+        """The best value found from any of the starts, and its z."""
         payoff, within = functools.partial(self.payoff, radius), functools.partial(self.within, radius)
         found = ascend(payoff, starts, (-2, -1), within, steps or self.steps)
         first = found.best.argmax()
         return found.best[first : first + 1], found.z[first : first + 1]
 
     def growth(self, radii: Sequence[float], values: Sequence[Tensor], ends: Sequence[Tensor], base: float) -> Growth:
-        """What was found at each bound, or from any bound's end, which may be better at another
-        than what the ascent there came to.
+        """The growth of the values. Each value improves if the end of an ascent at another bound
+        leads to a better one.
         """
         improved = []
         for radius, value in zip(radii, values, strict=True):
@@ -138,10 +138,10 @@ def growth(
     by ascent at each R.
 
     The radii are in units of the least norm of weights whose raw output has the velocity `typical`,
-    well above any eps. The first ascent starts at random, each later one where the one before
-    ended, or at that point stretched to the new bound if it is better; so do weights whose raw
-    output is `likely`, where the velocities jump from one point to another (a norm of width 2). The
-    exponent is that of what the values exceed `base` by (see `Supremum.base`).
+    well above any eps. The first ascent starts at random. Each later one starts at the end of the
+    one before, or at that point stretched to the new bound if it is better. Weights whose raw
+    output is `likely` are one more start, for velocities that jump from one point to another (a
+    norm of width 2). The exponent is that of value - `base` (see `Supremum.base`).
     """
     u, s, inverse, _ = features.svd
     # a norm forgets the scale of h W', so that coordinates orthonormal in h W' converge fastest;
@@ -170,7 +170,7 @@ def growth(
 
 def decayed_growth(decay: LastMapDecay, P: UnbatchedRows) -> Growth:
     """max of -<P, h W'> - lam/2 |W|_F^2 over |W|_F <= R for growing R, by ascent: it saturates once
-    R lets W* in.
+    R admits W*.
     """
     u, _, inverse, _ = decay.map.svd
 
@@ -195,8 +195,8 @@ def witness(space: LinearSpace, P: UnbatchedRows) -> Witness:
 
 
 def exponent(radii: Float[Tensor, " radii"], values: Float[Tensor, " radii"]) -> float:
-    """k of the least-squares fit log|value| = k log R + c over the largest radii; 0 where a value
-    is 0.
+    """k of the least-squares fit log|value| = k log R + c over the largest radii; 0 if a value is
+    0.
     """
     radii, values = radii[-FITTED:], values[-FITTED:].abs()
     if not bool(values.all()):
@@ -207,30 +207,30 @@ def exponent(radii: Float[Tensor, " radii"], values: Float[Tensor, " radii"]) ->
 
 
 def decades(like: Tensor, span: tuple[float, float] = DECADES) -> Float[Tensor, " radii"]:
-    """Factors of the radii."""
+    """RADII numbers from 10^span[0] to 10^span[1], evenly spaced in the logarithm."""
     return torch.logspace(*span, RADII, dtype=like.dtype, device=like.device)
 
 
 def numbers(x: Tensor) -> tuple[float, ...]:
-    """A tensor of numbers for a report."""
+    """The tensor's entries as floats."""
     return tuple(x.flatten().tolist())
 
 
 def gained_growth(
     chart: Chart, features: Features, typical: UnbatchedRows, likely: UnbatchedRows, generator: torch.Generator
 ) -> Growth:
-    """max of -<P, f> over |W|_F^2 + |gamma|^2 + |beta|^2 <= R^2, f what the placement makes of h W'
-    with these gains, for growing R.
+    """max of -<P, f> over |W|_F^2 + |gamma|^2 + |beta|^2 <= R^2 for growing R, f made of h W' with
+    these gains.
 
     The velocity is affine in (gamma, beta): for given weights W, -<P, f> = c(W) + <S(W), (gamma,
-    beta)>. So the best gains within the bound are along S, and what is left to climb is F_R(W) =
-    c(W) + sqrt(R^2 - |W|^2) |S(W)|. An ascent over both together would crawl: a norm forgets the
-    weights' length, which is far from that of the gains.
+    beta)>. So the best gains within the bound are along S, and the ascent only climbs F_R(W) = c(W)
+    + sqrt(R^2 - |W|^2) |S(W)|. A joint ascent would converge slowly: a norm ignores the weights'
+    length, which is far from that of the gains.
 
-    Radii are in units of the weights whose velocity is `typical` together with the gains as they
-    are. The largest comes first: its maximum is sought from `likely` (raw outputs that are best at
-    the gains as they are) and from random directions, and is carried to the smaller ones as it is
-    and in proportion. Values are bounds from below. The chart has gains.
+    Radii are in units of the weights whose velocity is `typical` together with the present gains.
+    The largest radius comes first: its ascents start from `likely` (raw outputs that are best at
+    the present gains) and from random directions. The smaller radii start from its end, unscaled
+    and in proportion. Values are lower bounds. The chart has gains.
     """
     gains, p = chart.gains, chart.P
     assert gains is not None, "only a norm's chart is asked"

@@ -1,12 +1,11 @@
 """The HJB equation -dPhi/dt + H(grad Phi) = 0, Phi(x, T) = G(x), on a grid in 1 to 3 dimensions.
 
-For validation: a grid in d dimensions has N^d points, so a hidden state is out of reach. For any
-width there are closed forms, `support` of the admissible set and `hopf_lax`. Here any Hamiltonian
-that does not depend on the state will do.
+For validation: a grid in d dimensions has N^d points, too many for a hidden state. Closed forms
+serve any width: `support` of the admissible set, and `hopf_lax`. The solver takes any Hamiltonian
+that does not depend on the state.
 
-
-Upwind schemes as entries of one table: first-order differences and WENO-5, each with a time step
-that suits it.
+The upwind schemes are entries of one table: first-order differences and WENO-5, each with its time
+stepping.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from solvers.tableau import EULER, tableau
 
 LARGEST_WIDTH = 3
 SECANTS = 30
-"""Lengths of the secants that bound H's derivatives, each twice the one before: the longest leave
-an error of 2^-30.
+"""Number of secants that bound H's derivatives, each twice as long as the one before. The longest
+leave an error of 2^-30.
 """
 
 
 @runtime_checkable
 class Hamiltonian(Protocol):
-    """H(P) = sup over admissible velocities f of -<P, f>: convex in P. Every admissible set and
+    """H(P) = sup over admissible velocities f of -<P, f>, convex in P. Every admissible set and
     `BallImage` is one.
     """
 
@@ -91,8 +90,8 @@ class Grid:
 class ValueFunction:
     """Phi(x, t) at the nodes of a grid: `values[k]` at depth-time `times[k]`.
 
-    `speeds` are the largest velocities along each axis that the scheme allowed for, `steps` what it
-    took.
+    `speeds` are the scheme's bounds on the velocities along each axis, `steps` is its number of
+    steps.
     """
 
     grid: Grid
@@ -103,10 +102,10 @@ class ValueFunction:
     steps: int
 
     def untouched(self, time: float) -> Bool[Tensor, "*space"]:
-        """Where the grid's edges cannot matter at that time: nodes that no velocity takes out of
-        the grid by T.
+        """The nodes that no velocity takes out of the grid by T: the grid's edges do not affect
+        their value at that time.
 
-        Elsewhere the extrapolation over the edges stands in for the part of G that lies outside.
+        At the other nodes the extrapolation over the edges replaces the part of G outside.
         """
         mask = torch.ones(self.grid.points, dtype=torch.bool, device=self.grid.device)
         for axis, (nodes, speed) in enumerate(zip(self.grid.axes, self.speeds, strict=True)):
@@ -131,21 +130,21 @@ def solve_hjb(
     """-dPhi/dt + H(grad Phi) = 0, Phi(x, T) = G(x), solved backward from T = `horizon` to each of
     `times` (depth-time).
 
-    Method of lines: one-sided derivatives p-, p+ by `scheme` (an entry of SCHEMES), the
-    Lax-Friedrichs Hamiltonian H((p- + p+)/2) - sum_i a_i (p+_i - p-_i)/2 (Crandall, Lions 1984;
-    Osher, Shu 1991), and the scheme's time stepping with dt sum_i a_i/h_i <= `cfl` <= 1. a_i bounds
-    abs(dH/dp_i), see `speeds`. Beyond the edges Phi is extrapolated linearly.
+    Method of lines: one-sided derivatives p-, p+ by `scheme`, the Lax-Friedrichs Hamiltonian H((p-
+    + p+)/2) - sum_i a_i (p+_i - p-_i)/2 (Crandall, Lions 1984; Osher, Shu 1991), and the scheme's
+    time stepping with dt sum_i a_i/h_i <= `cfl` <= 1. a_i bounds abs(dH/dp_i), see `speeds`. Beyond
+    the edges Phi is extrapolated linearly.
 
     - `hamiltonian`, `terminal`: H of the slopes, and G of the grid's points
     - `grid`: the points, equally spaced along each axis
-    - `times`, `horizon`: where Phi is wanted, in [0, T], and T
+    - `times`, `horizon`: the times of the result, in [0, T], and T
     - `scheme`: a name of `SCHEMES`
-    - `cfl`: how long a step is against the longest that is stable
+    - `cfl`: the step as a share of the longest stable one
     - `progress(t)`: called with the depth-time reached, after each step
 
     The error in L1 is of the scheme's order, at most 3 (time), where Phi is smooth, and about 1
     where it has kinks. Raises ConfigError for an unknown scheme, times outside [0, T], a cfl
-    outside (0, 1], and an H that is infinite (no HJB equation to solve: cut the set off with
+    outside (0, 1], and an infinite H (there is no HJB equation: cut the set off with
     `velocity_ball`).
     """
     _check(times, horizon, scheme, cfl)
@@ -172,16 +171,14 @@ def solve_hjb(
 
 
 def speeds(hamiltonian: Hamiltonian, phi: Float[Tensor, "*space"], grid: Grid) -> tuple[float, ...]:
-    """a_i = min over s of (max_c H(c +- s e_i) - m)/s >= abs(dH/dp_i) at every slope that can
-    occur.
+    """a_i = min over s of (max_c H(c +- s e_i) - m)/s >= abs(dH/dp_i) at every possible slope.
 
     The slopes are those of the box abs(p_i) <= r_i, r_i the largest abs(dPhi/dx_i) of the given
     values, c its corners. Those at T suffice: H does not depend on x, so a Lipschitz constant of
     Phi never grows. By convexity H is at most its largest value at the corners, at least m = 2 H(0)
-    - max_c H(c), and its derivative at most the secant's slope, for every s > 0. Long secants
-    settle it for bounded velocities: a_i is then the largest velocity along the axis to 1e-8. Short
-    ones do for a quadratic H, with a value some 3 times too large. Raises ConfigError where H is
-    infinite.
+    - max_c H(c), and its derivative is at most the secant's slope, for every s > 0. For bounded
+    velocities long secants give a_i, the largest velocity along the axis, to 1e-8. For a quadratic
+    H short secants give a value some 3 times too large. Raises ConfigError if H is infinite.
     """
     eye = torch.eye(phi.ndim, dtype=phi.dtype, device=phi.device)
     slopes = torch.stack([phi.diff(dim=axis).abs().amax() / h for axis, h in enumerate(grid.spacing)])
@@ -215,25 +212,25 @@ def _check(times: Sequence[float], horizon: float, scheme: str, cfl: float) -> N
 
 
 TVD_RK3 = RungeKutta(tableau(3, [[], [1], ["1/4", "1/4"]], ["1/6", "1/6", "2/3"]))
-"""Shu and Osher (1988): each stage is a convex combination of Euler steps, so it keeps Euler's
-monotonicity at the same step.
+"""Shu and Osher (1988): each stage is a convex combination of Euler steps, so it stays monotone at
+Euler's step.
 """
 
 
 def upwind(v: Sequence[Tensor]) -> Tensor:
-    """The nearest difference on that side, order 1: with Lax-Friedrichs a monotone scheme, so it
-    cannot overshoot.
+    """The nearest difference on that side, order 1. With Lax-Friedrichs the scheme is monotone, so
+    it cannot overshoot.
     """
     return v[0]
 
 
 def weno5(v: Sequence[Tensor]) -> Tensor:
-    """sum_k w_k phi_k, three parabolas' derivatives weighed by smoothness: order 5 where smooth
+    """sum_k w_k phi_k, three parabolas' derivatives weighted by smoothness: order 5 where smooth
     (Jiang, Peng 2000).
 
     v are the five nearest differences, from the far side inward. w_k is proportional to (0.1, 0.6,
     0.3)_k/(S_k + eps)^2; eps is 1e-6 times the largest of the v squared (Osher, Fedkiw 2003), so
-    that the weights do not depend on the units of x and Phi.
+    the weights do not depend on the units of x and Phi.
     """
     a, b, c, d, e = v
     largest = functools.reduce(torch.maximum, (slope.abs() for slope in v))
@@ -247,12 +244,11 @@ def weno5(v: Sequence[Tensor]) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class UpwindScheme:
-    """A rule for the derivative from one side: `derivative` of the 2 `ghosts` - 1 differences
-    nearest to a point on that side.
+    """A rule for the derivative from one side: `derivative` of the 2 `ghosts` - 1 nearest
+    differences on that side.
 
     `order` is the derivative's order where Phi is smooth, `ghosts` the number of points it needs
-    beyond the grid's edge, and `method` the time stepping, total-variation diminishing in either
-    case.
+    beyond the grid's edge. `method` is the time stepping, total-variation diminishing.
     """
 
     derivative: Callable[[Sequence[Tensor]], Tensor]
@@ -272,8 +268,7 @@ def one_sided(
 ) -> tuple[Float[Tensor, "*space"], Float[Tensor, "*space"]]:
     """(p-, p+): the derivatives along an axis from below and from above.
 
-    Beyond the edges the values are extrapolated linearly, that is with the slope of the outermost
-    cell.
+    Beyond the edges the values continue linearly, with the slope of the outermost cell.
     """
     count = values.shape[axis]
     inner = values.diff(dim=axis) / spacing

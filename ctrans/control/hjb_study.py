@@ -1,5 +1,5 @@
-"""The two kinds of value function side by side in the plane: bounded velocities, and the whole
-space as a limit of balls.
+"""Value functions in the plane: for bounded velocities, and for the whole space as a limit of
+balls.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from solvers import ConfigError
 STARTS = 4
 """Descents per node: two targets make two basins."""
 STRIDE, REACHES = 4, 25
-"""The spread over the square is taken at every fourth node, for so many distances that velocities
-can cover.
+"""The spread over the square is taken at every fourth node, for 25 distances that velocities can
+cover.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class NearestTarget:
-    """G(x) = min_k |x - a_k|: the distance to the nearest of some targets, as in steering tokens to
-    their classes.
+    """G(x) = min_k |x - a_k|: the distance to the nearest target, as for steering tokens to their
+    classes.
     """
 
     targets: tuple[tuple[float, ...], ...] = ((-0.9, 0.5), (0.8, -0.6))
@@ -43,9 +43,8 @@ class Front:
     """Bounded velocities: the value function by the grid and by Hopf-Lax, at the same nodes and
     times.
 
-    Errors are over the nodes that no velocity takes out of the grid by T: at the others it is not
-    the scheme that errs, but the extrapolation that stands in for the part of G outside. They are
-    nan where there is no such node.
+    Errors are over the nodes that no velocity takes out of the grid by T. At the other nodes the
+    error is that of the extrapolation, not of the scheme. Errors are nan if there is no such node.
     """
 
     grid: ValueFunction
@@ -69,11 +68,11 @@ class Front:
 
 @dataclasses.dataclass(frozen=True)
 class Relaxation:
-    """Velocities in a ball of radius R: exact values at `time` for each of `radii`, and how much
-    Phi varies over the square.
+    """Velocities in a ball of radius R: exact values at `time` for each of `radii`, and the spread
+    of Phi over the square.
 
-    Phi depends on R and t through the distance R (T - t) only, so `spread[k]`, max - min of Phi
-    where that is `reaches[k]`, serves all radii: it is the spread at t = T - reaches[k]/R.
+    Phi depends on R and t only through the distance R (T - t). So `spread[k]`, max - min of Phi at
+    distance `reaches[k]`, serves all radii: it is the spread at t = T - reaches[k]/R.
     """
 
     radii: tuple[float, ...]
@@ -85,7 +84,7 @@ class Relaxation:
 
 @dataclasses.dataclass(frozen=True)
 class PDEStudy:
-    """What `pde_study` found; `ctrans.report.hjb_figure.draw` draws it."""
+    """The result of `pde_study`; `ctrans.report.hjb_figure.draw` draws it."""
 
     terminal: Terminal
     velocities: BallImage
@@ -95,7 +94,7 @@ class PDEStudy:
     relaxation: Relaxation
 
     def summary(self) -> dict[str, object]:
-        """The study's numbers without the fields, ready for JSON."""
+        """The study's numbers without the fields, for JSON."""
         front, relaxation = self.front, self.relaxation
         return {
             "horizon": self.horizon,
@@ -129,17 +128,18 @@ def pde_study(
     - `velocities`: the image of a norm of width 2
     - `terminal`: G, the distance to the nearest target if None
     - `horizon`: T
-    - `half_width`, `points`: the square is [-half_width, half_width]^2, with so many points a side
+    - `half_width`, `points`: the square is [-half_width, half_width]^2, with so many points per
+      side
     - `radii`: R of the balls
     - `scheme`: how the grid takes derivatives, a name of `SCHEMES`
-    - `progress(t)`: follows the grid's solve
+    - `progress(t)`: called during the grid's solve
 
     (a) `velocities` (of `peri` or `output`: `velocity_hull(norm)`, width 2): Phi at t = T, 2T/3,
     T/3, 0 by the grid and by Hopf-Lax. Its level sets move at finite speed. (b) The ball R: Phi at
-    t = 3T/4, and its spread over the square. It is flat as soon as R (T - t) takes every state to a
-    target; so for the whole space it is flat for every t < T (Kan, Theorem 2).
+    t = 3T/4, and its spread over the square. Phi is flat as soon as R (T - t) takes every state to
+    a target; so for the whole space it is flat for every t < T (Kan, Theorem 2).
 
-    Raises ConfigError unless the width is 2, and without radii.
+    Raises ConfigError for a width other than 2, and without radii.
     """
     if len(velocities.centre) != 2:
         raise ConfigError(f"velocities of width {len(velocities.centre)}: the study is drawn in the plane, give width 2")

@@ -1,18 +1,15 @@
 """Value functions by the Hopf-Lax formula: an exact minimum over the set that a token can reach, in
 any width.
 
-The Hamiltonian of a norm's image does not depend on the state. So the best a token can do is to
-move straight, and the value of a state is the least terminal cost within reach. No grid is
-involved, and the width is free.
+The Hamiltonian of a norm's image does not depend on the state, so a token's best path is straight.
+The value of a state is the least terminal cost within reach. The formula needs no grid.
 
+The module minimises G over many affine images of the unit ball at once, in three stages:
 
-min of G over affine images of the unit ball, many at once: samples, projected gradient, pattern
-search.
-
-Three stages, each for what the one before cannot do. A sample chooses the basins. The spectral
-projected gradient (Birgin, Martinez, Raydan 2000: Barzilai-Borwein steps, projected on the ball)
-reaches a smooth minimum to rounding. The pattern search needs no derivative and finishes minima at
-kinks, where gradients do not vanish.
+- A sample selects the basins
+- The spectral projected gradient (Birgin, Martinez, Raydan 2000: Barzilai-Borwein steps, projected
+  on the ball) reaches a smooth minimum to rounding
+- A pattern search without derivatives reaches minima at kinks, where gradients do not vanish
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ Terminal = Callable[[Tensor], Tensor]
 """A terminal cost G: from states (..., width) to values (...), differentiable almost everywhere."""
 
 ROWS = 2048
-"""How many states are minimised at once: keeps the samples of a piece near the cache."""
+"""Number of states that are minimised at once: keeps the samples of a piece near the cache."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +37,9 @@ class BallImage:
     """V = {c + M w : |w| <= 1}, a set of velocities of one token: an ellipsoid, a flat one, or a
     ball.
 
-    `centre` is c and `map` is M. Whether a token may use the surface only (a norm's image) or all
-    of V makes no difference to the value: changing fast between points of the surface averages to
-    any point inside.
+    `centre` is c and `map` is M. The value is the same whether a token may use only the surface (a
+    norm's image) or all of V: fast changes between points of the surface average to any point
+    inside.
     """
 
     centre: Float[Tensor, " width"]
@@ -55,8 +52,8 @@ class BallImage:
 
 
 def velocity_hull(norm: SphereNorm) -> BallImage:
-    """{beta + sqrt(d) gamma * C w : |w| <= 1}: the convex hull of a norm's image, the velocities of
-    `peri` and `output`.
+    """{beta + sqrt(d) gamma * C w : |w| <= 1}: the convex hull of a norm's image, for the
+    velocities of `peri` and `output`.
 
     RMSNorm: the ellipsoid |Gamma^-1 (v - beta)| <= sqrt(d), C = I (Kan, eq. 99). LayerNorm: its
     slice 1' Gamma^-1 (v - beta) = 0; in width 2 that is a segment, in width 1 the point beta. Zero
@@ -71,7 +68,7 @@ def velocity_ball(
     radius: float, width: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
 ) -> BallImage:
     """{v : |v| <= R}: the whole space (`none`, `pre`) cut off at R. As R grows, the value function
-    goes flat (Kan, Theorem 2).
+    becomes flat (Kan, Theorem 2).
     """
     if not 0 <= radius < math.inf:
         raise ConfigError(
@@ -86,11 +83,11 @@ def hopf_lax(
 ) -> Float[Tensor, "*batch"]:
     """Phi(x, t) = min {G(z) : z in x + (T - t) V}, with `remaining` = T - t in depth-time.
 
-    To rounding, minima at kinks included, provided one of `starts` descents begins in the basin of
-    the global minimum: raise `starts` for a G that oscillates within reach. Only a curved valley
-    with a flat floor ends early: within 1e-6 in space, 1e-4 in a set 50 times longer than wide. Any
-    width; x's dtype and device; no gradient. Raises ConfigError for a negative or infinite time,
-    mismatched widths, and a G of wrong shape or not finite within reach.
+    Exact to rounding, also at kinks, if one of `starts` descents begins in the basin of the global
+    minimum: raise `starts` for a G that oscillates within reach. Only a curved valley with a flat
+    floor ends early: within 1e-6 in space, 1e-4 in a set 50 times longer than wide. Takes any
+    width, keeps x's dtype and device, and has no gradient. Raises ConfigError for a negative or
+    infinite time, mismatched widths, and a G of wrong shape or not finite within reach.
     """
     _check(terminal, x, remaining, velocities, starts)
     if remaining == 0:
@@ -113,24 +110,22 @@ def _check(terminal: Terminal, x: Tensor, remaining: float, velocities: BallImag
 
 SAMPLES_PER_START, NEIGHBOURS = 32, 8
 DESCENT_STEPS = 3000
-"""A limit for the hardest rows only: a row leaves the loop when it has converged, mostly after some
-10 to 50 steps.
+"""A limit for the hardest rows. A row leaves the loop when it has converged, mostly after 10 to 50
+steps.
 """
 ARMIJO, MEMORY, GROW, SHRINK = 1e-4, 3, 10.0, 0.25
-"""A step must bring g below the largest of the last MEMORY values: a little freedom lets
-Barzilai-Borwein steps be fast.
+"""A step must bring g below the largest of the last MEMORY values. This freedom keeps
+Barzilai-Borwein steps fast.
 """
 STRIDE = 0.1
-"""The longest step, about the sample's spacing: a longer one may leave the basin that the start was
-chosen for.
-"""
+"""The longest step, about the sample's spacing: a longer one may leave the basin of its start."""
 SEARCH_RADIUS, SEARCH_STEPS = 0.05, 400
 
 
 @dataclasses.dataclass(frozen=True)
 class Problems:
-    """g_k(w) = G(z_k + A w) for many base points z_k: the functions of the unit ball that are
-    minimised side by side.
+    """g_k(w) = G(z_k + A w) for many base points z_k: functions on the unit ball, minimised in
+    parallel.
     """
 
     cost: Callable[[Tensor], Tensor]
@@ -150,12 +145,12 @@ class Problems:
         return values.detach(), slope
 
     def of(self, rows: Tensor) -> Problems:
-        """The problems of those rows only."""
+        """The problems of these rows."""
         return dataclasses.replace(self, base=self.base[rows])
 
 
 def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-    """G(x), or ConfigError where it has the wrong shape or is not finite."""
+    """G(x). Raises ConfigError if it has the wrong shape or is not finite."""
     values = cost(x)
     if values.shape != x.shape[:-1]:
         raise ConfigError(
@@ -188,10 +183,10 @@ def project(w: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:
 
 
 def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows starts rank"]:
-    """The lowest local minima of g on a Sobol sample of the ball, where a point's nearest
-    `NEIGHBOURS` are its surroundings.
+    """The lowest local minima of g on a Sobol sample of the ball, each compared with its
+    `NEIGHBOURS` nearest points.
 
-    If there are fewer than `starts`, the lowest of the other points fill up.
+    If there are fewer than `starts`, the lowest other points follow.
     """
     rank = problems.map.shape[-1]
     sobol_points: Callable[..., Tensor] = torch.quasirandom.SobolEngine(rank).draw  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
@@ -205,8 +200,8 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
 
 
 def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, "rows rank"]:
-    """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, taken if g falls enough
-    (Armijo); the lowest point met.
+    """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, accepted if g falls enough
+    (Armijo). Returns the lowest point found.
     """
     resolution = torch.finfo(w.dtype).eps ** 0.6  # a move this small changes a smooth g below rounding
     tiny = torch.finfo(w.dtype).tiny

@@ -1,5 +1,5 @@
-"""The last linear map f = h W' at fixed features h: its weights in a Frobenius ball, or paid for by
-a decay of theirs alone.
+"""The last linear map f = h W' at fixed features h: its weights in a Frobenius ball, or with a
+decay of their own.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Features:
-    """h, what the last linear map acts on, of shape (*batch, tokens, features), and its
+    """h, the input of the last linear map, of shape (*batch, tokens, features), and its
     decomposition h = U S V'.
 
     Weights W of shape (*batch, width, features), as in `torch.nn.Linear`, have coordinates z = V'W'
-    of shape (*batch, rank, width): their velocity is h W' = U S z, and |z| = |W| where W is the
-    shortest with that velocity.
+    of shape (*batch, rank, width). Their velocity is h W' = U S z, and |z| = |W| for the shortest W
+    with that velocity.
     """
 
     h: Float[Tensor, "*batch tokens features"]
@@ -56,8 +56,8 @@ class Features:
 
     @functools.cached_property
     def svd(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """U, S, S^+ and V', S and S^+ as columns, cut to the largest rank in the batch; entries 0
-        to rounding are 0 in both.
+        """U, S, S^+ and V', with S and S^+ as columns, cut to the largest rank in the batch.
+        Entries that are 0 to rounding are 0 in both.
         """
         u, s, vt = torch.linalg.svd(self.h, full_matrices=False)
         kept = s > max(self.h.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
@@ -72,7 +72,7 @@ class Features:
         return int((self.svd[1] > 0).sum((-2, -1)).amax())
 
     def coordinates(self, f: TokenRows) -> Float[Tensor, "*batch rank width"]:
-        """z = S^+ U'f, of the shortest weights whose velocity is closest to f."""
+        """z = S^+ U'f: the shortest weights whose velocity is closest to f."""
         u, _, inverse, _ = self.svd
         return inverse * (u.mT @ f)
 
@@ -82,7 +82,7 @@ class Features:
         return u @ (s * z)
 
     def pull(self, P: TokenRows) -> Float[Tensor, "*batch rank width"]:
-        """S U'P: the gradient of <P, h W'> in the coordinates z; as long as h'P."""
+        """S U'P: the gradient of <P, h W'> in the coordinates z; it has the length of h'P."""
         u, s, _, _ = self.svd
         return s * (u.mT @ P)
 
@@ -101,11 +101,11 @@ class Features:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LastMap(AdmissibleSet):
-    """Velocities f = h W' of the last linear map at fixed features h; each batch element has
-    weights of its own.
+    """Velocities f = h W' of the last linear map at fixed features h. Each batch element has its
+    own weights.
 
-    Finite only as long as h is: what makes the features, trained without bound, makes the best
-    velocity grow again.
+    H is finite only as long as h is fixed: if the features are trained without bound, the best
+    velocity grows again.
 
     To share weights over a batch, flatten it into the tokens. For a map with a bias, append a
     column of ones to h.
@@ -139,10 +139,9 @@ class LastMap(AdmissibleSet):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrobeniusBall(LastMap, VelocitySet):
-    """{h W' : |W|_F <= R}: H(P) = R |h'P|_F, attained by W* = -R P'h/|h'P|_F; finite, and
-    proportional to R.
+    """{h W' : |W|_F <= R}: H(P) = R |h'P|_F, attained by W* = -R P'h/|h'P|_F.
 
-    Where h'P = 0 every W ties, and the rule is W = 0.
+    If h'P = 0 every W ties, and the maximiser is W = 0.
     """
 
     radius: float
@@ -202,7 +201,7 @@ class LastMapDecay(LastMap):
     """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* =
     -P'h/lam alone.
 
-    That takes the features h as they are. Where what makes them decays too, as in training, see
+    The features h are fixed. If the map that makes them decays too, as in training, see
     `decay_threshold`.
     """
 
@@ -245,8 +244,8 @@ class LastMapDecay(LastMap):
 
 
 def projected_field(sublayer: Sublayer) -> HasOutputProjection:
-    """The sublayer's map, which names its last linear map. Raises ConfigError for one that does
-    not.
+    """The sublayer's field, which names its last linear map. Raises ConfigError for a field that
+    does not.
     """
     field = sublayer.field
     if not isinstance(field, HasOutputProjection):
@@ -258,11 +257,11 @@ def projected_field(sublayer: Sublayer) -> HasOutputProjection:
 
 
 def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
-    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, and a column of ones
-    where W holds a bias.
+    """h with r(X) = h W', or gain * N_out(h W'): the last linear map's input, with a column of ones
+    if W holds a bias.
 
-    A gain with no norm behind it is in h. Where a scale by channel stands behind the map, W is with
-    that scale folded in.
+    A gain without a norm behind it is part of h. If a scale by channel follows the map, W includes
+    that scale.
     """
     field = projected_field(sublayer)
     zeros = sum(part.zeros for part in scaled_parts(field))
@@ -278,11 +277,9 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
 
 
 def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None:
-    """Raises ConfigError for a decay of the last map's weights where a scale by channel stands
-    behind them.
+    """Raises ConfigError for a decay of the last map's weights if a scale by channel follows them.
 
-    A cost of |W|_F^2 is none of |s * W|_F^2, which is what velocities s * (h W') are the shortest
-    of.
+    A cost of |W|_F^2 is no cost of |s * W|_F^2, and the set's weights are the scaled ones.
     """
     if regularization.last_map_decay is not None and sublayer.output_norm is None and scaled_parts(sublayer.field):
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""The maximum principle by depth, token by token: how far each layer's velocity is from the best of
-those that its norm allows.
+"""The maximum principle by depth and token: the gap between each layer's velocity and the best one
+that its norm allows.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from solvers.errors import unknown
 
 @dataclasses.dataclass(frozen=True)
 class MaximumPrinciple:
-    """One entry per segment, taken at its start; norms and products run over all tokens of the
-    batch. Every field suits JSON.
+    """One entry per segment, at its start. Norms and products run over all tokens of the batch.
+    Every field suits JSON.
 
-    `times`, `kinds` and `placements` say which segment it is; `costate_norm` is |P|,
-    `velocity_norm` |v|, `product` <P, v>, and `drift` how well the segment conserves <P, v> (see
-    `Costate`). `hamiltonian` is H(P) and `gap` H(P) + <P, v>: inf where H is, None where the cosine
-    was asked for though H is finite. `alignment` is in [-1, 1], by the measure that `measures`
-    names ("gap" or "cosine"); None where it means nothing: every allowed velocity is optimal, or P
-    or v is zero. Where the ODE has no velocity (a norm around the state with a dead gain),
-    `skipped` says so by the segment's name, and what needs one is None. `form` is the costate's.
+    - `times`, `kinds`, `placements`: identify the segment
+    - `costate_norm` is |P|, `velocity_norm` |v| and `product` <P, v>; `drift`: how well the segment
+      conserves <P, v> (see `Costate`)
+    - `hamiltonian` is H(P), `gap` is H(P) + <P, v>: inf if H is; None if H is finite but the
+      measure is the cosine
+    - `alignment`: in [-1, 1], by the measure in `measures` ("gap" or "cosine"); None if every
+      allowed velocity is optimal, or P or v is zero
+    - `skipped`: the segments without a velocity in the ODE (a norm around the state with a dead
+      gain), with the reason. Their figures that need a velocity are None
+    - `form`: that of the costate
     """
 
     form: str
@@ -52,9 +55,7 @@ class MaximumPrinciple:
 
 
 class PointwiseReading(NamedTuple):
-    """H(P), the gap and the alignment of one velocity v, |v| and <P, v>; None where they mean
-    nothing.
-    """
+    """H(P), the gap and the alignment of one velocity v, |v| and <P, v>; None if not defined."""
 
     hamiltonian: float | None = None
     gap: float | None = None
@@ -69,22 +70,22 @@ NOTHING = PointwiseReading()
 @torch.no_grad()
 def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = None) -> MaximumPrinciple:
     """g = H(P) + <P, v> >= 0 and a = (<P, beta> - <P, v>)/(<P, beta> + H(P)) of each segment; a =
-    cos(-P, v) where H is +inf.
+    cos(-P, v) if H is +inf.
 
-    v is the layer's velocity at the segment's start, P the costate there, H(P) = sup -<P, f> over
-    the velocities f that the output norm allows at its gains, beta their centre. So g is what
-    velocities that were free at each state and token would gain, to first order; g = 0 would be
-    Pontryagin's condition for them. Weights are shared by all tokens and data, and training them
-    leads elsewhere: to <P, v> = 0, or a little below with decay (see `attained`). a is the share of
-    the steepest allowed descent of L that the layer achieves: g = (1 - a)(H + <P, beta>), 1 at the
-    maximiser and -1 opposite to it. It is the mean over tokens of cos(u_j, u*_j), weighted with
-    |C(gamma * p_j)|, u and u* being v and the maximiser as points of the norm's sphere. With eps >
-    0 v stays inside the set, and a below 1.
+    v is the layer's velocity at the segment's start and P the costate there. H(P) = sup -<P, f>
+    over the velocities f that the output norm allows at its present gains; beta is their centre.
 
-    `measure` "gap" asks this of every segment, "cosine" asks for cos(-P, v) everywhere; by default
-    each segment has the one that its norms allow. Raises ConfigError for a gap of a sublayer
-    without finite H, naming its placement, and for an unknown measure. Theory, section 5; Kan, eq.
-    58 and 99.
+    - g is the first-order gain of velocities that are free at each state and token. g = 0 would be
+      Pontryagin's condition for them. All tokens and data share the weights, so training leads
+      elsewhere: to <P, v> = 0, or a little below with decay (see `attained`)
+    - a is the share of the steepest allowed descent of L that the layer achieves: g = (1 - a)(H +
+      <P, beta>), a = 1 at the maximiser and -1 opposite to it. It is the mean over tokens of
+      cos(u_j, u*_j), weighted with |C(gamma * p_j)|; u and u* are v and the maximiser as points of
+      the norm's sphere. With eps > 0, v stays inside the set and a below 1
+
+    `measure` is "gap" or "cosine" for all segments. By default each segment has the gap if its H is
+    finite, else the cosine. Raises ConfigError for the gap of a sublayer without finite H, naming
+    its placement, and for an unknown measure. Theory, section 5; Kan, eq. 58 and 99.
     """
     if measure is not None and measure not in MEASURES:
         raise unknown("measure of alignment", measure, MEASURES)

@@ -1,5 +1,5 @@
-"""Is training this model a well-posed control problem? Every segment's supremum, certified at the
-costates of a real text.
+"""Is training a model a well-posed control problem? The certificate of each segment at the costates
+of a text.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from solvers.deprecated import renamed_keyword
 
 @dataclasses.dataclass(frozen=True)
 class ModelCheck:
-    """The certificates of a model's segments; `placement` names those of its sublayers. Every field
-    suits JSON.
+    """The certificates of a model's segments. Every field suits JSON.
 
-    `form` is that of the costates: "continuous", or "discrete" where that cannot be had, which
-    `instead` explains. `skipped` has the segments without a certificate and why, by name.
+    `placement` lists the placements of its sublayers. `form` is that of the costates: "continuous",
+    or "discrete" if the continuous costate does not exist, for the reason in `instead`. `skipped`
+    maps the segments without a certificate to the reason.
     """
 
     placement: str
@@ -56,32 +56,32 @@ class ModelCheck:
 
     @property
     def has_ode(self) -> bool:
-        """Whether every segment has one; the verdict is that of the discrete step where one has
-        none.
+        """Whether every segment has an ODE. The verdict of a segment without one is that of its
+        discrete step.
         """
         return all(segment.ode for segment in self.segments)
 
     @property
     def verdict(self) -> Posedness:
-        """The weakest of the segments', for the ODE: one velocity that may run away is enough to
-        degenerate training.
+        """The weakest verdict of the segments, for the ODE: one unbounded velocity makes training
+        degenerate.
         """
         return max((segment.verdict for segment in self.segments), key=VERDICTS.index)
 
     @property
     def step_verdict(self) -> Posedness:
-        """The same for the discrete model."""
+        """The weakest verdict of the segments, for the discrete model."""
         return max((segment.step_verdict for segment in self.segments), key=VERDICTS.index)
 
     @property
     def finite(self) -> bool:
-        """Whether H is finite on every segment of the ODE, under what the verdict assumes."""
+        """Whether H is finite on every segment of the ODE, under the verdict's assumption."""
         return self.verdict not in ("open", "degenerate")
 
     @property
     def training_threshold(self) -> DecayThreshold | None:
-        """What a penalty must exceed on all segments: the largest found and the largest proven;
-        None where a segment has none.
+        """The penalty that suffices on all segments: the largest one found and the largest one
+        proven; None if a segment has none.
         """
         found = [segment.training_threshold for segment in self.segments]
         known = [threshold for threshold in found if threshold is not None]
@@ -89,8 +89,8 @@ class ModelCheck:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """What else must not be trained freely where the verdict is that of a weight decay: biases,
-        or an input norm's gains.
+        """What must also stay fixed or bounded if the verdict is that of a weight decay: biases, or
+        an input norm's gains.
         """
         threshold = self.training_threshold
         if threshold is None or not any(segment.decayed for segment in self.segments):
@@ -99,9 +99,7 @@ class ModelCheck:
 
     @property
     def failures(self) -> list[str]:
-        """The findings that do not support the verdicts, each with its segment; empty where all
-        agree.
-        """
+        """The findings that contradict the verdicts, each with its segment; empty if all agree."""
         return [failure for segment in self.segments for failure in segment.failures]
 
     @property
@@ -111,21 +109,21 @@ class ModelCheck:
 
     @property
     def evidence(self) -> dict[str, float | None]:
-        """The weakest evidence for the ODE's verdict over all segments but those that a weight
+        """The weakest evidence for the ODE's verdict, over the segments whose verdict no weight
         decay decides (see `weakest`).
         """
         return weakest(segment.certificate for segment in self.segments if not segment.decayed)
 
     @property
     def step_evidence(self) -> dict[str, float | None] | None:
-        """The same for the discrete step, where that has a set of its own."""
+        """The weakest evidence for the discrete step; None if no step has a set of its own."""
         steps = [segment.step for segment in self.segments if segment.step is not None]
         return weakest(steps) if steps else None
 
 
 def why_not_applicable(placement: Placement, regularization: Regularization) -> str | None:
-    """Why a placement's admissible set takes no such regularization, before there is a model; None
-    where it does.
+    """Why the admissible set of a placement does not take this regularization; None if it does.
+    Needs no model.
     """
     one = torch.ones(1, 2)
     try:
@@ -144,19 +142,24 @@ def check_model(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> ModelCheck:
-    """H(P) = sup of -<P, f> over what each segment's placement allows, with its certificate, P the
-    continuous costate there.
+    """H(P) = sup of -<P, f> over the velocities of each segment's placement, with its certificate
+    at the continuous costate P.
 
-    P and X are taken at the segment's start, with the text's sequences side by side: one set of
-    weights serves them all. The last linear map acts on its features of X, with a column of ones
-    where it has a bias. Where a norm acts on the state the discrete step has a set of its own,
-    certified at the discrete model's costates; for all other placements the step's velocities are
-    the ODE's. The check adds ascents over both factors that decay on the segment with the largest
-    threshold. `progress(k)` is called after each segment. Where the continuous costate does not
-    exist, the check uses the discrete one. It skips a segment that cannot be certified and names
-    it. Raises ConfigError for a regularization that a placement does not take (see
-    `why_not_applicable`), as `costate` does in its discrete form, and the first segment's error
-    where no segment can be certified.
+    P and X are taken at the segment's start, with the text's sequences side by side, because they
+    share one set of weights. The last linear map acts on its features of X, with a column of ones
+    if it has a bias.
+
+    - If a norm acts on the state, the discrete step has a set of its own. The check certifies it at
+      the discrete model's costates. For all other placements the step's velocities are the ODE's
+    - On the segment with the largest decay threshold the check also climbs over both factors that
+      decay
+    - If the continuous costate does not exist, the check uses the discrete one
+    - The check skips a segment that cannot be certified, and names it in `skipped`
+    - It calls `progress(k)` after each segment
+
+    Raises ConfigError for a regularization that a placement does not take (see
+    `why_not_applicable`), the errors of `costate` in its discrete form, and the first segment's
+    error if no segment can be certified.
 
     >>> check_model(model, tokens[:, :-1], tokens[:, 1:]).verdict
     """
@@ -190,7 +193,7 @@ def check_model(
 
 @torch.no_grad()
 def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
-    """The check with ascents over both factors on the segment whose threshold is largest."""
+    """The check with ascents over both factors on the segment with the largest threshold."""
 
     def size(segment: SegmentCheck) -> float:
         return 0.0 if segment.training_threshold is None else segment.training_threshold.lower

@@ -1,6 +1,4 @@
-"""The image of a norm: where an output norm puts every velocity. Bounded, so H is finite; whether
-it is attained the norm says.
-"""
+"""The image of a norm: the set of velocities behind an output norm. It is bounded, so H is finite."""
 
 from __future__ import annotations
 
@@ -22,15 +20,15 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NormImage(VelocitySet):
-    """{f : each f_j in the closure of the norm's image}: H(P) = sum_j support(-p_j) and its
-    maximiser are `Norm`'s own.
+    """{f : each f_j in the closure of the norm's image}: H(P) = sum_j support(-p_j), with the
+    support and the maximiser of `Norm`.
     """
 
     norm: Norm
 
     @property
     def trained(self) -> bool:
-        """Whether the norm has gains or offsets to train, in proportion to which H grows."""
+        """Whether the norm has gains or offsets to train. H is proportional to them."""
         return bool(self.norm.linear_parameters())
 
     @property
@@ -63,9 +61,7 @@ class NormImage(VelocitySet):
         return -float((P @ self.norm.beta).sum())
 
     def magnification(self, f: UnbatchedRows) -> float:
-        """The largest (|f_i| + |beta_i|)/|gamma_i|: u is read off f - beta over gamma, relative to
-        its entries of about 1.
-        """
+        """The largest (|f_i| + |beta_i|)/|gamma_i|: u = (f - beta)/gamma has entries of about 1."""
         seen = self.norm.gamma != 0
         return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if bool(seen.any()) else 1.0
 
@@ -87,12 +83,12 @@ class NormImage(VelocitySet):
 
     @property
     def hull(self) -> NormImage:
-        """The convex hull of the set; a set that is convex already is its own."""
+        """The convex hull of the set; itself if it is convex."""
         return self
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
-        """The duality gap max over f' of <g, f - f'> = H(g) + <g, f>, g = P + kinetic f, where the
-        set is convex; relative.
+        """The duality gap max over f' of <g, f - f'> = H(g) + <g, f>, g = P + kinetic f, of a
+        convex set; relative.
         """
         slope, beta = P + kinetic * f, self.norm.beta
         gap = self.norm.support(-slope) + (slope * f).sum(-1)
@@ -101,28 +97,28 @@ class NormImage(VelocitySet):
 
     @property
     def parts(self) -> int:
-        """In how many problems of consecutive entries that of a token falls apart."""
+        """Into how many problems of consecutive entries the problem of one token splits."""
         return 1
 
     @property
     def inside(self) -> Map:
-        """Returns inputs of an ascent to where the norm has a slope."""
+        """Projects inputs of an ascent to where the norm has a nonzero slope."""
         return unchanged
 
     @property
     @abc.abstractmethod
     def spread(self) -> float:
-        """The standard deviation of inputs from which ascents begin."""
+        """The standard deviation of random inputs from which ascents begin."""
 
     @abc.abstractmethod
     def input(self, f: UnbatchedRows) -> UnbatchedRows:
-        """x with norm(x) = f, nearly where nothing has exactly that, and so large that no eps
-        shows.
+        """x with norm(x) = f, approximately if no input has exactly that, and so large that eps
+        does not matter.
         """
 
     def best_gains(self, P: TokenRows) -> BestGains:
-        """gamma of length 1 with the largest H at beta = 0, and whether others have it too. Raises
-        ConfigError where none is known.
+        """gamma of length 1 with the largest H at beta = 0, and whether other gains have it too.
+        Raises ConfigError if none is known.
         """
         raise ConfigError(
             f"no closed form is known here for a decay of the gains of {type(self.norm).__name__}: leave gain_decay out; kinetic applies"
@@ -133,13 +129,13 @@ class NormImage(VelocitySet):
         return gamma
 
     def points(self, P: TokenRows, gamma: PerGain) -> Float[Tensor, "*gains tokens width"]:
-        """u_j of the closed image before gains with the largest -<p_j, gamma * u_j>; 0 where every
+        """u_j of the closed image before gains with the largest -<p_j, gamma * u_j>; 0 if every
         point ties.
         """
         raise NotImplementedError(f"{type(self).__name__} has no points")
 
     def points_tie(self, P: TokenRows, gamma: PerGain) -> Bool[Tensor, "*gains tokens"]:
-        """For which tokens several points have the largest value at these gains."""
+        """The tokens for which several points have the largest value at these gains."""
         raise NotImplementedError(f"{type(self).__name__} has no points")
 
     @property

@@ -1,5 +1,5 @@
-"""What weights must lose behind an output norm where the features have fewer dimensions than there
-are tokens: a proven bound.
+"""A proven bound on the loss of weights behind an output norm, if the features have fewer
+dimensions than there are tokens.
 
 Let w_j = C(gamma * p_j), u*_j = -w_j/|w_j| the best direction of token j, u_j the direction that
 weights give it, e_j = u_j - u*_j. The value lost is sqrt(d) sum_j |w_j|(1 - <u_j, u*_j>) >=
@@ -8,10 +8,11 @@ with some t_j >= 0 and columns in the range of h, so with M the projection off t
 (U* + E) = 0. With G = M * (U* U*') entry by entry, t'G t = |M diag(t) U*|^2 <= max_j(t_j^2/|w_j|)
 sum_j |w_j||e_j|^2, hence
 
-    sum_j |w_j||e_j|^2 >= min over j of min over t with t_j^2 = |w_j| of t'G t = min_j |w_j|/(G^-1)_jj.
+    sum_j |w_j||e_j|^2 >= min over j of min over t with t_j^2 = |w_j| of t'G t
+                        = min_j |w_j|/(G^-1)_jj.
 
-Other tokens can only add to the loss, so the same holds for any subset of them with its own rows of
-h, and the best one counts.
+Other tokens can only increase the loss. So the bound also holds for any subset of the tokens with
+its own rows of h, and the best one counts.
 """
 
 from __future__ import annotations
@@ -27,15 +28,13 @@ from ctrans.control.shapes import UnbatchedRows
 from ctrans.norm import SphereNorm
 
 SUBSETS = 8
-"""How many thresholds on |w_j| are tried: the more tokens, the more features they lack, but the
-least of them decides.
-"""
+"""Number of thresholds on |w_j|. More tokens lack more features, but the smallest |w_j| decides."""
 
 
 @torch.no_grad()
 def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float:
     """A lower bound of H(P) less the value of any weights W of the last linear map in norm(h W'); 0
-    where none is proven.
+    if none is proven.
     """
     w = norm.centre(norm.gamma * P)
     lengths = length(w)
@@ -50,7 +49,7 @@ def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float
 
 
 def _least_loss(w: Tensor, lengths: Tensor, basis: Tensor) -> float:
-    """min_j |w_j|/(G^-1)_jj of these tokens; 0 where G is singular to rounding."""
+    """min_j |w_j|/(G^-1)_jj of these tokens; 0 if G is singular to rounding."""
     n = len(w)
     inside = torch.linalg.qr(basis).Q if basis.shape[-1] <= n else torch.eye(n, dtype=w.dtype, device=w.device)
     off = torch.eye(n, dtype=w.dtype, device=w.device) - inside @ inside.mT

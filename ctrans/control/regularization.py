@@ -1,5 +1,5 @@
-"""What a user may charge for so that a Hamiltonian is finite: velocities (kinetic), an output
-norm's gains, or weights.
+"""Costs that make a Hamiltonian finite: of velocities (kinetic), of an output norm's gains, or of
+weights.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Regularization:
-    """What velocities or weights cost: each is lam in lam/2 times a square; or none.
+    """Costs lam/2 times a square; each field is lam, or None.
 
-    - `weight_decay`: of all matrices, once in a training loss. No regularization but above the
+    - `weight_decay`: of all matrices, once in a training loss. It regularises only above the
       threshold of `DecayThreshold`
 
     The others are running costs, per unit of depth-time: a penalty lam in a training loss is one of
     lam/dt.
 
-    - `last_map_decay`: of the last linear map with its bias, what feeds it being fixed
+    - `last_map_decay`: of the last linear map with its bias, at fixed features
     - `gain_decay`: of an output norm's gains and offsets
     - `kinetic`: of the velocity
     """
@@ -49,7 +49,7 @@ class Regularization:
 
     @property
     def of_sets(self) -> dict[str, float]:
-        """Those that an admissible set takes."""
+        """The costs that an admissible set takes."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "weight_decay"}
 
 
@@ -58,8 +58,8 @@ class KineticCost(AdmissibleSet):
     """H(P) = max over f in a set of -<P, f> - lam/2 |f|^2, attained at the point of the set nearest
     to -P/lam.
 
-    Over the whole space it is |P|^2/(2 lam) at f = -P/lam. Where several points are nearest they
-    tie; `nearest` has the rule.
+    Over the whole space it is |P|^2/(2 lam) at f = -P/lam. If several points are nearest they tie,
+    and `nearest` selects one.
     """
 
     velocities: VelocitySet
@@ -101,7 +101,7 @@ class KineticCost(AdmissibleSet):
         return self.velocities.magnification(f)
 
     def base(self, P: UnbatchedRows) -> float:
-        """So far below H that no cost makes the difference cancel."""
+        """H - scale, so the difference H - base does not cancel."""
         return float(self.support(P)) - self.scale(P)
 
     def scale(self, P: UnbatchedRows) -> float:
@@ -116,16 +116,21 @@ class KineticCost(AdmissibleSet):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GainDecay(Supremum):
-    """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j
-    any point of the image before gains.
+    """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j in
+    the norm's image before gains.
 
     H(P) = (kappa^2 + |sum_j p_j|^2)/(2 lam), kappa the maximum over |gamma| = 1 of the image's H at
-    beta = 0 (without the second term where the norm has no offset): sqrt(d) sum_j |C(gamma * p_j)|
-    behind a sphere norm, over groups the root of the sum of their kappa_g^2, |a| with a_i = sum_j
-    abs(p_ji) behind a box, sum_j |p_j| for one gain. The gains that attain it are kappa/lam times
-    the best ones (`NormImage.best_gains`), the offset is -sum_j p_j/lam. For LayerNorm kappa has
-    local maxima and `support` is the best that was found: H is between it and `ceiling`, lower^2/(2
-    lam) and upper^2/(2 lam) of the slope in gains, which meet where it is proven.
+    beta = 0. A norm without offset lacks the second term. kappa is
+
+    - sqrt(d) sum_j |C(gamma * p_j)| behind a sphere norm
+    - the root of the sum of the groups' kappa_g^2 behind a norm of groups
+    - |a| with a_i = sum_j abs(p_ji) behind a box
+    - sum_j |p_j| for one gain
+
+    The best gains are kappa/lam times those of `NormImage.best_gains`, the best offset is -sum_j
+    p_j/lam. For LayerNorm kappa has local maxima, and `support` is the best value found. H is
+    between it and `ceiling`: lower^2/(2 lam) and upper^2/(2 lam) of the slope in gains, which are
+    equal if the maximum is proven.
     """
 
     norm: Norm
@@ -183,8 +188,8 @@ class GainDecay(Supremum):
         return self.image.best_gains(P.detach()).tied
 
     def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
-        """lam gamma = -sum_j p_j * u_j at the gains and points that make f, and how far f is from
-        theirs; relative.
+        """The violation of lam gamma = -sum_j p_j * u_j at the best gains and points, and the
+        distance of f from theirs; relative.
         """
         gamma, beta = self.gains(P)
         u = self.image.points(P, gamma)
@@ -193,10 +198,10 @@ class GainDecay(Supremum):
         return torch.maximum(off, ratio(error, self.gain_decay * gamma.norm(dim=(-2, -1))))
 
     def chart(self, P: UnbatchedRows) -> Chart:
-        """TokenRows of raw output. For given u the best gains are -sum_j p_j * u_j/lam: an ascent
-        over both together would crawl.
+        """Raw outputs. The gains are eliminated: for given u the best are -sum_j p_j * u_j/lam. A
+        joint ascent would converge slowly.
 
-        There are local maxima, and guesses: what is best at random gains.
+        There are local maxima, so there are guesses: the best points at random gains.
         """
         self.check(P)
         image = self.image

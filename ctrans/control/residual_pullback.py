@@ -1,9 +1,9 @@
-"""What a residual makes of a sublayer's Hamiltonian: velocities r = gain W v are certified as the v
-that they are made of.
+"""The effect of a residual on a sublayer's Hamiltonian: H of velocities r = gain W v is that of the
+v, at a pulled costate.
 
-H over {W v : v in V} at P is H over V at W'P, so that whatever set the norms make of V, its
-certificate at the pulled costate is that of the velocities. The gain is what it is: over a trained
-and undecayed one the value grows as it does (`residual-gain` in THEORY.md).
+H over {W v : v in V} at P is H over V at W'P, for any set V. So the certificate of V at the pulled
+costate is that of the velocities W v. The gain is fixed: H is proportional to one that is trained
+without decay (`residual-gain` in THEORY.md).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from solvers import ConfigError
 
 
 def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) -> TokenRows:
-    """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P where
-    no norm stands behind the map.
+    """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P if no
+    norm follows the map.
 
-    Inside a norm around the state it is P: an invertible W leaves the tangent space as it is, and
+    Inside a norm around the state it is P. An invertible W leaves the tangent space unchanged, and
     gains that are 0 in some channels leave a section of it (`active_channels`), which takes P too.
-    A W of 0 makes every velocity 0 while it lasts, and is trained: what is certified then is what
-    the sublayer may do as soon as W is not 0, as if it were 1.
+    A W of 0 makes every velocity 0 at present, but it is trained: the certificate takes W = 1, for
+    the velocities as soon as W is not 0.
     """
     if sublayer.output_norm is not None:
         return sublayer.pulled(p)
@@ -43,8 +43,8 @@ def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) 
 
 
 def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
-    """The channels that a sublayer can move inside its norm around the state; None where that is
-    all of them, or its W is 0.
+    """The channels that a sublayer can change inside its norm around the state; None for all, or if
+    its W is 0.
     """
     gains = None if sublayer.residual is None else sublayer.residual.gains
     if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or bool((gains != 0).all()):
@@ -53,8 +53,8 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
 
 
 def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False) -> VelocitySet:
-    """The states that a step from X may end at, by the norm around the state; with their inside
-    where a `kinetic` cost pays for it.
+    """The possible states after a step from X, on the norm around the state; with its inside for a
+    `kinetic` cost.
     """
     norm, active = sublayer.state_norm, active_channels(sublayer)
     assert norm is not None, "a norm stands around the state"
@@ -69,24 +69,23 @@ def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False
 
 
 def pulled_back(space: LinearSpace, P: UnbatchedRows) -> UnbatchedRows:
-    """T'P, T being what the placement does to a raw output: the identity, or the (oblique)
-    projection of `Norm.tangent`.
+    """T'P, T being the placement's map of a raw output: the identity, or the (oblique) projection
+    of `Norm.tangent`.
     """
     pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
     return pulled
 
 
 def pulled_to_map(sublayer: Sublayer, pulled: UnbatchedRows) -> UnbatchedRows:
-    """W'T'P of T'P, T being what a norm around the state does; as `costate_of_map` leaves it where
-    there is none.
+    """W'T'P of T'P, T that of a norm around the state; unchanged without such a norm, see
+    `costate_of_map`.
     """
     inside = sublayer.state_norm is not None and sublayer.residual is not None and not has_zero_gain(sublayer)
     return sublayer.residual.pull(pulled) if inside and sublayer.residual is not None else pulled
 
 
 def cost_factor(sublayer: Sublayer) -> float:
-    """c^2 with |r|^2 = c^2 |v|^2 for every v, as which a kinetic cost of velocities is one of the
-    set's.
+    """c^2 with |r|^2 = c^2 |v|^2 for every v: a kinetic cost of r is c^2 times that of v.
 
     Raises ConfigError for a residual that stretches v by direction.
     """
@@ -103,20 +102,20 @@ def cost_factor(sublayer: Sublayer) -> float:
 
 
 def has_zero_gain(sublayer: Sublayer) -> bool:
-    """Whether its residual makes every velocity 0 as it is."""
+    """Whether the residual makes every velocity 0 at present."""
     return sublayer.residual is not None and sublayer.residual.largest == 0
 
 
 def factor_in_words(sublayer: Sublayer) -> str | None:
-    """What stands before v in r, for a certificate's words; None where nothing does."""
+    """The factor of v in r, for a certificate's words; None if it is 1."""
     if sublayer.residual is not None and sublayer.residual.words is not None:
         return sublayer.residual.words
     return f"{sublayer.gain:g} f" if sublayer.output_norm is not None and sublayer.gain != 1 else None
 
 
 def trains_gains(sublayer: Sublayer) -> bool:
-    """Whether gains are trained beside both factors of the map, which a decay of those does not
-    hold: of an input norm, or the residual.
+    """Whether trained gains multiply the two factors of the map: those of an input norm, or of the
+    residual.
     """
     return sublayer.input_norm is not None or (
         sublayer.residual is not None and next(sublayer.residual.parameters(), None) is not None
@@ -124,21 +123,23 @@ def trains_gains(sublayer: Sublayer) -> bool:
 
 
 def carries_hamiltonian(sublayer: Sublayer) -> bool:
-    """Whether its residual has gains that are trained without a limit, with which H grows."""
+    """Whether the residual has gains that are trained without a limit. H is proportional to them."""
     residual = sublayer.residual
     return residual is not None and not residual.bounded and next(residual.parameters(), None) is not None
 
 
 def for_these_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate:
-    """The certificate with what its verdict assumes of the residual's gains."""
+    """The certificate, with the residual's bounded gains as an assumption of its verdict if H is
+    proportional to them.
+    """
     if certificate.verdict != "well-posed" or not carries_hamiltonian(sublayer):
         return certificate
     return dataclasses.replace(certificate, verdict=verdict_of(True, bounded_gains=True))
 
 
 def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None:
-    """Raises ConfigError for a decay of norms' gains where the residual's own gains are trained
-    beside them, which it does not hold.
+    """Raises ConfigError for a decay of norms' gains if the residual's own gains are trained too:
+    it does not bound those.
     """
     if regularization.of_sets.get("gain_decay") is not None and carries_hamiltonian(sublayer):
         raise ConfigError(
@@ -165,9 +166,9 @@ def check_towards_image(
 ) -> Certificate:
     """The certificate of velocities T_X a * (u - X), u on the image of the residual's own norm.
 
-    H(P) = H_N(Q) + <Q, X> at Q = a * T_X'P, H_N that of the norm's image behind an output norm:
-    finite for the gains and steps a as they are, and attained. The discrete step's next states are
-    a closed subset of the outer norm's image, so that its H is finite too. Raises ConfigError for a
+    H(P) = H_N(Q) + <Q, X> at Q = a * T_X'P, with H_N that of the norm's image behind an output
+    norm: finite and attained for the present gains and steps a. The discrete step's next states are
+    a closed subset of the outer norm's image, so its H is finite too. Raises ConfigError for a
     regularization.
     """
     norm, around, residual = sublayer.image, sublayer.state_norm, sublayer.residual

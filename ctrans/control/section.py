@@ -1,7 +1,7 @@
-"""Sections: what a norm around the state leaves of its image, or of its tangent spaces, where a
-residual's gains are 0 in some channels.
+"""Sections of a norm's image and of its tangent spaces, where a residual's gains are 0 in some
+channels.
 
-Those channels of the sum X + dt g * f keep X's entries whatever f is. ctrans's own
+In these channels the sum X + dt g * f keeps X's entries for every f. Source: ctrans
 (`residual-section` of `ctrans verify`).
 """
 
@@ -24,17 +24,17 @@ from ctrans.norm import SphereNorm
 from solvers import ConfigError
 
 NO_DIRECTION = 1e-6
-"""What is left of a unit vector is rounding below it."""
+"""A shorter remainder of a unit vector is rounding."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TangentSection(TangentSpace):
-    """{T S f}, T the projection on the tangent space at X and S that on the channels that `active`
-    names: H(P) = 0 where S T'P = 0.
+    """{T S f}, T the projection on the tangent space at X and S that on the `active` channels: H(P)
+    = 0 if S T'P = 0.
 
-    It is what is orthogonal to the tangent space's normals n and to those w in the channels that
-    stand with <w, gamma^2 * n> = 0: T'w = w, as T = Gamma Pi Gamma^-1 with Pi the projection off
-    gamma * n, so that S T'w = 0.
+    It is orthogonal to the tangent space's normals n and to those w in the inactive channels with
+    <w, gamma^2 * n> = 0. For them T'w = w, as T = Gamma Pi Gamma^-1 with Pi the projection off
+    gamma * n, so S T'w = 0.
     """
 
     active: Bool[Tensor, " width"]
@@ -45,7 +45,7 @@ class TangentSection(TangentSpace):
 
     @functools.cached_property
     def _normals(self) -> Float[Tensor, "*batch tokens width directions"]:
-        """Orthonormal, or 0, columns that span what the section is orthogonal to."""
+        """Orthonormal, or 0, columns that span the orthogonal complement of the section."""
         normals = self.norm.normals(self.state).detach()
         stand = torch.diag((~self.active).to(normals))[:, ~self.active]
         idle = stand.mT @ (self.norm.gamma.detach().square().unsqueeze(-1) * normals)
@@ -66,12 +66,12 @@ class TangentSection(TangentSpace):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SectionImage(VelocitySet):
-    """{N(y) : y_i = X_i in the channels that do not move}: the closure of half a sphere of one
-    dimension more than these make.
+    """{N(y) : y_i = X_i in the inactive channels}: its closure is half a sphere of one dimension
+    more than the active channels make.
 
     H(P) = sum_j sqrt(d) (|a_j|^2 + max(0, b_j)^2)^(1/2) - <p_j, beta>, a_j = V'q_j and b_j = <q_j,
-    e_j>, q = -gamma * p: V an orthonormal basis of C span(e_i : i is active), r = C X off V, e =
-    r/(|r|^2 + d eps)^(1/2). Where b_j <= 0 outputs only come near it.
+    e_j>, q = -gamma * p. V is an orthonormal basis of C span(e_i : i is active), r = C X projected
+    off V, e = r/(|r|^2 + d eps)^(1/2). If b_j <= 0 outputs only approach it.
     """
 
     norm: SphereNorm
@@ -121,7 +121,7 @@ class SectionImage(VelocitySet):
         return slope
 
     def _uphill(self, P: Tensor) -> Tensor:
-        """(a, max(0, b)): H is sqrt(d) times its length, but for the offset."""
+        """(a, max(0, b)): H is sqrt(d) times its length, less <p, beta>."""
         self.check(P)
         slope = self._slope(P)
         return torch.cat([slope[..., :-1], slope[..., -1:].clamp_min(0)], -1)
@@ -130,7 +130,7 @@ class SectionImage(VelocitySet):
         return (math.sqrt(self.norm.width) * length(self._uphill(P)) - P @ self.norm.beta).sum(-1)
 
     def maximizer(self, P: TokenRows) -> TokenRows:
-        """Where all active channels tie, the direction of V's first column."""
+        """If all active channels tie, the direction of V's first column."""
         best = self._uphill(P)
         size = length(best).unsqueeze(-1)
         first = torch.zeros_like(best)
@@ -142,11 +142,11 @@ class SectionImage(VelocitySet):
         return length(self._uphill(P)) <= ROUNDING * torch.finfo(P.dtype).eps * length(self.norm.gamma * P)
 
     def _point(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """(a, c) and what is left of u, with f = beta + gamma * (V a + c e + rest), in the channels
-        that no zero gain hides.
+        """(a, c) and the remainder of u, with f = beta + gamma * (V a + c e + remainder), in the
+        channels with nonzero gamma.
 
-        Where those channels do not determine all of (a, c), the rest of it is what the sphere
-        leaves, in a direction that they do not see: such u make the same f.
+        If these channels do not determine all of (a, c), the undetermined part takes the length
+        that the sphere leaves, in a direction that f does not depend on.
         """
         hidden, frame = self.norm.gamma == 0, self._frame
         u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
@@ -169,8 +169,8 @@ class SectionImage(VelocitySet):
         return torch.stack([off_sphere, below, length(rest) / math.sqrt(self.norm.width)]).amax(0).amax(-1)
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
-        """Stationarity on the half sphere: (a, b) = eta (a_u, c_u), with b replaced by max(0, b) at
-        its edge c_u = 0.
+        """Stationarity on the half sphere: (a, b) = eta (a_u, c_u); at its edge c_u = 0 with max(0,
+        b) in place of b.
         """
         slope, (u, _) = P + kinetic * f, self._point(f)
         edge = u[..., -1:] <= math.sqrt(torch.finfo(P.dtype).eps * self.norm.width)
@@ -216,8 +216,8 @@ class SectionImage(VelocitySet):
 
 
 def _unseen(projection: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
-    """A unit vector of the space projected on, with the largest last entry that there is; 0 if
-    there is none.
+    """A unit vector of the space projected on, with the largest possible last entry; 0 if the space
+    is trivial.
     """
     sizes = length(projection.mT)
     place = torch.where(sizes[..., -1] > NO_DIRECTION, sizes.shape[-1] - 1, sizes.argmax(-1))

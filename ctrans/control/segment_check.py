@@ -42,17 +42,18 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class SegmentCheck:
-    """The certificate of one segment at its start; norms and sums run over all tokens of the batch.
+    """The certificate of one segment at its start. Norms and sums run over all tokens of the batch.
 
-    `slope` is |h'T'P|_F where the placement makes a velocity T(h W') of weights W by a linear T,
-    without running cost: the best value with |W|_F <= R is then slope * R (|T'P| R, R a bound on
-    the raw output, where `blind`: h'T'P is zero and the last map can move nothing). `ellipsoid` is
-    Kan's printed value of H, for LayerNorm's image only: H there is at most that.
-    `training_threshold` is dt lam*, the penalty of both factors in a training loss at which H turns
-    from infinite to zero, for a linear T and a map that shows its factors; `weight_decay` is the
-    one asked about, which the certificate does not have. `step` is the certificate of the discrete
-    step where that has a set of its own. Where `ode` is false, `certificate` is the discrete
-    step's.
+    - `slope`: |h'T'P|_F, if the placement makes a velocity T(h W') of weights W by a linear T
+      without running cost. The best value with |W|_F <= R is then slope * R
+    - `blind`: whether h'T'P = 0, so the last map has no effect. `slope` is then |T'P|, and R bounds
+      the raw output
+    - `ellipsoid`: Kan's printed value of H, for LayerNorm's image only: an upper bound of H
+    - `training_threshold`: dt lam*, the penalty of both factors in a training loss at which H turns
+      from infinite to zero; for a linear T and a map that shows its factors
+    - `weight_decay`: the requested one, which the certificate does not include
+    - `step`: the certificate of the discrete step, if that has a set of its own
+    - `ode`: False if the segment has no ODE; `certificate` is then the discrete step's
     """
 
     segment: int
@@ -70,8 +71,8 @@ class SegmentCheck:
 
     @property
     def verdict(self) -> Posedness:
-        """The certificate's, or what weight decay makes of it: a bounded set does not ask what the
-        weights are.
+        """The certificate's verdict, or the one under weight decay. A bounded set needs no weight
+        decay.
         """
         if self.weight_decay is None or self.certificate.verdict != "degenerate":
             return self.certificate.verdict
@@ -79,15 +80,15 @@ class SegmentCheck:
 
     @property
     def decayed(self) -> bool:
-        """Whether the verdict is that of the weight decay asked about, so that the certificate,
-        without decay, is no evidence for it.
+        """Whether the requested weight decay changes the verdict. The certificate, without decay,
+        is then no evidence for it.
         """
         return self.verdict != self.certificate.verdict
 
     @property
     def hamiltonian(self) -> float | None:
-        """H under what the verdict assumes; None where it is finite by a threshold that does not
-        say how large, or open.
+        """H under the verdict's assumption; None if it is open, or finite by a threshold that does
+        not give its value.
         """
         if not self.decayed:
             return self.certificate.hamiltonian
@@ -96,14 +97,12 @@ class SegmentCheck:
 
     @property
     def step_verdict(self) -> Posedness:
-        """That of the discrete step."""
+        """The verdict for the discrete step."""
         return self.verdict if self.step is None else self.step.verdict
 
     @property
     def failures(self) -> list[str]:
-        """The findings that do not support the verdicts, each with its segment; empty where all
-        agree.
-        """
+        """The findings that contradict the verdicts, each with its segment; empty if all agree."""
         parts = {"": self.certificate.findings, ", step": {} if self.step is None else self.step.findings}
         parts[", decay"] = {} if self.training_threshold is None else self.training_threshold.findings
         return [
@@ -126,12 +125,12 @@ def check_segment(
     regularization: Regularization,
     continuous: bool,
 ) -> SegmentCheck:
-    """The certificate of one segment of the ODE, of length dt, at the costate found there.
+    """The certificate of one segment of the ODE, of length dt.
 
-    `ends` are (X_k, P_{k+1}), the state before it and the costate behind it; `start` (X, P) as its
-    field meets them, where a norm around the state needs an X on its image: that of a discrete
-    model (`continuous` false) is put there. A norm around the state whose image has no tangent
-    spaces has no ODE: the certificate is the discrete step's (`check_step`).
+    `ends` are (X_k, P_{k+1}), the state before the segment and the costate after it. `start` is (X,
+    P) at the field's input. A norm around the state needs an X on its image; the X of a discrete
+    model (`continuous` false) is retracted to it. If the image of that norm has no tangent spaces
+    there is no ODE, and the certificate is the discrete step's (`check_step`).
     """
     if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
         certificate, size = check_step(sublayer, *ends, dt, regularization), float(ends[1].norm())
@@ -158,11 +157,11 @@ def check_at(
     dt: float,
     regularization: Regularization,
 ) -> SegmentCheck:
-    """The certificate of a sublayer at a state and its costate, which segment `segment` of length
-    dt meets at depth-time `time`.
+    """The certificate of a sublayer at a state and its costate, for segment `segment` of length dt
+    at depth-time `time`.
 
-    A residual W makes the velocity W v of what the norms allow v: H(P) is the norms' own at W'P
-    (`ctrans.control.residual_pullback`).
+    A residual W makes the velocity W v of a velocity v that the norms allow. H(P) is then the
+    norms' own H at W'P (`ctrans.control.residual_pullback`).
     """
     start, costate_norm = x, float(p.norm())
     check_gain_decay(sublayer, regularization)
@@ -214,9 +213,7 @@ def check_step(
     dt: float,
     regularization: Regularization,
 ) -> Certificate:
-    """The certificate of a step of the discrete model, N(X + dt r) with N around the state, at X
-    and the costate P of the step's end.
-    """
+    """The certificate of a discrete step N(X + dt r) at X and the costate P of the step's end."""
     norm = sublayer.state_norm
     assert norm is not None, "a step has a set of its own where a norm stands around the state"
     h = last_features(sublayer, x)

@@ -1,4 +1,4 @@
-"""The admissible set of a placement, from which of its norms are on."""
+"""The admissible set of a placement."""
 
 from __future__ import annotations
 
@@ -36,26 +36,25 @@ def admissible_set(
     gain_decay: float | None = None,
     kinetic: float | None = None,
 ) -> Supremum:
-    """The velocities that a placement allows: its output norm's image, the tangent space of its
-    state norm's, or all.
+    """The velocities that a placement allows: its output norm's image, a tangent space of its state
+    norm's image, or the whole space.
 
-    - `norm`: that norm, None where the placement has neither
+    - `norm`: that norm; None if the placement has neither
     - `state`: X, which a tangent space needs
-    - `active_channels`: the channels that move, where not all do; None for all
-    - `features`: what the last linear map acts on, for the two remedies that follow, both at fixed
-      features
-    - `radius`: keeps |W|_F of the last linear map within a ball
-    - `last_map_decay`: lam of a charge lam/2 |W|_F^2 for it
-    - `gain_decay`: lam of a charge lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained gains
-      and offsets
-    - `kinetic`: lam of a charge lam/2 |f|^2, in any placement
+    - `active_channels`: mask of the channels with nonzero residual gain; None for all
+    - `features`: input of the last linear map, which `radius` and `last_map_decay` need
+    - `radius`: bounds |W|_F of the last linear map
+    - `last_map_decay`: lam of a running cost lam/2 |W|_F^2 for that map
+    - `gain_decay`: lam of a running cost lam/2 (|gamma|^2 + |beta|^2) for an output norm's trained
+      gains and offsets
+    - `kinetic`: lam of a running cost lam/2 |f|^2, in any placement
 
     DeepNorm's division by alpha changes no tangent space.
 
     >>> admissible_set(LayerNorm(768), "peri").support(P)
 
-    Raises ConfigError, naming the placement, where what it needs is missing or options contradict
-    it or each other.
+    Raises ConfigError, naming the placement, if an argument is missing or options contradict each
+    other.
     """
     placement = get_placement(placement) if isinstance(placement, str) else placement
     weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}
@@ -88,7 +87,7 @@ def _given(placement: Placement, value: Given | None, what: str) -> Given:
 def _check_options(
     placement: Placement, state: Tensor | None, weights: Mapping[str, object], gain_decay: float | None, kinetic: float | None
 ) -> None:
-    """ConfigError for the first contradiction."""
+    """Raises ConfigError for the first contradiction."""
     given = [name for name, value in weights.items() if value is not None]
     contradictions = (
         (

@@ -1,4 +1,4 @@
-"""The set of velocities behind a norm, by what kind of set its image is."""
+"""The set of velocities behind a norm, by the kind of its image."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ IMAGES: dict[str, Callable[..., NormImage]] = {
     "box": Box,
     "ball": Ball,
 }
-"""By `Norm.image`: a new kind of set is one entry, and the Hamiltonian behind such a norm follows
-from it.
+"""By `Norm.image`. A new kind of set is one entry; the Hamiltonian behind such a norm follows from
+it.
 """
 
 
@@ -29,8 +29,8 @@ def image_of(norm: Norm) -> NormImage:
 
 
 def reachable(norm: Norm) -> NormImage:
-    """The closure of the norm's image at its own eps: with the inside where the norm reaches it.
-    Only a running cost uses the inside.
+    """The closure of the norm's image at its own eps: with the inside if the norm reaches it. Only
+    a running cost uses the inside.
     """
     image = image_of(norm)
     return image.hull if norm.reaches_inside else image

@@ -1,17 +1,16 @@
-"""Shapes of tensors that most functions of this package take or return, each under one name."""
+"""Shapes of tensors that most functions of this package take or return."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 TokenRows = Float[Tensor, "*batch tokens width"]
-"""A costate P, a velocity f or a state X: one row for each token, with any number of leading axes.
-"""
+"""A costate P, a velocity f or a state X: one row per token, with any number of leading axes."""
 
 UnbatchedRows = Float[Tensor, "tokens width"]
 """The same without leading axes."""
 
 PerBatch = Float[Tensor, "*batch"]
-"""One number for each element of the batch, such as H(P)."""
+"""One number per element of the batch, such as H(P)."""
 
 TokenMask = Bool[Tensor, "*batch tokens"]
-"""Yes or no for each token."""
+"""True or False for each token."""

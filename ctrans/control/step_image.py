@@ -1,5 +1,5 @@
-"""The velocities of a discrete step with a norm around the state: bounded for every dt, where the
-ODE's are not.
+"""The velocities of a discrete step with a norm around the state: bounded for every dt, unlike
+those of the ODE.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepImage(VelocitySet):
-    """{(z - X)/dt : z in the norm's image}, what X_{k+1} = N(X_k + dt r) can make of any raw
-    velocity r.
+    """{(z - X)/dt : z in the norm's image}: the velocities of X_{k+1} = N(X_k + dt r) over all raw
+    velocities r.
 
     H(P) = (sum_j sqrt(d)|C(gamma * p_j)| - <p_j, beta> + <P, X>)/dt, P being the costate at the
-    step's end. For X on the image it goes to +inf like 1/dt as dt goes to 0, unless X is the
-    image's lowest point for P, where it is 0: the ODE's value (see `TangentSpace`), but at the
-    image's other critical points of P, where the ODE, which sees the tangent alone, says 0 too. An
-    X off the image, as an embedding is, must first come to it: dt H is then any number, and H may
-    go to -inf.
+    step's end. As dt goes to 0:
+
+    - For X on the image H goes to +inf like 1/dt, unless X is the image's lowest point for P. There
+      it is 0, the ODE's value (see `TangentSpace`). The ODE sees only the tangent, so its H is 0 at
+      the other critical points of P too
+    - An X off the image, such as an embedding, must first reach the image: dt H is then any number,
+      and H may go to -inf
     """
 
     image: VelocitySet
@@ -71,8 +73,8 @@ class StepImage(VelocitySet):
         return self.image.equidistant(self._next(y))
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
-        """That of the next state z: P + kinetic f = (P - kinetic X/dt) + kinetic/dt^2 (dt z),
-        scaled by dt.
+        """The residual of the next state z: P + kinetic f = (P - kinetic X/dt) + kinetic/dt^2 (dt
+        z), scaled by dt.
         """
         return self.image.kkt(P - kinetic / self.dt * self.state, self._next(f), kinetic / self.dt)
 
@@ -113,6 +115,6 @@ class StepImage(VelocitySet):
 
 
 STEPS_OVER = 10.0
-"""Ascents begin with raw velocities so many times as long as a step that would undo the state:
+"""Ascents begin at raw velocities so many times as long as a step that would cancel the state:
 every direction is then near.
 """

@@ -1,5 +1,5 @@
-"""Linear spaces of velocities: all, or those tangent to a norm's image. Without a cost their
-Hamiltonian degenerates.
+"""Linear spaces of velocities: the whole space, and tangent spaces of a norm's image. Without a
+cost H degenerates.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LinearSpace(VelocitySet):
     """H(P) = 0 if the orthogonal projection of P on the space is 0 (to 32 machine epsilons of P),
     else +inf.
 
-    Nothing attains +inf: `maximizer` then raises ConfigError, and `witness` gives velocities along
-    which -<P, f> grows. Where H = 0 every velocity attains it, and the rule is f = 0.
+    No velocity attains +inf: `maximizer` then raises ConfigError, and `witness` gives velocities
+    along which -<P, f> grows. If H = 0 every velocity attains it, and the maximiser is f = 0.
     """
 
     @property
@@ -36,7 +36,7 @@ class LinearSpace(VelocitySet):
 
     @abc.abstractmethod
     def _velocity(self, raw: Tensor) -> Tensor:
-        """The velocity that the placement makes of a sublayer's raw output."""
+        """The velocity of a sublayer's raw output."""
 
     @property
     def verdict(self) -> Posedness:
@@ -54,8 +54,8 @@ class LinearSpace(VelocitySet):
         return torch.zeros_like(P)
 
     def witness(self, P: TokenRows, radius: float) -> TokenRows:
-        """f_R = -R p/|p|, p the projection of P on the space: the f with the largest -<P, f>, R|p|,
-        among those of norm R.
+        """f_R = -R p/|p|, p the projection of P on the space: the f of norm R with the largest -<P,
+        f>, R|p|.
         """
         self.check(P)
         p = self.nearest(P)
@@ -80,7 +80,7 @@ class LinearSpace(VelocitySet):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WholeSpace(LinearSpace):
-    """R^(n x d), where no output or state norm acts: H(P) = 0 if P = 0, else +inf (Kan, theorem 2)."""
+    """R^(n x d), if no output or state norm acts: H(P) = 0 if P = 0, else +inf (Kan, theorem 2)."""
 
     _trivial = False
 
@@ -103,9 +103,9 @@ class TangentSpace(LinearSpace):
     """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the
     norm's image at X.
 
-    H(P) = 0 if each p_j lies in the span of u_j/gamma and 1/gamma, the image's normals at x_j, else
-    +inf (Kan, appendix J). Raises ConfigError where a gain is zero, or where X is on no scaled copy
-    of the image: it has no tangent there.
+    H(P) = 0 if each p_j is in the span of u_j/gamma and 1/gamma, the image's normals at x_j, else
+    +inf (Kan, appendix J). Raises ConfigError if a gain is zero, or if X is on no scaled copy of
+    the image: it has no tangent there.
     """
 
     norm: Norm

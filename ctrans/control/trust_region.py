@@ -15,7 +15,7 @@ from ctrans.control.admissible import ROUNDING, ratio
 from solvers import SolveError
 
 NEWTON_STEPS = 100
-"""Far more than needed: a dozen is the most that was seen."""
+"""Far more than needed: a dozen is the most observed."""
 
 
 def on_sphere(
@@ -25,8 +25,8 @@ def on_sphere(
     case.
 
     Hard case: b has (to rounding) nothing along the smallest curvature, and the other entries of s
-    do not fill the radius. Both signs of the missing entry then serve equally. The rule gives it to
-    the first smallest curvature, with plus where b has no sign there.
+    do not fill the radius. Both signs of the missing entry are then optimal. The function gives it
+    to the first smallest curvature, with plus if b has no sign there.
     """
     lowest = curvature.argmin()
     s, short = _solve(curvature - curvature[lowest], b / radius, ROUNDING * torch.finfo(b.dtype).eps)
@@ -40,7 +40,7 @@ def on_sphere(
 def in_ball(
     curvature: Float[Tensor, "*#batch rank"], b: Float[Tensor, "*batch rank"], radius: float
 ) -> Float[Tensor, "*batch rank"]:
-    """argmin of s'As/2 + b's over |s| <= radius, A = diag(curvature) >= 0; the shortest where there
+    """argmin of s'As/2 + b's over |s| <= radius, A = diag(curvature) >= 0; the shortest if there
     are several.
     """
     return radius * _solve(curvature, b / radius, 0.0)[0]
@@ -48,7 +48,7 @@ def in_ball(
 
 def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """s = -b/(gaps + t) with |s| = 1 and t > floor, or |s| < 1 at t = floor; and whether it is the
-    latter.
+    second case.
     """
     scale = torch.maximum(gaps.amax(-1, keepdim=True), torch.linalg.vector_norm(b, dim=-1, keepdim=True)).detach()
     gaps, b = ratio(gaps.expand_as(b), scale), ratio(b, scale)
@@ -70,7 +70,7 @@ def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
 
 
 def _newton_step(gaps: Tensor, b: Tensor, t: Tensor, rounding: float) -> Tensor:
-    """The Newton step for 1/|s(t)| = 1, and 0 where |s(t)| < 1: no root lies above t then."""
+    """The Newton step for 1/|s(t)| = 1, and 0 if |s(t)| < 1: there is no root above t then."""
     s = ratio(b, gaps + t)
     size = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
     slope = ratio(s.square(), gaps + t).sum(-1, keepdim=True)

@@ -1,3 +1,1 @@
-"""Runs every statement of theory on random cases; the statements stand in the rooms that they are
-about.
-"""
+"""Runs the statements of theory on random cases. Each room has the statements about itself."""

@@ -16,8 +16,8 @@ from solvers import ConfigError, SolveError
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one test: whether the form holds, its worst case with its number, and the
-    distance reached there.
+    """The result of one test: whether the form holds, and the excess, the number and the words of
+    its worst case.
     """
 
     holds: bool
@@ -30,8 +30,8 @@ class CheckResult:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A statement with the outcome of its tests: `seed` None where no source states it, `seconds`
-    for both forms together.
+    """A statement with the results of its tests: `seed` is None if no source states it, `seconds`
+    is the time of both forms.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """new, as printed, corrected (the printed form fails), sharpened (it holds too), or
-        violated.
+        """new, as printed, corrected (the printed form fails), sharpened (the printed form holds
+        too), or violated.
         """
         if not self.corrected.holds:
             return "violated"
@@ -58,8 +58,8 @@ class Result:
 
 
 def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
-    """Both forms of the statement on `cases` cases each, less by their shares. Raises ConfigError
-    for a number below 1.
+    """Tests both forms of the statement on `cases` cases each, or on their shares. Raises
+    ConfigError for a number below 1.
     """
     check_count("cases", cases)
     start = time.perf_counter()
@@ -73,8 +73,8 @@ def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
 
 @torch.no_grad()
 def find(test: CaseTest, name: str, cases: int, seed: int) -> CheckResult:
-    """The worst of the test's cases. A case that cannot be computed, or whose distance is not a
-    number, counts as worst.
+    """The worst of the test's cases. A case that cannot be computed, or whose excess is nan, counts
+    as the worst.
     """
     drawn = [_trial(test, draw_of(name, seed, k)) for k in range(test.count(cases))]
     found = worst(*drawn)
@@ -90,7 +90,5 @@ def _trial(test: CaseTest, draw: Draw) -> Trial:
 
 
 def draw_of(name: str, seed: int, case: int) -> Draw:
-    """The numbers of one case of one statement: each case can be repeated alone, independently of
-    the others.
-    """
+    """The random numbers of one case of one statement: each case can be repeated alone."""
     return Draw(zlib.crc32(f"{name}/{seed}/{case}".encode()))

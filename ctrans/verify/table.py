@@ -1,4 +1,4 @@
-"""Every statement of theory, in the order of its sections."""
+"""All statements of theory, in the order of the sections."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ MODULES = (
     "stability.attention.lipschitz_statements",
     "stability.initialisation.initial_statements",
 )
-"""Where statements are registered, in the order in which a section lists them."""
+"""The modules that register statements, in the order of each section."""
 
 
 @functools.cache
 def all_statements() -> dict[str, Statement]:
-    """Every statement by name, in the order of sections, then of `MODULES`, then of definition; a
-    section's last are a plugin's.
+    """Every statement by name, in the order of sections, then of `MODULES`, then of definition. A
+    plugin's come last in a section.
     """
     places = {importlib.import_module(f"ctrans.{module}").__name__: place for place, module in enumerate(MODULES)}
     ordered = sorted(STATEMENTS.values(), key=lambda each: (each.section, places.get(each.module, len(places))))
@@ -60,10 +60,10 @@ def all_statements() -> dict[str, Statement]:
 
 
 def select(only: Sequence[str] = ()) -> list[Statement]:
-    """The statements that the words select, in the table's order; all of them for none.
+    """The statements that the words select, in the table's order; all of them for no words.
 
-    A word is a section's number, a name, or how names begin: "theorem-4" (or "theorem 4") selects
-    every "theorem-4-...". Raises ConfigError for one that selects nothing.
+    A word is a section's number, a name, or the beginning of names: "theorem-4" (or "theorem 4")
+    selects every "theorem-4-...". Raises ConfigError for a word that selects nothing.
     """
     wanted = {name for word in only for name in _selected(word)}
     return [each for each in all_statements().values() if not only or each.name in wanted]
@@ -84,7 +84,5 @@ def _selected(word: str) -> list[str]:
 
 
 def verify_all(statements: Sequence[Statement], cases: int = 200, seed: int = 0) -> Iterator[Result]:
-    """The results of the statements, one after the other. Raises ConfigError for a number of cases
-    below 1.
-    """
+    """The results of the statements in turn. Raises ConfigError for a number of cases below 1."""
     return (verify(each, cases, seed) for each in statements)

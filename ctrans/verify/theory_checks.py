@@ -1,4 +1,4 @@
-"""The check of `ctrans verify`: a statement of theory that a case violates, as a finding."""
+"""The check of `ctrans verify`: a violated statement of theory as a finding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECKS = Checks(
 
 
 def findings_of(results: Sequence[Result]) -> list[Finding]:
-    """A finding for each statement that is violated."""
+    """A finding for each violated statement."""
     return [
         CHECKS.finding(
             "statement violated",
