@@ -1,7 +1,8 @@
-"""What the README tells a newcomer to type into Python runs as it stands, from an empty directory and without a network."""
+"""What the README shows is real: its snippets run from an empty directory without a network, and its commands print what it says."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,3 +25,30 @@ def test_a_snippet_runs_from_nothing(snippet, tmp_path):
         [sys.executable, "-c", snippet], cwd=tmp_path, env={**os.environ, **offline}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+SHOWN = [block.splitlines() for block in re.findall(r"^```\n(\$ ctrans .*?)^```$", TEXT, re.M | re.S)]
+
+
+def folded(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", SHOWN, ids=lambda lines: lines[0].split()[2])
+def test_a_command_prints_the_lines_that_are_shown(lines, tmp_path):
+    (model,) = re.findall(r"^```python title=\"my_model.py\"\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.M | re.S)
+    (tmp_path / "my_model.py").write_text(model)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    printed = ""
+    for command in (line.removeprefix("$ ctrans ") for line in lines if line.startswith("$")):
+        arguments = [sys.executable, "-m", "ctrans", *shlex.split(command)]
+        done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        printed += done.stdout
+    for line in lines:
+        assert line.startswith("$") or folded(line) in folded(printed), line
+
+
+def test_the_readme_is_short():
+    assert len(SHOWN) >= 4
+    assert TEXT.count("\n") <= 120
