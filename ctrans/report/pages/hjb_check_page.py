@@ -62,7 +62,12 @@ COLUMNS = (
     ),
     Column("segment", "the one with the largest costate, where H was taken", "P = dL/dX", detail=True),
     Column("Kan's value", "of H, for LayerNorm", detail=True),
-    Column("gap", "worst distance of the best velocities that were found from H", "(H − best)/|H|", detail=True),
+    Column(
+        "gap",
+        "worst distance of the best velocities that were found from H",
+        "(H − best)/S, S the size of H's terms",
+        detail=True,
+    ),
     Column("weight gap", "the same for the best last-layer weights W", detail=True),
     Column("KKT", "worst residual of the maximiser's first-order conditions", detail=True),
     Column("apart", "largest distance between maximisers from different starts", detail=True),
@@ -96,7 +101,7 @@ def chapters(models: Mapping[str, CheckJSON], result: Mapping[str, Any]) -> list
     summary = Table("", COLUMNS, [_row(name, model) for name, model in models.items()])
     return [
         Chapter("Verdicts", [_answer(models), summary, *refused, *notes]),
-        Chapter("Evidence that disagrees", found),
+        Chapter("Findings", found, folded=all(each["severity"] == "note" for each in result["findings"])),
         Chapter("Growth with the weights", _growth(models), picture="hjb-check"),
         Chapter("By depth", _by_depth(models)),
         Chapter("Velocities that each placement allows", _sets(models), folded=True),
@@ -114,14 +119,14 @@ def _answer(models: Mapping[str, CheckJSON]) -> Answer:
     for name, model in models.items():
         groups.setdefault(_free(model, model["step_verdict"]), {})[_short(name, model)] = None
     says = {
-        "nothing": "a finite best update of every layer exists for {}",
-        "gains": "a finite best update of every layer exists for {} while the norms' gains stay bounded",
-        "weights": "only a bound or penalty on the weights makes it finite for {} (no fault of a model)",
-        "unknown": "it is not known whether one exists for {}",
+        "nothing": "every layer of {} has a finite best update",
+        "gains": "every layer of {} has a finite best update while the norms' gains stay bounded",
+        "weights": "the best updates of {} are finite only with a bound or a penalty on the weights (no fault of a model)",
+        "unknown": "it is not known whether the best updates of {} are finite",
     }
-    other = "a finite best update exists for {} if {} stay fixed"
+    other = "every layer of {} has a finite best update with {}"
     parts = [
-        says[need].format(", ".join(names)) if need in says else other.format(", ".join(names), need.removesuffix(" fixed"))
+        says.get(need, other).format(", ".join(names), need)
         for need, names in sorted(groups.items(), key=lambda each: list(says).index(each[0]) if each[0] in says else 0)
     ]
     text = "; ".join(parts)
