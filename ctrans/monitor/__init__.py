@@ -1,8 +1,8 @@
-"""A training watched while it runs: gauges from its own passes, probes on a held batch, alarms with
-what helps, a log.
+"""Watches a running training: gauges from its own passes, probes on a held batch, alarms with fixes,
+and a log.
 
-`TrainerCallback` (transformers) and `LightningCallback` (lightning) are imported when first asked
-for.
+`TrainerCallback` needs transformers, `LightningCallback` needs lightning. The import happens at the
+first use of the name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Alarms: the checks of a training, each with its own measurement of the training's past.
+"""Alarms: the checks of a training, each with a measurement of the training's past.
 
-A new alarm is one entry of `ALARMS`: a function of the past and the limits, as those of
-`ctrans.monitor.past_checks`, and words. `Monitor(..., limits={"attention logits grow": {"limit":
-100}})` sets limits of a run.
+A new alarm is one entry of `ALARMS`: its texts, and a function of the past and the limits as in
+`ctrans.monitor.past_checks`. `Monitor(..., limits={"attention logits grow": {"limit": 100}})` changes
+limits for a run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from solvers.errors import unknown
 
 SET = "our choice, set on one half of the runs of benchmarks/warning_study.py and tested on the other"
 PROBED = ("preconditioned_over_edge",)
-"""Figures of probes that checks judge; all others judge gauges."""
+"""The figures of probes that checks judge. All other checks judge gauges."""
 REMEMBERED = 3
-"""An alarm that was quiet for so many reports is raised again."""
+"""An alarm is raised again after more than this number of reports without it."""
 _GROWTH = {"window": 6, "ahead": 4.0, "fit": 0.8}
 _SPIKE = {"window": 64, "recent": 8, "least": 8}
 _MOMENTS = "rms of the gradient over the root of Adam's second moment"
@@ -38,7 +38,7 @@ def _off_guessing(values: Array, past: Past) -> Array:
 
 
 def _measured(check: Check) -> bool:
-    """Whether it has a measurement, and a gauge or a probe offers what that looks at."""
+    """Whether it has a measurement, and a gauge or a probe offers its quantity."""
     return check.measure is not None and (check.quantity in GAUGES or check.quantity in PROBED)
 
 
@@ -246,13 +246,11 @@ ALARMS = Checks(
         "discrete step far from the ODE's": "step larger than the state",
     },
 )
-"""In the order in which they are reported; of what happens together, causes come before what they
-lead to.
-"""
+"""Alarms by name, in the order of reports: causes before their consequences."""
 
 
 def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
-    """The limits of all alarms, with those that are given in their place. ConfigError with the
+    """The limits of all alarms, with the given ones instead of the defaults. Raises ConfigError with the
     nearest name for an unknown one.
     """
     now = {}
@@ -270,7 +268,7 @@ def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
 
 
 class Watch:
-    """The alarms of a run: each is reported once, and again when it had been quiet."""
+    """The alarms of a run. Each is reported when it begins, and again after a pause of `REMEMBERED` reports."""
 
     def __init__(self, limits: Mapping[str, Mapping[str, float]] | None = None):
         self.limits = check_limits(limits or {})
@@ -278,20 +276,20 @@ class Watch:
         self._count = 0
 
     def memory(self) -> dict[str, Any]:
-        """What was reported, and when, for a run that goes on."""
+        """The reported alarms and their times, for a resumed run."""
         return {"last": dict(self._last), "count": self._count}
 
     def remember(self, memory: Mapping[str, Any]) -> None:
-        """Goes on from what `memory` gave."""
+        """Continues from a result of `memory`."""
         self._last = {ALARMS.renamed.get(name, name): when for name, when in memory["last"].items()}
         self._count = int(memory["count"])
 
     def look(self, past: Past) -> list[Finding]:
-        """The alarms that are new in the last report, those that are notes last."""
+        """The new alarms of the last report, with notes last."""
         self._count += 1
         found = []
         for name, check in ALARMS.items():
-            assert check.measure is not None, "an alarm without a measurement is refused"
+            assert check.measure is not None, "`ALARMS` has no alarm without a measurement"
             sighting = check.measure(past, self.limits[name])
             if sighting is None:
                 continue
@@ -317,7 +315,7 @@ def _finding(name: str, sighting: Sighting, step: int) -> Finding:
 
 
 def old_rule(says: str, check: PastCheck, limits: Limits, grade: str, source: str, does: str, helps: str) -> Check:
-    """The check of a rule as the version before had it."""
+    """A check from the arguments of a rule of the previous version."""
     severity: Severity = "note" if grade == "notice" else "serious"
     return Check("loss", says, severity, source, does, helps, limits=limits, measure=check)
 

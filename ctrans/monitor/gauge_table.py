@@ -1,4 +1,4 @@
-"""The table of a report's figures: what each is, what there is one of, and how it is measured."""
+"""The table of gauges: what each figure of a report is, and how it is measured."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from solvers.deprecated import old_member
 
 Scope = Literal["run", "state", "sublayer", "head"]
 Figures = dict[str, float | list[float]]
-"""A report's figures by gauge: a number for the run, a list for the others, nan where nothing was
-seen.
+"""The figures of a report by gauge: a number for a gauge of the run, else a list by place; nan is
+unknown.
 """
 MEDIAN_OF = 4096
-"""A median is that of at most so many entries."""
+"""The largest number of entries of which a median is taken."""
 TINY = 1e-30
 
 
 @dataclasses.dataclass(frozen=True)
 class Gauge:
-    """A figure of a report: its formula in words, what there is one of, and how it is measured.
+    """A figure of a report: its formula in words, its scope, and its measurement.
 
-    `measure` gets, by `scope`, and gives one number (for a head, one for each):
+    `measure` returns one number, or for "head" one for each head. By `scope`, its argument is:
 
     - "state": X_k (*batch, tokens, width), for each of the states X_0 .. X_K
     - "sublayer": r_k, the raw velocity of a sublayer, of the same shape
@@ -36,7 +36,7 @@ class Gauge:
       row may not read
     - "run": the report's other figures
 
-    A tensor may stay on its device. None stands for a gauge that the monitor measures itself.
+    It may return a tensor on its device. The monitor itself measures gauges with None.
     """
 
     description: str
@@ -47,11 +47,13 @@ class Gauge:
 
 
 class GaugeTable(dict[str, Gauge]):
-    """Gauges by name. A new one needs a measurement: one without it would never be reported."""
+    """Gauges by name. Raises ConfigError for a new gauge without a measurement."""
 
     def __setitem__(self, name: str, gauge: Gauge) -> None:
         if not callable(gauge.measure):
-            raise ConfigError(f"nothing measures the gauge {name!r}: give Gauge(description, scope, measure), measure a function")
+            raise ConfigError(
+                f"nothing measures the gauge {name!r}: give Gauge(description, scope, measure) a function as measure"
+            )
         super().__setitem__(name, gauge)
 
 
@@ -73,11 +75,11 @@ def token_spread(r: Tensor) -> Tensor:
 
 
 GAUGES = GaugeTable({
-    "loss": Gauge("the loss that `step` is given", "run"),
+    "loss": Gauge("the loss given to `step`", "run"),
     "highest_loss": Gauge("the largest loss since the last report", "run"),
-    "learning_rate": Gauge("the largest of the optimiser's groups", "run"),
-    "gradient_norm": Gauge("|dL/dW| over all weights, as `step` is given it or finds it", "run"),
-    "highest_gradient_norm": Gauge("the largest gradient norm since the last report, where `step` is given each", "run"),
+    "learning_rate": Gauge("the largest learning rate of the optimiser's groups", "run"),
+    "gradient_norm": Gauge("|dL/dW| over all weights, as given to `step` or computed", "run"),
+    "highest_gradient_norm": Gauge("the largest gradient norm since the last report, if given to `step`", "run"),
     "gradient_outside": Gauge("|dL/dW| over the weights outside of the depth: embeddings, final norm, head", "run"),
     "update_outside": Gauge("|W' - W|/|W| of one step, over the weights outside of the depth", "run"),
     "adam_gradient_ratio_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth", "run"),
@@ -93,7 +95,7 @@ GAUGES = GaugeTable({
     "velocity": Gauge("|r_k|/sqrt(number of entries), r_k the raw velocity", "sublayer", root_mean_square),
     "spread": Gauge("share of |r_k| that differs between tokens: |r_k - mean over tokens|/|r_k|", "sublayer", token_spread),
     "bound_share": Gauge(
-        "the longest token of r_k over what its norm allows, or its weights, where a probe looked at them", "sublayer"
+        "the longest token of r_k over the bound by its norm, or by its weights if a probe computed it", "sublayer"
     ),
     "step_share": Gauge("|h r_k|/|X_k|: the length of a discrete step", "sublayer"),
     "gradient": Gauge("|dL/dW_k|", "sublayer"),
@@ -103,13 +105,13 @@ GAUGES = GaugeTable({
     ),
     "routing": Gauge("exp(entropy of experts' shares of tokens, or of first choices)/number of experts", "sublayer"),
     "logit": Gauge("largest |attention score| before the softmax", "head", largest_score),
-    "entropy": Gauge("mean entropy of attention's rows over log(tokens that may be read)", "head", row_entropy),
+    "entropy": Gauge("mean entropy of attention rows over log(number of visible tokens)", "head", row_entropy),
 })  # fmt: skip
-"""Everything that a report may have. A new gauge is one entry."""
+"""All gauges. A new gauge is one entry."""
 RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient_ratio_outside"}
-"""Gauges by their names in logs of the version before."""
+"""Gauges by their names in logs of the previous version."""
 
 
 def measures_of(scope: Scope) -> dict[str, Callable[[Any], Tensor | float]]:
-    """The measurements of that scope's gauges that carry one, by gauge."""
+    """The measurements of gauges of that scope, by gauge, where there is one."""
     return {name: gauge.measure for name, gauge in GAUGES.items() if gauge.scope == scope and gauge.measure is not None}

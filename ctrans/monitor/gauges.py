@@ -1,13 +1,14 @@
-"""Cheap figures of a training from its own passes: hooks on steps that report, none on the others.
+"""Figures of a training from its own passes, by hooks on the steps that report.
 
-What hooks find stays on the device, as numbers; `Gauges.read` moves all of a report to the host at
-once. Hooks only look: the training has the bits that it has without them.
+The figures stay on the device until `Gauges.read` moves all of them to the host at once. Hooks change
+no bit of the training.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,19 +28,17 @@ OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
 
 
 class Gauges:
-    """The hooks of one model and what they found. `arm` puts them in place, `disarm` takes them
-    away, `read` gives the figures.
+    """The hooks of one model and their figures. `arm` adds the hooks, `disarm` removes them, `read`
+    returns the figures.
     """
 
     def __init__(self, sites: Sites):
         self.sites = sites
         self.updates = Updates()
         self.map_bounds: list[TokenBound | None] = [None] * len(sites.sites)
-        """How long maps' outputs can be at the weights of the next `read`, where a probe has found
-        it.
-        """
+        """Bounds on the outputs of maps at the weights of the next `read`, if a probe found them."""
         self.unknown: dict[str, str] = {}
-        """What hooks could not look at since `arm`, and why: they never raise into a training."""
+        """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
         self._handles: list[Any] = []
         self._found: dict[tuple[str, int], Tensor] = {}
         self._left_so_far: dict[int, dict[int, Tensor]] = {}
@@ -49,21 +48,20 @@ class Gauges:
         self._last: Tensor | None = None
         self.half = False
         self.heads: list[int] | None = None
-        """How many heads each sublayer has, as its scores show; None before any were seen."""
+        """The number of heads of each sublayer, from its scores; None before the first ones."""
         self.broken: list[tuple[str, int]] = []
-        """What the last `read` measured and found not finite, in the order of a pass: gauges and
-        places.
+        """(gauge, place) of the figures of the last `read` that are inf or nan, in the order of a
+        pass.
         """
 
     @property
     def seen(self) -> bool:
-        """Whether a pass went through the depth since it was armed."""
+        """Whether a pass went through the depth since `arm`."""
         return ("rms", 0) in self._found
 
     def arm(self, *, looking: bool = False) -> None:
-        """From here on passes are looked at, the first one that goes through a module after this.
-
-        Those of the training: where gradients are wanted and the model trains. With `looking`, any.
+        """Measures the next pass through each module: one of the training, with gradients and the
+        model in training mode, or with `looking` any pass.
         """
         self.disarm()
         self._looking = looking
@@ -71,7 +69,7 @@ class Gauges:
         for site in self.sites.sites:
             self._pre(site.enter, site, self._entered)
             for place, way_out in enumerate(site.exits):
-                self._exit(way_out, place, site)
+                self._post(way_out.module, site, partial(self._left, place, way_out))
             if site.state_norm is not None:
                 self._post(site.state_norm, site, self._ended)
             if site.attention is not None:
@@ -99,20 +97,19 @@ class Gauges:
         *,
         unscaled: bool = False,
     ) -> Figures:
-        """All figures of the passes since `arm`, and of gradients and weights as they are, in one
-        move to the host.
+        """Returns all figures of the passes since `arm`, and of the present gradients and weights.
 
-        Gradients are those of `scale` times the loss, and told without it; nan for one that
-        overflows in it, as its scaler makes no step then. With `unscaled`, those of the weights are
-        without it already. With `clip`, the gradient's norm is still to be cut to that, and what
-        Adam will see is.
+        Gradients are those of `scale` times the loss. Their figures are divided by it, and are nan
+        where they overflow: the scaler then skips the step. With `unscaled`, the gradients of the
+        weights no longer have that factor. With `clip`, you will clip them after this: Adam's figures
+        are those of clipped ones.
         """
         self.disarm()
         found, self._found = self._found, {}
         self._heads_of_model(found)
         inside, outside = own_parameters(self.sites)
         for k, parameters in enumerate(inside):
-            if any(p.requires_grad for p in parameters):  # one that is frozen on purpose has none, which is not 0
+            if any(p.requires_grad for p in parameters):  # frozen weights have no figure, rather than 0
                 found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
         found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
         of_weights = 1.0 if scale is None or unscaled else scale
@@ -120,7 +117,7 @@ class Gauges:
             for key in [key for key in found if key[0] in OF_GRADIENTS]:
                 divisor = scale if key[0] == "costate" else of_weights
                 found[key] = torch.where(found[key].isfinite(), found[key] / divisor, math.nan)
-        cut = torch.ones(()) if clip is None else self._cut(found, clip)
+        cut = torch.ones(()) if clip is None else self._clip_factor(found, clip)
         factor = None if clip is None and of_weights == 1 else cut / of_weights
         found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
@@ -128,52 +125,42 @@ class Gauges:
         values.update(self._bound_shares(values))
         return self._figures(values, scaled=scale is not None)
 
-    def _cut(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
-        """What all gradients will be multiplied with so that their norm is at most `clip`."""
+    def _clip_factor(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
+        """The factor that clips the norm of all gradients to `clip`."""
         parts = [found["gradient", k] for k in range(len(self.sites.sites)) if ("gradient", k) in found]
         outside = found["gradient_outside", 0]
-        if parts:  # none where only what is outside of the depth trains
+        if parts:  # none if all sublayers are frozen
             outside = outside.to(parts[0])
         return (clip / length(torch.stack([*parts, outside])).clamp(min=TINY)).clamp(max=1.0)
 
     def sample_weights(self) -> None:
-        """Remembers entries of the weights, so that the next `read` knows what one step of the
-        optimiser does to them.
+        """Keeps a sample of the weights, so that the next `read` can measure one step of the
+        optimiser.
         """
         inside, outside = own_parameters(self.sites)
         self.updates.remember([*inside, outside])
 
-    def _pre(self, module: nn.Module, site: Site, told: Callable[[Site, Tensor], None]) -> None:
+    def _pre(self, module: nn.Module, site: Site, look: Callable[[Site, Tensor], None]) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             x = None if torch.compiler.is_compiling() else _state((*args, *kwargs.values()))
             if x is not None:
-                self._try(site.place, told, site, x)
+                self._try(site.place, look, site, x)
 
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def _post(self, module: nn.Module, site: Site, told: Callable[[Site, Tensor], None], *, always: bool = False) -> None:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            if torch.compiler.is_compiling():
-                return
-            y = first_tensor(output)
-            if isinstance(y, Tensor) or always:
-                self._try(site.place, told, site, y)
-
-        self._handles.append(module.register_forward_hook(hook, always_call=always))
-
-    def _exit(self, way_out: MapOutput, place: int, site: Site) -> None:
+    def _post(
+        self, module: nn.Module, site: Site, look: Callable[[Site, Any, Sequence[Any]], None], *, always: bool = False
+    ) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            y = None if torch.compiler.is_compiling() else first_tensor(output)
-            if isinstance(y, Tensor):
-                self._try(site.place, self._left, site, place, way_out, (*args, *kwargs.values()), y)
+            y = first_tensor(output)
+            if not torch.compiler.is_compiling() and (isinstance(y, Tensor) or always):
+                self._try(site.place, look, site, y, (*args, *kwargs.values()))
 
-        self._handles.append(way_out.module.register_forward_hook(hook, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=always))
 
     def _try(self, where: str, look: Callable[..., None], *given: Any) -> None:
-        """Looks; whatever goes wrong with that is noted, and the training goes on.
-
-        All exceptions, as what stands in a model that nobody here has seen is not known, and a
-        training is worth more than a figure.
+        """Notes any exception in `unknown`: users' models may raise anything, and a training must
+        not stop for a figure.
         """
         try:
             look(*given)
@@ -181,7 +168,7 @@ class Gauges:
             self.unknown.setdefault(where, in_a_line(error))
 
     def _new(self, name: str, place: int) -> bool:
-        """Whether this is the first such figure of a pass that is looked at."""
+        """Whether the pass is to be measured and has no such figure yet."""
         wanted = self._looking or (torch.is_grad_enabled() and self.sites.root.training)
         return wanted and (name, place) not in self._found
 
@@ -191,11 +178,10 @@ class Gauges:
             return
         with torch.no_grad():
             self._state(k, x.detach())
-            rows = sample_rows(x)
             if k == 0:
-                self._start = rows.clone()
-            elif self._start is not None and rows.shape == self._start.shape:
-                self._found["added", k] = torch.linalg.vector_norm(rows.float() - self._start)
+                self._start = sample_rows(x).clone()
+            else:
+                self._growth(k, x)
             if needs_radius(site.sublayer):
                 self._found["radius", k] = longest(x.detach())
         if x.requires_grad:
@@ -203,10 +189,10 @@ class Gauges:
         self._last = x
 
     def _returns(self, k: int, p: Tensor) -> None:
-        """dL/dX_k, on the way back; nothing is put in its place."""
+        """dL/dX_k in the backward pass, unchanged."""
         self._found.setdefault(("costate", k), length(p.detach()))
 
-    def _left(self, site: Site, place: int, way_out: MapOutput, args: Sequence[Any], y: Tensor) -> None:
+    def _left(self, place: int, way_out: MapOutput, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         k = site.k
         if not self._new("velocity", k) or ("rms", k) not in self._found:
             return
@@ -217,7 +203,7 @@ class Gauges:
                 self._moved(site, sum(self._left_so_far.pop(k).values()))  # type: ignore[arg-type]  # there is at least one
 
     def _moved(self, site: Site, r: Tensor) -> None:
-        """The raw velocity r_k."""
+        """Measures the raw velocity r_k."""
         k = site.k
         self._measure("sublayer", k, r)
         self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
@@ -225,41 +211,41 @@ class Gauges:
         if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
             self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
 
-    def _ended(self, site: Site, y: Tensor) -> None:
+    def _ended(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         if site.k + 1 == len(self.sites.sites) and self._new("rms", site.k + 1):
             with torch.no_grad():
                 self._arrived(y.detach())
 
     def _arrived(self, x: Tensor) -> None:
-        """X_K."""
+        """Measures the last state X_K."""
         k = len(self.sites.sites)
         self._state(k, x)
+        self._growth(k, x)
+        self._last = x[:1, :SAMPLE] if x.dim() > 2 else x[:SAMPLE].unsqueeze(0)
+
+    def _growth(self, k: int, x: Tensor) -> None:
         rows = sample_rows(x)
         if self._start is not None and rows.shape == self._start.shape:
-            self._found["added", k] = torch.linalg.vector_norm(rows.float() - self._start)
-        self._last = x[:1, :SAMPLE] if x.dim() > 2 else x[:SAMPLE].unsqueeze(0)
+            self._found["added", k] = torch.linalg.vector_norm(rows - self._start)
 
     def _state(self, k: int, x: Tensor) -> None:
         self.half = x.dtype == torch.float16
         self._measure("state", k, x)
 
     def _measure(self, scope: Scope, k: int, x: Tensor) -> None:
-        """The gauges of that scope that carry their measurement, on what it is made of; only the
-        first one of a pass counts.
-        """
+        """Adds the gauges of that scope that have a measurement, unless the pass has them."""
         for name, measure in measures_of(scope).items():
             if (name, k) not in self._found:
-                self._try(f"the gauge {name}", self._measure_one, name, k, measure, x)
-
-    def _measure_one(self, name: str, k: int, measure: Callable[[Tensor], Tensor | float], x: Tensor) -> None:
-        self._found[name, k] = torch.as_tensor(measure(x))
+                try:
+                    self._found[name, k] = torch.as_tensor(measure(x))
+                except Exception as error:  # a user's function may raise anything
+                    self.unknown.setdefault(f"the gauge {name}", in_a_line(error))
 
     def _bound_shares(self, values: Mapping[tuple[str, int], list[float]]) -> dict[tuple[str, int], list[float]]:
-        """The longest token of r_k over `velocity_bound`, at weights that no step has changed since
-        the pass.
+        """The longest token of r_k over `velocity_bound`, at the weights of the pass.
 
-        Dropout within a map makes what it leaves larger, by 1/(1 - p) each. nan where no bound is
-        known, or weights are sharded.
+        Dropout of share p in a map multiplies its bound by 1/(1 - p). No figure without a known
+        bound, or for sharded weights.
         """
         shares: dict[tuple[str, int], list[float]] = {}
         for site in self.sites.sites:
@@ -277,18 +263,18 @@ class Gauges:
             self._modes.append(ScoresSeen(lambda scores: self._measure("head", site.k, scores)))
             self._modes[-1].enter()
 
-    def _attended(self, site: Site, y: Any) -> None:
+    def _attended(self, site: Site, y: Any, args: Sequence[Any]) -> None:
         if self._modes:
             self._modes.pop().leave()
 
     def _sent(self, site: Site, x: Tensor) -> None:
-        """By our own maps' word: what a router of theirs is called with is not seen."""
+        """Routing of ctrans's own maps, from their load of a sample of tokens."""
         if self._new("routing", site.k):
             with torch.no_grad():
                 load = site.router.load(sample(x))  # type: ignore[union-attr, operator]  # it is such a map
                 self._found["routing", site.k] = evenness(load / load.sum())
 
-    def _routed(self, site: Site, y: Tensor) -> None:
+    def _routed(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         if self._new("routing", site.k) and y.is_floating_point() and y.shape[-1] > 1:
             with torch.no_grad():
                 chosen = y.detach().reshape(-1, y.shape[-1]).argmax(-1)
@@ -303,14 +289,14 @@ class Gauges:
                 self._logits(self._found, logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
 
     def _heads_of_model(self, found: dict[tuple[str, int], Tensor]) -> None:
-        """Logits of our own models, whose objective calls their parts: of the last state's sampled
-        tokens, once more.
+        """Logits of ctrans's own models, from the last state's sample: training does not call these
+        models as a whole.
         """
         model, whole = self.sites.model, ("rms", len(self.sites.sites)) in found
         if ("log_z", 0) in found or not whole or self._last is None or not self.sites.own or not self.sites.vocabulary:
             return
         if any(hasattr(p, "full_tensor") for p in self.sites.root.parameters()):
-            return  # sharded: nobody has the head whole outside of a pass
+            return  # no process has all weights of the head
         with torch.no_grad():
             weight = next(self.sites.root.parameters())
             self._logits(found, model.head(self._last.to(weight.dtype)).flatten(0, -2))
@@ -349,8 +335,8 @@ class Gauges:
 
 
 def growth_exponent(added: Sequence[float]) -> float | None:
-    """p of |X_k - X_0| ~ k^p: least squares of the logarithms from the middle of the depth to its
-    end; None of fewer than two.
+    """p of |X_k - X_0| ~ k^p by least squares of the logarithms from the middle of the depth to its
+    end; None for fewer than two points.
     """
     half = range(max(1, len(added) // 2), len(added) + 1)
     points = [(math.log(k), math.log(added[k - 1])) for k in half if 0 < added[k - 1] < math.inf]
@@ -362,7 +348,7 @@ def growth_exponent(added: Sequence[float]) -> float | None:
 
 
 def in_a_line(error: BaseException) -> str:
-    """What went wrong, for a log."""
+    """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 

@@ -1,6 +1,4 @@
-"""The figures by depth of a training over time, few enough for a file that a browser opens however
-long the run.
-"""
+"""The figures of a training over time, few enough for a page in a browser however long the run is."""
 
 from __future__ import annotations
 
@@ -13,20 +11,19 @@ from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog
 
 MOMENTS = 200
-"""At most so many reports are kept."""
+"""The largest number of reports whose figures by depth are kept."""
 ENTRIES = 120_000
-"""At most so many figures are kept in all, but two reports always: about 1 MB of text."""
+"""The largest number of figures by depth, about 1 MB of text. Two reports are always kept."""
 
 
 def history(log: MonitorLog) -> dict[str, Any]:
-    """What a log has over time.
+    """The figures of a log over time.
 
-    - `over_time`: by gauge of the run, one figure for each of the log's reports
-    - `steps`: of the reports whose figures by depth are kept: the first, the last, and others
-      evenly between by their place in the log
-    - `by_depth`: by gauge, one list for each of these steps; nan where nothing was seen
-
-    Figures by depth are kept to four digits, one more than the log has.
+    - `over_time`: for each gauge of the run, one figure for each report
+    - `steps`: the steps of the reports whose figures by depth are kept: the first, the last, and
+      others evenly between
+    - `by_depth`: for each other gauge, one list for each of `steps`; nan is unknown. Figures have
+      four digits, one more than in the log
     """
     seen = {name: log.series(name) for name in GAUGES}
     known = {name: series for name, series in seen.items() if series.size and np.isfinite(series).any()}
@@ -41,7 +38,7 @@ def history(log: MonitorLog) -> dict[str, Any]:
 
 
 def kept_reports(count: int, most: int) -> list[int]:
-    """At most so many of 0 .. count - 1, evenly, both ends among them."""
+    """At most `most` of 0 .. count - 1, evenly, with both ends."""
     if count <= most:
         return list(range(count))
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]

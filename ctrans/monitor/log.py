@@ -1,11 +1,9 @@
-"""The log of a watched training: JSON lines that a killed run leaves readable, and that stay few
-however long it runs.
+"""The log of a watched training: JSON lines, readable after a killed run, and few however long the run.
 
-A line is a header, a report, an alarm, a probe or an end (`ctrans.monitor.log_lines`). When there
-are `KEPT` reports, every second one of the older three quarters is dropped, so that the newest are
-as dense as they were written and the oldest ever sparser: 100,000 steps of 200 sublayers reported
-every 50 are about 7 MB and not 80. A line is written whole and flushed; thinning writes another
-file and puts it in the log's place.
+A line is a header, a report, a finding, a probe or an end (`ctrans.monitor.log_lines`). At `KEPT`
+reports the writer drops every second one of the older three quarters, so that old reports become
+sparse: 100,000 steps of 200 sublayers with a report every 50 steps take 7 MB instead of 80. The writer
+flushes each line, and replaces the whole file to drop reports.
 """
 
 from __future__ import annotations
@@ -44,18 +42,16 @@ Made = TypeVar("Made")
 
 LOG = "monitor.jsonl"
 KEPT = 512
-"""Of more reports than that, older ones are thinned."""
+"""The number of reports at which older ones are dropped."""
 DENSE = KEPT // 4
-"""So many of the newest are never dropped."""
+"""The number of newest reports that are never dropped."""
 PEAKS = ("highest_loss", "highest_gradient_norm")
-"""What a report that is dropped leaves to the next one: the larger of both."""
+"""Gauges of which the report after a dropped one keeps the larger value."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MonitorLog:
-    """What a log holds: reports, findings and probes as they were written, and how it ended, "" for
-    a run that goes on or was killed.
-    """
+    """The contents of a log. `ended` says how the run ended; "" for one that still runs or was killed."""
 
     header: Header
     reports: list[Report]
@@ -66,9 +62,7 @@ class MonitorLog:
     alarms = old_member("alarms", "findings")
 
     def series(self, name: str) -> NDArray[np.float64]:
-        """A gauge over time: (reports,) for the run's, else (reports, places); nan where it was not
-        seen.
-        """
+        """A gauge over time: (reports,) for one of the run, else (reports, places); nan is unknown."""
         rows = [report.figures.get(name) for report in self.reports]
         width = max((len(row) for row in rows if isinstance(row, list)), default=0)
         if GAUGES[name].scope == "run":
@@ -81,10 +75,10 @@ class MonitorLog:
 
 
 class LogWriter:
-    """Appends to the log of a directory. `start` is the step that the training goes on from; what
-    was written after it is dropped.
+    """Appends to the log of a directory. It drops lines after `start`, the step from which the training
+    continues.
 
-    Raises ConfigError where it cannot be written, or what is there cannot be read.
+    Raises ConfigError for a log that cannot be written or read.
     """
 
     def __init__(self, directory: Path, header: Header, start: int = 0):
@@ -136,15 +130,16 @@ class LogWriter:
 
 
 def read_log(directory: str | Path) -> MonitorLog:
-    """The log in that directory. Lines that are not whole, or not what a monitor writes, are left
-    out; whoever wrote it, what is read can be shown. Raises ConfigError where there is none, or it
+    """Reads the log in that directory, without lines that are incomplete or that no monitor writes.
+
+    The result is safe to show, whatever the file has. Raises ConfigError if there is no log, or it
     cannot be read.
     """
     directory = Path(directory)
     lines = list(lines_of(directory))
     header = next(_each(header_of, lines), None)
     if header is None:
-        raise ConfigError(f"{str(directory / LOG)!r} is no log of a monitor: give the directory that Monitor(out=...) was given")
+        raise ConfigError(f"{str(directory / LOG)!r} is no log of a monitor: give the directory of Monitor(out=...)")
     return MonitorLog(
         header,
         list(_each(report_of, lines)),
@@ -159,15 +154,14 @@ def _each(made: Callable[[LogLine], Made | None], lines: Iterable[LogLine]) -> I
 
 
 def lines_of(directory: Path) -> Iterator[LogLine]:
-    """What lines hold; those that are not whole, or nested deeper than any that a monitor writes,
-    are left out. None of no file.
+    """The lines as objects, without those that are incomplete or nested too deep. None without a
+    file.
 
-    Raises ConfigError for a log that is there and cannot be read to its end: who took its beginning
-    for the whole would lose the rest.
+    Raises ConfigError for a log that cannot be read to its end, since a writer would drop the rest.
     """
     path = directory / LOG
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe could block
             return
         with path.open(errors="replace") as file:
             for text in file:
@@ -183,8 +177,8 @@ def lines_of(directory: Path) -> Iterator[LogLine]:
 
 
 def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
-    """All lines but every second report of those before the newest `DENSE`, whose peaks the next
-    one takes over.
+    """The lines without every second report before the newest `DENSE` ones. The next report keeps the
+    dropped peaks.
     """
     reports = [i for i, line in enumerate(lines) if "by" in line]
     dropped = set(reports[:-DENSE][::2])

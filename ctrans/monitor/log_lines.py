@@ -1,8 +1,8 @@
-"""The lines of a monitor's log: what each holds, how it is written, and how a line of anybody's is
-read, or left out.
+"""The lines of a monitor's log: their contents, how they are written, and how they are read and
+checked.
 
-In a report what there is by depth is one text for each gauge: bfloat16 (three digits, the range of
-float32, also inf and nan) in base64, 2.7 characters a number.
+In a report, each gauge by depth is one text: bfloat16 (three digits, the range of float32, inf and nan)
+in base64, at 2.7 characters a number.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ctrans.monitor.gauge_table import GAUGES, RENAMED, Figures
 
 LogLine = dict[str, Any]
 LAST_STEP = 2**53
-"""No training has so many steps; a picture's axes could not count them."""
+"""The limit of steps: a float64 counts no further."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a log is of: the model in a line, its sublayers' places and kinds, how many heads each
-    has, how often it reports.
+    """The header of a log: the model in one line, the places, kinds and numbers of heads of its
+    sublayers, and the steps between reports.
 
-    `total` is how many steps the training will have, None where nobody said; `unseen` says what is
-    not measured and why.
+    `total` is the training's number of steps, None if unknown. `unseen` says what is not measured, and
+    why.
     """
 
     model: str
@@ -43,9 +43,7 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """The figures of one step. By depth they are lists; see `GAUGES`. `unknown` says by place what
-    could not be looked at, and why.
-    """
+    """The figures of one step by gauge (see `GAUGES`). `unknown` has the errors of hooks by place."""
 
     step: int
     figures: Figures
@@ -53,7 +51,7 @@ class Report:
 
 
 def encoded(values: Sequence[float]) -> str:
-    """bfloat16 to nearest, in base64. nan stays nan."""
+    """Rounds to the nearest bfloat16, and returns base64. nan stays nan."""
     with np.errstate(over="ignore"):
         bits = np.asarray(values, dtype=np.float32).view(np.uint32)
     finite = (bits & 0x7F800000) != 0x7F800000
@@ -62,16 +60,14 @@ def encoded(values: Sequence[float]) -> str:
 
 
 def decoded(text: str) -> list[float]:
-    """The bfloat16 numbers that `encoded` wrote."""
+    """The inverse of `encoded`."""
     bits = np.frombuffer(base64.b64decode(text), dtype="<u2").astype(np.uint32) << 16
     found: list[float] = bits.view(np.float32).tolist()
     return found
 
 
 def plain_numbers(value: Any) -> Any:
-    """The value for JSON: numbers that it lacks as the texts "inf", "-inf", "nan"; dataclasses as
-    objects.
-    """
+    """The value for JSON, with dataclasses as objects, and inf and nan as texts "inf", "-inf", "nan"."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain_numbers(dataclasses.asdict(value))
     if isinstance(value, Mapping):
@@ -82,8 +78,8 @@ def plain_numbers(value: Any) -> Any:
 
 
 def line_of(report: Report) -> LogLine:
-    """A report as `report_of` reads it."""
-    run = {name: _rounded(value) for name, value in report.figures.items() if not isinstance(value, list)}
+    """The line of a report; `report_of` reads it."""
+    run = {name: float(f"{value:.6g}") for name, value in report.figures.items() if not isinstance(value, list)}
     return {
         "step": report.step,
         "run": plain_numbers(run),
@@ -92,19 +88,13 @@ def line_of(report: Report) -> LogLine:
     }
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
 def is_step(value: Any) -> bool:
-    """Whether it is a whole number that a training's steps could come to, 0 with them; True and
-    False are none.
-    """
+    """Whether it is an int from 0 to `LAST_STEP`, and not a bool."""
     return type(value) is int and 0 <= value < LAST_STEP
 
 
 def header_of(line: LogLine) -> Header | None:
-    """None for a line that is no header, or one that `Header` does not fit."""
+    """The header in a line; None for other lines, and for an invalid header."""
     given = line.get("header")
     if not isinstance(given, dict):
         return None
@@ -116,8 +106,8 @@ def header_of(line: LogLine) -> Header | None:
 
 
 def report_of(line: LogLine) -> Report | None:
-    """None for a line that is no report, or whose figures are not numbers. Figures that `GAUGES`
-    does not know are left out.
+    """The report in a line, without figures that are not in `GAUGES`; None for other lines, and for an
+    invalid report.
     """
     run, by, unknown = (line.get(name, {}) for name in ("run", "by", "unknown"))
     if "by" not in line or not all(isinstance(each, dict) for each in (run, by, unknown)):
@@ -132,9 +122,7 @@ def report_of(line: LogLine) -> Report | None:
 
 
 def finding_of(line: LogLine) -> dict[str, Any] | None:
-    """The JSON object of a finding; None for a line that is none, or one without what is shown of
-    it.
-    """
+    """The JSON object of the finding in a line; None for other lines, and for an invalid finding."""
     given = line.get("finding", line.get("alarm"))
     if not isinstance(given, dict):
         return None
@@ -145,7 +133,7 @@ def finding_of(line: LogLine) -> dict[str, Any] | None:
 
 
 def _of_before(alarm: Mapping[str, Any]) -> dict[str, Any]:
-    """An alarm as the version before wrote it, as a finding."""
+    """An alarm in a log of the previous version, as a finding."""
     rule, limit, says = (alarm.get(name) for name in ("rule", "limit", "says"))
     texts = {"impact": alarm.get("does", ""), "remediation": alarm.get("helps"), "source": alarm.get("source", "")}
     return {
@@ -161,7 +149,7 @@ def _of_before(alarm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def probe_of(line: LogLine) -> dict[str, Any] | None:
-    """None for a line that is no probe's."""
+    """The figures of a probe with its step; None for other lines."""
     given = line.get("probe")
     if not isinstance(given, dict) or not isinstance(given.get("unknown", {}), dict):
         return None
@@ -169,7 +157,7 @@ def probe_of(line: LogLine) -> dict[str, Any] | None:
 
 
 def end_of(line: LogLine) -> str | None:
-    """How a run ended; None for a line that does not say that."""
+    """How a run ended; None for other lines."""
     return _shown(line["end"]) if isinstance(line.get("end"), str) else None
 
 
@@ -182,7 +170,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """As `plain_numbers` writes them."""
+    """Whether it is a number as `plain_numbers` writes it."""
     return type(value) in (int, float) or value in ("nan", "inf", "-inf")
 
 
@@ -217,11 +205,11 @@ FINDING: dict[str, Callable[[Any], bool]] = {
     "doubling": _or_none(_is_finite),
     "crossing": _or_none(is_step),
 }
-"""What has to be in a header and in a finding for them to be shown."""
+"""What a valid header and a valid finding have."""
 
 
 def _shown(value: Any) -> Any:
-    """Texts without what a terminal would take for a command."""
+    """The value with spaces for characters that could control a terminal."""
     if isinstance(value, str):
         return "".join(each if each.isprintable() else " " for each in value)
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""Probes: walks with instruments on a held batch that is always the same, rarer than reports. A new
-probe is one entry of `PROBES`.
+"""Probes: walks with instruments on one held batch, rarer than reports. A new probe is one entry of
+`PROBES`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ctrans.walk import Attempt, Model, walk
 from solvers import ConfigError, SolveError
 
 TOKENS = 32
-"""Number of tokens of the held batch's first sequence that Jacobians are taken at."""
+"""The number of tokens of the held batch's first sequence at which Jacobians are taken."""
 EXPONENTS = 2
 TOLERANCE = 0.05
-"""Relative error at which a Jacobian's norm is known well enough while a training waits."""
+"""The relative error of a Jacobian's norm, while the training waits."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Held:
-    """A small batch that is always the same: tokens, and the targets of the model's loss."""
+    """The batch of the probes: tokens, and the targets of the model's loss."""
 
     tokens: Tensor
     targets: Any
@@ -46,9 +46,7 @@ class Held:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probed:
-    """What a probe is given: the model, the held batch, the optimiser, and the first sequence's
-    first tokens.
-    """
+    """The argument of a probe. `few` are the first tokens of the held batch's first sequence."""
 
     sites: Sites
     model: Model
@@ -58,7 +56,7 @@ class Probed:
 
 
 def attention(at: Probed) -> Mapping[str, Any]:
-    """theta, the balanced mass factor over all rows; log S of the first attention and of the last
+    """theta, the balanced-mass factor over all rows, and log S of the first and the last attention
     (Emadi).
     """
     places = [site.k for site in at.sites.sites if site.sublayer.attention is not None]
@@ -76,7 +74,7 @@ def attention(at: Probed) -> Mapping[str, Any]:
 
 
 def jacobians(at: Probed) -> Mapping[str, Any]:
-    """|dv_k/dX| of every sublayer, and the largest Lyapunov exponents per unit of depth-time."""
+    """|dv_k/dX| of each sublayer, and the largest Lyapunov exponents per unit of depth-time."""
     each, lyapunov = walk(
         at.model, at.few, instruments=[VelocitySensitivities(TOLERANCE), Attempt(LyapunovExponents(count=EXPONENTS))]
     )
@@ -87,8 +85,8 @@ def jacobians(at: Probed) -> Mapping[str, Any]:
 
 
 def principle(at: Probed) -> Mapping[str, Any]:
-    """H and the gap g = H + <P, v> of every sublayer (inf where H is, nan where there is no
-    answer), and its alignment.
+    """H, the gap g = H + <P, v> and the alignment of each sublayer; inf where H is, nan where they are
+    unknown.
     """
     found = maximum_principle(at.model.depth, costate(at.model, at.held.tokens, at.held.targets))
     return {
@@ -98,9 +96,11 @@ def principle(at: Probed) -> Mapping[str, Any]:
 
 
 def exponents(at: Probed) -> Mapping[str, Any]:
-    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, of the first sublayer and the
-    last: 1 where H is infinite, 0 where it is finite; at the held batch's first tokens. It is found
-    by ascents that know neither (`ctrans.control.segment_check.check_at`).
+    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, for the first and the last sublayer,
+    at the held batch's first tokens.
+
+    k is 1 if H is infinite, 0 if it is finite. It comes from ascents that use neither
+    (`ctrans.control.segment_check.check_segment`).
     """
     found = costate(at.model, at.held.tokens, at.held.targets)
     sublayers, named = list(at.model.depth.sublayers), dict[str, Any]()
@@ -117,15 +117,13 @@ def exponents(at: Probed) -> Mapping[str, Any]:
 
 
 def curvature(at: Probed) -> Mapping[str, Any]:
-    """The loss's sharpness, and as the optimiser sees it over its edge of stability."""
+    """The loss's sharpness, and its ratio to the optimiser's edge of stability."""
     weights = [weight for weight in at.sites.root.parameters() if weight.is_floating_point()]
     return over_edge(at.model, weights, at.held.tokens, at.held.targets, at.optimizer)
 
 
 def bounds(at: Probed) -> Mapping[str, Any]:
-    """How long the outputs of maps can be, where nothing behind them sets that; `Gauges` makes
-    bounds on velocities of them.
-    """
+    """Bounds on the outputs of maps without a norm behind them, for the gauge `bound_share`."""
     return {"map_bounds": [_map_bound(sublayer) for sublayer in at.model.depth.sublayers]}
 
 
@@ -146,15 +144,13 @@ PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
     "curvature": curvature,
     "bounds": bounds,
 }
-"""Each gives figures by name, numbers or lists by sublayer. What one cannot say of a model is left
-out, with why under `unknown`.
+"""Probes by name. Each returns figures by name: numbers, or lists by sublayer. Errors are under
+`unknown`.
 """
 
 
 def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """All probes' figures. The model is in evaluation mode while it is walked, and afterwards as it
-    was.
-    """
+    """The figures of all probes, of the model in evaluation mode. The model does not change."""
     few = held.tokens[:1, :TOKENS] if sites.vocabulary else held.tokens[:1]
     found: dict[str, Any] = {}
     unknown: dict[str, str] = {}
@@ -164,8 +160,6 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
         for name, look in PROBES.items():
             try:
                 found.update(look(at))
-            except (ConfigError, SolveError) as error:
-                unknown[name] = str(error)
-            except Exception as error:  # whatever it is, memory that is out among it: a training is worth more than a figure
-                unknown[name] = in_a_line(error)
+            except Exception as error:  # of any kind, such as lack of memory: a training must not stop for a figure
+                unknown[name] = str(error) if isinstance(error, (ConfigError, SolveError)) else in_a_line(error)
     return {**found, "unknown": unknown} if unknown else found

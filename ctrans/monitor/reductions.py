@@ -1,5 +1,5 @@
-"""Tensors as few numbers, where they are: lengths, shares, a sample of tokens, and one transfer to
-the host.
+"""Reductions of tensors on their device: lengths, shares, a sample of tokens; and their transfer to the
+host.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 
 SAMPLE = 256
-"""Number of a batch's tokens at which the growth since X_0 and the logits are looked at."""
+"""The number of tokens of a batch at which growth since X_0 and logits are measured."""
 
 
 def length(x: Tensor, order: float = 2) -> Tensor:
-    """The norm of all its entries, computed in float32 at least, without a copy of x."""
+    """The norm of all entries, in at least float32, without a copy of x."""
     found: Tensor = torch.linalg.vector_norm(x, order, dtype=wide(x))
     return found
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """The dtype to sum in: float32 at least."""
+    """The dtype of sums: at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def norm_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The length of all of them together, on their device; every process has to ask where they are
-    sharded.
+    """The length of all tensors together, on their device. If they are sharded, every process must
+    call this.
     """
     if not tensors:
         return torch.zeros(())
@@ -38,7 +38,7 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def to_host(found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], list[float]]:
-    """All numbers, by one transfer from each device: in practice from one."""
+    """All numbers on the host, by one transfer from each device."""
     parts = {key: value.detach().float().reshape(-1) for key, value in found.items()}
     values: dict[tuple[str, int], list[float]] = {}
     for device in {part.device for part in parts.values()}:
@@ -56,7 +56,7 @@ def longest(x: Tensor) -> Tensor:
 
 
 def evenness(shares: Tensor) -> Tensor:
-    """exp(entropy)/n of n shares: 1 where all are the same, 1/n where one has all."""
+    """exp(entropy)/n of n shares: 1 for equal ones, 1/n if one has all."""
     found: Tensor = torch.special.entr(shares).sum().exp() / len(shares)
     return found
 
@@ -67,7 +67,7 @@ def sample(x: Tensor) -> Tensor:
 
 
 def sample_rows(x: Tensor) -> Tensor:
-    """The same in float32."""
+    """`sample` in float32."""
     return sample(x).float()
 
 

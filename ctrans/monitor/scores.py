@@ -1,10 +1,8 @@
-"""Attention's scores as the training computes them, whoever wrote the model: seen where torch is
-asked for them.
+"""Attention scores of any model, from the torch functions that it calls.
 
-While an attention module runs, torch's functions that weigh by scores are noticed:
-`scaled_dot_product_attention`, a softmax over scores (.., heads, tokens, tokens), and torch's own
-multi-head attention. They are called as they were asked for; of the first sequence, and of `ROWS`
-of its rows, scores are computed once more beside them.
+While an attention module runs, a mode intercepts `scaled_dot_product_attention`, a softmax over
+scores (.., heads, tokens, tokens), and torch's multi-head attention. It calls them unchanged, and
+computes the scores of `ROWS` rows of the first sequence once more.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 ROWS = 64
-"""So many rows of the first sequence's scores are looked at, evenly spread."""
+"""The number of rows of the first sequence, evenly spaced."""
 HIDDEN = -6e4
-"""A mask that is added to scores hides by no larger a number."""
+"""An additive mask hides a score if it makes it less than this."""
 Seen = Callable[[Tensor], None]
 """Gets scores (heads, rows, tokens), -inf where a row may not read, on the device."""
 
 
 class ScoresSeen(TorchFunctionMode):
-    """Inside, gives `seen` the scores before the softmax of every attention that torch computes."""
+    """Inside, calls `seen` with the scores before the softmax of each attention that torch computes."""
 
     def __init__(self, seen: Seen):
         super().__init__()
@@ -53,16 +51,14 @@ class ScoresSeen(TorchFunctionMode):
 
 
 def largest_score(scores: Tensor) -> Tensor:
-    """max |s_ij| by head, over what is not masked."""
-    shown = scores != -math.inf  # what is no number is no mask, and stays none
+    """max |s_ij| of each head, over scores that are not masked."""
+    shown = scores != -math.inf  # a nan is not masked, and stays nan
     return scores.masked_fill(~shown, 0.0).abs().amax((-2, -1))
 
 
 def row_entropy(scores: Tensor) -> Tensor:
-    """The mean over rows of H(a_i)/log n_i by head, H the entropy of row i's weights and n_i the
-    number of tokens that it may read.
-
-    Rows that may read one token have no entropy and are left out.
+    """The mean over rows of H(a_i)/log n_i for each head, where H is the entropy of row i's weights and
+    n_i its number of visible tokens. Rows with one visible token do not count.
     """
     count = (scores != -math.inf).sum(-1)
     entropy = torch.special.entr(scores.softmax(-1)).sum(-1)
@@ -110,7 +106,7 @@ def _of_softmax(scores: Tensor, *_: Any, **__: Any) -> Tensor | None:
 
 
 def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    """torch's own attention, tokens first: (tokens, batch, width), its queries and keys of one
+    """torch's multi-head attention, of inputs (tokens, batch, width), with queries and keys from one
     matrix.
     """
     named = dict(zip(MULTIHEAD, args, strict=False)) | kwargs
@@ -140,8 +136,8 @@ LOOKS: dict[Any, Callable[..., Tensor | None]] = {
     Tensor.softmax: _of_softmax,
     F.multi_head_attention_forward: _of_multihead,
 }
-"""By torch's function: the scores (heads, rows, tokens) of its first sequence, None where it is
-asked for something else.
+"""By torch function: the scores (heads, rows, tokens) of the first sequence, or None if the call is of
+another kind.
 """
 
 

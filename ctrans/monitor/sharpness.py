@@ -1,5 +1,5 @@
-"""Sharpness: the largest eigenvalue of the loss's Hessian, plain and as Adam sees it, by Lanczos'
-method on products with it.
+"""Sharpness: the largest eigenvalue of the loss's Hessian, plain and preconditioned by Adam, by
+Lanczos' method.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from ctrans.stability.backward.singular_values import second_derivatives
 from ctrans.walk import Model, terminal_loss
 
 STEPS = 40
-"""Products at most."""
+"""The largest number of products with the Hessian."""
 TOLERANCE = 0.02
-"""Relative error of an eigenvalue, by the residual of its vector, at which it is known well enough.
-"""
+"""The relative error of an eigenvalue, by the residual of its vector, that ends the iteration."""
 
 
 def sharpness(
     model: Model, weights: Sequence[nn.Parameter], tokens: Tensor, targets: Any, scales: Sequence[Tensor] | None = None
 ) -> float:
-    """lambda_max of H = d^2 L/dW^2 at these tokens, or of S H S with S = diag(scales):
+    """lambda_max of H = d^2 L/dW^2 at these tokens, or of S H S with S = diag(scales), by
     Rayleigh-Ritz in the Krylov space.
 
-    A bound from below, to `TOLERANCE` or after `STEPS` products. Each is a gradient of a gradient,
-    on one graph of the whole model.
+    The result is a lower bound, to `TOLERANCE` or after `STEPS` products. Each product is a gradient
+    of a gradient, on one graph of the whole model.
     """
-    assert isinstance(model, nn.Module), "a model that trains is one"
+    assert isinstance(model, nn.Module), "only modules train"
     with requiring_gradients(weights), reference_kernels(model), second_derivatives(), torch.enable_grad():
         loss = terminal_loss(model, model.depth(model.embed(tokens)), targets)
         gradients = torch.autograd.grad(loss, list(weights), create_graph=True, materialize_grads=True)
@@ -52,10 +51,10 @@ def sharpness(
 
 
 def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
-    """P^-1/2, P = (1 - beta_1^t)(sqrt(nu) + eps), nu Adam's second moments without the bias of
-    their start, by weight.
+    """P^-1/2 for each weight, where P = (1 - beta_1^t)(sqrt(nu) + eps) and nu are Adam's second
+    moments over 1 - beta_2^t.
 
-    None for an optimiser that keeps none, or before its first step. Cohen et al. 2022 (arXiv
+    None for an optimiser without them, or before its first step. Source: Cohen et al. 2022 (arXiv
     2207.14484, section 2).
     """
     options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
@@ -73,9 +72,10 @@ def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimize
 def over_edge(
     model: Model, weights: Sequence[nn.Parameter], tokens: Tensor, targets: Any, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, float]:
-    """`sharpness`, and over what a step of this optimiser stays stable at: 2 (1 + b)/((1 - b) lr)
-    preconditioned for Adam with b = beta_1 (38/lr at 0.9), 2 (1 + b)/lr for gradient descent with
-    momentum b.
+    """`sharpness`, and its ratio to the edge of stability of this optimiser.
+
+    The edge is 2 (1 + b)/((1 - b) lr) for the preconditioned sharpness of Adam with b = beta_1 (38/lr
+    at 0.9), and 2 (1 + b)/lr for gradient descent with momentum b.
     """
     plain = sharpness(model, weights, tokens, targets)
     found = {"sharpness": plain}
@@ -95,7 +95,7 @@ def over_edge(
 
 
 def _largest(product: Any, start: Tensor) -> float:
-    """The largest Ritz value, all vectors made orthogonal to each other twice."""
+    """The largest Ritz value, with two orthogonalisations of each vector."""
     basis, diagonal, beside = [start / start.norm()], list[float](), list[float]()
     for _ in range(min(STEPS, len(start))):
         w = product(basis[-1])

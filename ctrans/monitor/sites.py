@@ -1,5 +1,5 @@
-"""Where a training is looked at: the user's own modules in which a sublayer's state comes in and
-its velocity goes out.
+"""Where the monitor puts its hooks: the modules of the user's model that get the state of a sublayer
+and return its velocity.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """Sublayer k of a model that trains: X comes into `enter`, and r is the sum of what leaves by
-    `exits`, its raw velocity.
+    """The modules of sublayer k.
 
-    There are two exits where attention and FFN act at once and the model adds them. `attention` is
-    the module in which scores are computed, None where there is none; `router` the one that chooses
-    experts, or that says how many tokens go to each. `length` is h in the step X + h r.
+    - `enter`: gets the state X
+    - `exits`: the sum of their outputs is the raw velocity r. Parallel attention and FFN have two
+    - `attention`: computes the scores; None without attention
+    - `router`: chooses experts, or is a map that knows its load; None without experts
+    - `length`: h in the step X + h r
     """
 
     k: int
@@ -53,12 +54,13 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sites:
-    """A model that trains: `root` is the user's own module, `model` the same as instruments look at
-    it, whose modules are the user's.
+    """A model that trains.
 
-    `logits(output)` finds the logits (*batch, tokens, vocabulary) in what the root returns, None
-    where there are none. `vocabulary` is 0 where the model reads no tokens. `said` is what was
-    recognised, in a line.
+    - `root`: the user's module
+    - `model`: the same model as ctrans opens it, with the modules of the root
+    - `vocabulary`: the number of tokens, 0 for a model without
+    - `said`: the model in one line
+    - `own`: whether the root is a model of ctrans
     """
 
     root: nn.Module
@@ -67,38 +69,38 @@ class Sites:
     vocabulary: int
     said: str
     own: bool = False
-    """Whether the root is a model of ctrans itself."""
 
     @property
     def depth(self) -> Depth:
         return self.model.depth
 
     def logits(self, output: Any) -> Tensor | None:
+        """The logits (*batch, tokens, vocabulary) in an output of the root, or None."""
         output = output[0] if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else tensor_in(output)
         fits = isinstance(output, Tensor) and output.dim() > 2 and self.vocabulary and output.shape[-1] == self.vocabulary
         return output if fits else None
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile was asked of it, or of a part of it."""
+    """Whether the model or a part of it was compiled by torch.compile."""
     parts = [*model.modules(), *unwrap_model(model).modules()]
     return any(hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None for part in parts)
 
 
 def sites_of(model: nn.Module, **opening: Any) -> Sites:
-    """The sites of a model of ctrans, or of any that `open_model` opens, whose options `opening`
-    are.
+    """The sites of a model of ctrans, or of a model that `open_model(model, **opening)` opens.
 
-    The model is read in evaluation mode and is afterwards as it was: modes, gradients asked for,
-    random numbers. Raises ConfigError for what cannot be opened, in `open_model`'s words, and for a
-    model whose weights are elsewhere (sharded before it came here).
+    The model's modes, `requires_grad` and random numbers do not change. Raises ConfigError for a model
+    that cannot be opened, or whose weights are sharded.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"a {type(model).__name__} does not train: give the nn.Module that does")
+        raise ConfigError(f"cannot watch a {type(model).__name__}: give the nn.Module that trains")
     root = unwrap_model(model)
     if isinstance(getattr(root, "depth", None), Depth) and isinstance(root, Model):
         if opening:
-            raise ConfigError(f"{', '.join(opening)}: a {type(root).__name__} is a model of ctrans as it is, leave this out")
+            raise ConfigError(
+                f"{', '.join(opening)}: a {type(root).__name__} is a model of ctrans and needs no such options; leave them out"
+            )
         vocabulary = int(getattr(getattr(root, "config", None), "vocab_size", 0) or 0)
         return Sites(root, root, _own_sites(root.depth, set(root.modules())), vocabulary, type(root).__name__, own=True)
     if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
@@ -110,7 +112,7 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
 
 @contextlib.contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Afterwards the model's modes, the gradients it asks for and all random numbers are as before."""
+    """Restores the model's modes and `requires_grad` and all random numbers at the end."""
     modes = [(part, part.training) for part in model.modules()]
     asks = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
@@ -139,8 +141,8 @@ def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Parameter]]:
-    """The parameters of every sublayer, and those outside of the depth. Found anew each time:
-    sharding replaces them.
+    """The parameters of each sublayer, and those outside of the depth. Do not keep them: sharding
+    replaces parameters.
     """
     inside = [list(site.sublayer.parameters()) for site in sites.sites]
     known = {id(parameter) for each in inside for parameter in each}
@@ -148,11 +150,11 @@ def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Para
 
 
 def dropped(sublayer: Sublayer) -> float:
-    """By how much dropout can make what leaves the sublayer's map larger: the product of 1/(1 - p)
-    of all that drop in it.
+    """The largest factor of dropout on the output of the sublayer's map: the product of 1/(1 - p)
+    over all dropout in it.
 
-    Modules that drop, and numbers of modules that say so by their names (`attention_dropout`,
-    `drop_prob`), while they train.
+    That is dropout modules, and attributes with such names (`attention_dropout`, `drop_prob`), in
+    training mode.
     """
     factor = 1.0
     for part in sublayer.field.modules():
@@ -184,13 +186,15 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
 
 
 def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
-    """By the modules of another library within our sublayer: its norms' and its maps', in the order
-    in which they act.
+    """The modules of another library in a sublayer: its norms and maps, in the order in which they
+    act.
     """
     branches = sublayer.branches
     maps = [map_outputs(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
     if not all(maps):
-        raise ConfigError(f"no module of the model was found in its {sublayer.kind}: its functions alone cannot be watched")
+        raise ConfigError(
+            f"cannot watch the {sublayer.kind} of this model: it is made of functions, and the monitor needs modules"
+        )
     norms = {role: None if norm is None else norm.module for role, norm in _norms(sublayer).items()}
     behind = norms["output_norm"]
     mixes = "attention" in branches

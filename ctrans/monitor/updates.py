@@ -1,5 +1,5 @@
-"""One step of the optimiser, from a sample of the weights: |W' - W|/|W|, and gradients over the
-root of Adam's moments.
+"""One step of the optimiser on a sample of the weights: |W' - W|/|W|, and gradients over the root of
+Adam's second moments.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 ENTRIES = 8192
-"""Number of entries of a group of weights at which a step is looked at."""
+"""The number of entries of the sample of a group of weights."""
 FoundUpdates = dict[tuple[str, int], Tensor]
 
 
 class Updates:
-    """Entries of the weights before a step of the optimiser, to be compared with those after it.
+    """Compares a sample of the weights before a step of the optimiser with those after it.
 
-    The last group is what is outside of the depth. A sharded weight's entries are those that this
-    process has.
+    The last group has the weights outside of the depth. Of a sharded weight, the sample has entries of
+    this process.
     """
 
     def __init__(self) -> None:
         self.before: list[list[Tensor]] | None = None
-        """The sample, in float32, until it is compared."""
+        """The sample before the step, in float32; None if there is none."""
 
     @torch.no_grad()
     def remember(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
@@ -35,10 +35,10 @@ class Updates:
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
     ) -> FoundUpdates:
-        """`update` where the weights before a step are known, `adam_gradient_ratio` where the
-        optimiser keeps Adam's second moments.
+        """`update` if there is a sample of before the step; `adam_gradient_ratio` if the optimiser
+        has Adam's second moments.
 
-        `cut` is what gradients are still to be multiplied with.
+        `cut` is a factor of the gradients that is yet to be applied.
         """
         found: FoundUpdates = {}
         before, self.before = self.before, None
@@ -56,11 +56,11 @@ class Updates:
 
 
 def _gradient_ratio(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, cut: Tensor | None) -> Tensor | None:
-    """rms of g/sqrt(nu): g this step's gradient, nu = (beta_2 nu' + (1 - beta_2) g^2) without the
-    bias of its start.
+    """rms of g/sqrt(nu), where g is this step's gradient and nu = (beta_2 nu' + (1 - beta_2) g^2)/(1 -
+    beta_2^t).
 
-    1 where gradients are as they were; above 1/sqrt(1 - beta_2) it cannot be. Wortsman et al.
-    (arXiv 2304.13013, section 3.4).
+    It is 1 for constant gradients, and at most 1/sqrt(1 - beta_2). Source: Wortsman et al. (arXiv
+    2304.13013, section 3.4).
     """
     options = {id(p): each for each in optimizer.param_groups for p in each["params"]}
     squares, count = [], 0
@@ -84,8 +84,8 @@ def _samples(group: Sequence[nn.Parameter]) -> Iterator[Tensor]:
 
 
 def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
-    """Each weight with the distance of its entries that are looked at: all of small ones, at most
-    `ENTRIES` of a group.
+    """Each weight with the stride of its sample. Vectors are sampled whole, matrices of a group at
+    about `ENTRIES` entries.
     """
     total = sum(parameter.numel() for parameter in group)
     return [(p, max(1, math.ceil(total / ENTRIES)) if p.dim() > 1 else 1) for p in group]
