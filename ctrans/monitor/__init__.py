@@ -1,5 +1,5 @@
-"""Watches a running training: gauges from its own passes, probes on a held batch, alarms with fixes,
-and a log.
+"""Watches a running training: gauges from its own passes, probes on a held batch, alarms with
+fixes, and a log.
 
 `TrainerCallback` needs transformers, `LightningCallback` needs lightning. The import happens at the
 first use of the name.

@@ -1,8 +1,8 @@
 """Alarms: the checks of a training, each with a measurement of the training's past.
 
 A new alarm is one entry of `ALARMS`: its texts, and a function of the past and the limits as in
-`ctrans.monitor.past_checks`. `Monitor(..., limits={"attention logits grow": {"limit": 100}})` changes
-limits for a run.
+`ctrans.monitor.past_checks`. `Monitor(..., limits={"attention logits grow": {"limit": 100}})`
+changes limits for a run.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ ALARMS = Checks(
 
 
 def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
-    """The limits of all alarms, with the given ones instead of the defaults. Raises ConfigError with the
-    nearest name for an unknown one.
+    """The limits of all alarms, with the given ones instead of the defaults. Raises ConfigError
+    with the nearest name for an unknown one.
     """
     now = {}
     for name, limits in given.items():
@@ -268,7 +268,9 @@ def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
 
 
 class Watch:
-    """The alarms of a run. Each is reported when it begins, and again after a pause of `REMEMBERED` reports."""
+    """The alarms of a run. Each is reported when it begins, and again after a pause of `REMEMBERED`
+    reports.
+    """
 
     def __init__(self, limits: Mapping[str, Mapping[str, float]] | None = None):
         self.limits = check_limits(limits or {})

@@ -1,7 +1,7 @@
 """Figures of a training from its own passes, by hooks on the steps that report.
 
-The figures stay on the device until `Gauges.read` moves all of them to the host at once. Hooks change
-no bit of the training.
+The figures stay on the device until `Gauges.read` moves all of them to the host at once. Hooks
+change no bit of the training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Gauges:
         self.sites = sites
         self.updates = Updates()
         self.map_bounds: list[TokenBound | None] = [None] * len(sites.sites)
-        """Bounds on the outputs of maps at the weights of the next `read`, if a probe found them."""
+        """Bounds on the outputs of maps at the weights of the next `read`, if a probe found them.
+        """
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
         self._handles: list[Any] = []
@@ -101,8 +102,8 @@ class Gauges:
 
         Gradients are those of `scale` times the loss. Their figures are divided by it, and are nan
         where they overflow: the scaler then skips the step. With `unscaled`, the gradients of the
-        weights no longer have that factor. With `clip`, you will clip them after this: Adam's figures
-        are those of clipped ones.
+        weights no longer have that factor. With `clip`, you will clip them after this: Adam's
+        figures are those of clipped ones.
         """
         self.disarm()
         found, self._found = self._found, {}

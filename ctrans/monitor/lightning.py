@@ -37,16 +37,18 @@ else:
 
 
 class LightningCallback(Base):
-    """Watches a Lightning training: `Trainer(callbacks=[LightningCallback(every=50, out="out/run")])`.
+    """Watches a Lightning training: `Trainer(callbacks=[LightningCallback(every=50,
+    out="out/run")])`.
 
     - `model`: the part of the LightningModule to watch: the name of an attribute, or a function of
       the module. By default its attribute `model`, or else the module itself
     - `batch`: the input of a compiled model, as for `Monitor.step`
     - all others: the options of `Monitor`
 
-    The logger "ctrans.monitor" warns of each alarm, and `callback.monitor.alarms` has them all. Reports
-    also go to the trainer's loggers. Gradients are those before clipping and without the scale of
-    "16-mixed". A training that resumes from a checkpoint continues with the monitor's memory in it.
+    The logger "ctrans.monitor" warns of each alarm, and `callback.monitor.alarms` has them all.
+    Reports also go to the trainer's loggers. Gradients are those before clipping and without the
+    scale of "16-mixed". A training that resumes from a checkpoint continues with the monitor's
+    memory in it.
     """
 
     def __init__(
@@ -95,7 +97,8 @@ class LightningCallback(Base):
         self.monitor = Monitor(self._watched(pl_module), **options)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        # the trainer divides the loss of each micro-batch by their number, and multiplies it by the scale
+        # the trainer divides the loss of each micro-batch by their number, and multiplies it by the
+        # scale
         scaler = _scaler(trainer)
         loss = loss.detach() if scaler is None else loss.detach() / scaler.scale(torch.ones_like(loss))
         self._loss = loss if self._loss is None else self._loss + loss

@@ -1,9 +1,10 @@
-"""The log of a watched training: JSON lines, readable after a killed run, and few however long the run.
+"""The log of a watched training: JSON lines, readable after a killed run, and few however long the
+run.
 
 A line is a header, a report, a finding, a probe or an end (`ctrans.monitor.log_lines`). At `KEPT`
 reports the writer drops every second one of the older three quarters, so that old reports become
-sparse: 100,000 steps of 200 sublayers with a report every 50 steps take 7 MB instead of 80. The writer
-flushes each line, and replaces the whole file to drop reports.
+sparse: 100,000 steps of 200 sublayers with a report every 50 steps take 7 MB instead of 80. The
+writer flushes each line, and replaces the whole file to drop reports.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ PEAKS = ("highest_loss", "highest_gradient_norm")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MonitorLog:
-    """The contents of a log. `ended` says how the run ended; "" for one that still runs or was killed."""
+    """The contents of a log. `ended` says how the run ended; "" for one that still runs or was
+    killed.
+    """
 
     header: Header
     reports: list[Report]
@@ -75,8 +78,8 @@ class MonitorLog:
 
 
 class LogWriter:
-    """Appends to the log of a directory. It drops lines after `start`, the step from which the training
-    continues.
+    """Appends to the log of a directory. It drops lines after `start`, the step from which the
+    training continues.
 
     Raises ConfigError for a log that cannot be written or read.
     """
@@ -177,8 +180,8 @@ def lines_of(directory: Path) -> Iterator[LogLine]:
 
 
 def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
-    """The lines without every second report before the newest `DENSE` ones. The next report keeps the
-    dropped peaks.
+    """The lines without every second report before the newest `DENSE` ones. The next report keeps
+    the dropped peaks.
     """
     reports = [i for i, line in enumerate(lines) if "by" in line]
     dropped = set(reports[:-DENSE][::2])

@@ -1,8 +1,8 @@
 """The lines of a monitor's log: their contents, how they are written, and how they are read and
 checked.
 
-In a report, each gauge by depth is one text: bfloat16 (three digits, the range of float32, inf and nan)
-in base64, at 2.7 characters a number.
+In a report, each gauge by depth is one text: bfloat16 (three digits, the range of float32, inf and
+nan) in base64, at 2.7 characters a number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Header:
     """The header of a log: the model in one line, the places, kinds and numbers of heads of its
     sublayers, and the steps between reports.
 
-    `total` is the training's number of steps, None if unknown. `unseen` says what is not measured, and
-    why.
+    `total` is the training's number of steps, None if unknown. `unseen` says what is not measured,
+    and why.
     """
 
     model: str
@@ -67,7 +67,9 @@ def decoded(text: str) -> list[float]:
 
 
 def plain_numbers(value: Any) -> Any:
-    """The value for JSON, with dataclasses as objects, and inf and nan as texts "inf", "-inf", "nan"."""
+    """The value for JSON, with dataclasses as objects, and inf and nan as texts "inf", "-inf",
+    "nan".
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain_numbers(dataclasses.asdict(value))
     if isinstance(value, Mapping):
@@ -106,8 +108,8 @@ def header_of(line: LogLine) -> Header | None:
 
 
 def report_of(line: LogLine) -> Report | None:
-    """The report in a line, without figures that are not in `GAUGES`; None for other lines, and for an
-    invalid report.
+    """The report in a line, without figures that are not in `GAUGES`; None for other lines, and for
+    an invalid report.
     """
     run, by, unknown = (line.get(name, {}) for name in ("run", "by", "unknown"))
     if "by" not in line or not all(isinstance(each, dict) for each in (run, by, unknown)):

@@ -1,4 +1,5 @@
-"""The memory of a monitor, for a training that resumes from a checkpoint: plain JSON, exact to the bit.
+"""The memory of a monitor, for a training that resumes from a checkpoint: plain JSON, exact to the
+bit.
 
 A list of numbers is one text, float64 in base64. Samples of weights are texts of float32.
 """

@@ -49,8 +49,8 @@ class Monitor:
     - `every`: steps between reports. The first step also has a report. The monitor puts hooks into
       the model only for steps that report
     - `out`: the directory of the log, which `ctrans watch` shows; None writes no log
-    - `probe_every`: steps between probes, which walk the model on the batch `held`, a pair
-      (tokens, targets); None makes no probes
+    - `probe_every`: steps between probes, which walk the model on the batch `held`, a pair (tokens,
+      targets); None makes no probes
     - `limits`: limits of alarms, such as {"attention logits grow": {"limit": 100}} (see `ALARMS`)
     - `react`: names of `REACTIONS`. The reaction "save" calls `save` with the alarm; without `save`
       it writes the weights to `out`
@@ -65,8 +65,8 @@ class Monitor:
     - `unscaled`: whether the gradients of the weights no longer have that factor when you call
       `step`, as after `GradScaler.unscale_`
     - `compiled`: whether the model is compiled; None finds out. A compiled graph runs no hooks.
-      Give `step` the `batch`: the monitor runs a quarter of its sequences once more, uncompiled
-      and forward only
+      Give `step` the `batch`: the monitor runs a quarter of its sequences once more, uncompiled and
+      forward only
     - `blocks` to `heads`: options of `open_model`
 
     The training stays the same to the bit: random numbers, modes and gradients do not change. An
@@ -174,8 +174,8 @@ class Monitor:
         return alarms
 
     def memory(self) -> Memory:
-        """Returns what `Monitor(..., start=step, memory=...)` needs to continue to the bit, as plain
-        JSON. Save it with each checkpoint.
+        """Returns what `Monitor(..., start=step, memory=...)` needs to continue to the bit, as
+        plain JSON. Save it with each checkpoint.
 
         While the reaction "save" runs, it is the memory of before the step, as the weights are.
         """
@@ -360,8 +360,8 @@ def _largest(pairs: Sequence[tuple[int, float]]) -> float:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for options of `Monitor` that do not exist, are invalid, or contradict each
-    other.
+    """Raises ConfigError for options of `Monitor` that do not exist, are invalid, or contradict
+    each other.
     """
     defaults = {name: parameter.default for name, parameter in inspect.signature(Monitor).parameters.items() if name != "model"}
     for name in options:

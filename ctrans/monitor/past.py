@@ -21,8 +21,8 @@ STEPS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """log value = a + rate * step over some reports, with R^2 of the line as `fit`. `doubling` is in
-    steps, inf without growth.
+    """log value = a + rate * step over some reports, with R^2 of the line as `fit`. `doubling` is
+    in steps, inf without growth.
     """
 
     rate: float
@@ -42,8 +42,8 @@ class Trend:
 
 
 class Past:
-    """The last `REPORTS` reports of a run, the first value of each gauge, and the losses and gradient
-    norms of the last `STEPS` steps.
+    """The last `REPORTS` reports of a run, the first value of each gauge, and the losses and
+    gradient norms of the last `STEPS` steps.
     """
 
     def __init__(self, places: Sequence[str], heads: Sequence[int], vocabulary: int):
@@ -72,8 +72,8 @@ class Past:
         self.reports.append((step, figures))
 
     def of(self, name: str) -> tuple[Array, Array]:
-        """Steps (reports,) and values (reports, places) of the reports that have the gauge. A figure
-        of the run has one place.
+        """Steps (reports,) and values (reports, places) of the reports that have the gauge. A
+        figure of the run has one place.
         """
         rows = [(step, figures[name]) for step, figures in self.reports if name in figures]
         if not rows:

@@ -141,8 +141,8 @@ def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
 
 
 def dead(past: Past, limits: Limits) -> Sighting | None:
-    """The first sublayer whose velocity is the same for all tokens up to a share of `same`, or whose
-    velocity or gradient is below `limit` times the median sublayer's.
+    """The first sublayer whose velocity is the same for all tokens up to a share of `same`, or
+    whose velocity or gradient is below `limit` times the median sublayer's.
     """
     for name, limit in (("spread", limits["same"]), ("velocity", limits["limit"]), ("gradient", limits["limit"])):
         steps, values = past.of(name)

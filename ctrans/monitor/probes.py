@@ -85,8 +85,8 @@ def jacobians(at: Probed) -> Mapping[str, Any]:
 
 
 def principle(at: Probed) -> Mapping[str, Any]:
-    """H, the gap g = H + <P, v> and the alignment of each sublayer; inf where H is, nan where they are
-    unknown.
+    """H, the gap g = H + <P, v> and the alignment of each sublayer; inf where H is, nan where they
+    are unknown.
     """
     found = maximum_principle(at.model.depth, costate(at.model, at.held.tokens, at.held.targets))
     return {
@@ -96,8 +96,8 @@ def principle(at: Probed) -> Mapping[str, Any]:
 
 
 def exponents(at: Probed) -> Mapping[str, Any]:
-    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, for the first and the last sublayer,
-    at the held batch's first tokens.
+    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, for the first and the last
+    sublayer, at the held batch's first tokens.
 
     k is 1 if H is infinite, 0 if it is finite. It comes from ascents that use neither
     (`ctrans.control.segment_check.check_segment`).

@@ -1,5 +1,5 @@
-"""Reductions of tensors on their device: lengths, shares, a sample of tokens; and their transfer to the
-host.
+"""Reductions of tensors on their device: lengths, shares, a sample of tokens; and their transfer to
+the host.
 """
 
 from __future__ import annotations

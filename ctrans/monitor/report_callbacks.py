@@ -13,8 +13,8 @@ ReportCallback = Callable[[int, Mapping[str, float]], object]
 
 
 def summarised(figures: Figures) -> dict[str, float]:
-    """Figures as plain numbers. A figure by depth becomes its least, median and largest finite value,
-    such as 'rms/largest'.
+    """Figures as plain numbers. A figure by depth becomes its least, median and largest finite
+    value, such as 'rms/largest'.
     """
     found: dict[str, float] = {}
     for name, value in figures.items():
@@ -28,7 +28,9 @@ def summarised(figures: Figures) -> dict[str, float]:
 
 
 def write_tensorboard(directory: Path, start: int) -> ReportCallback:
-    """Returns a function that writes reports as TensorBoard's files. It replaces those after `start`."""
+    """Returns a function that writes reports as TensorBoard's files. It replaces those after
+    `start`.
+    """
     from torch.utils.tensorboard import SummaryWriter  # the import takes seconds
 
     writer = SummaryWriter(str(directory), purge_step=start + 1)

@@ -25,7 +25,9 @@ Seen = Callable[[Tensor], None]
 
 
 class ScoresSeen(TorchFunctionMode):
-    """Inside, calls `seen` with the scores before the softmax of each attention that torch computes."""
+    """Inside, calls `seen` with the scores before the softmax of each attention that torch
+    computes.
+    """
 
     def __init__(self, seen: Seen):
         super().__init__()
@@ -57,8 +59,8 @@ def largest_score(scores: Tensor) -> Tensor:
 
 
 def row_entropy(scores: Tensor) -> Tensor:
-    """The mean over rows of H(a_i)/log n_i for each head, where H is the entropy of row i's weights and
-    n_i its number of visible tokens. Rows with one visible token do not count.
+    """The mean over rows of H(a_i)/log n_i for each head, where H is the entropy of row i's weights
+    and n_i its number of visible tokens. Rows with one visible token do not count.
     """
     count = (scores != -math.inf).sum(-1)
     entropy = torch.special.entr(scores.softmax(-1)).sum(-1)
@@ -106,8 +108,8 @@ def _of_softmax(scores: Tensor, *_: Any, **__: Any) -> Tensor | None:
 
 
 def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    """torch's multi-head attention, of inputs (tokens, batch, width), with queries and keys from one
-    matrix.
+    """torch's multi-head attention, of inputs (tokens, batch, width), with queries and keys from
+    one matrix.
     """
     named = dict(zip(MULTIHEAD, args, strict=False)) | kwargs
     heads, weight, bias = named["num_heads"], named["in_proj_weight"], named["in_proj_bias"]
@@ -136,8 +138,8 @@ LOOKS: dict[Any, Callable[..., Tensor | None]] = {
     Tensor.softmax: _of_softmax,
     F.multi_head_attention_forward: _of_multihead,
 }
-"""By torch function: the scores (heads, rows, tokens) of the first sequence, or None if the call is of
-another kind.
+"""By torch function: the scores (heads, rows, tokens) of the first sequence, or None if the call is
+of another kind.
 """
 
 

@@ -29,8 +29,8 @@ def sharpness(
     """lambda_max of H = d^2 L/dW^2 at these tokens, or of S H S with S = diag(scales), by
     Rayleigh-Ritz in the Krylov space.
 
-    The result is a lower bound, to `TOLERANCE` or after `STEPS` products. Each product is a gradient
-    of a gradient, on one graph of the whole model.
+    The result is a lower bound, to `TOLERANCE` or after `STEPS` products. Each product is a
+    gradient of a gradient, on one graph of the whole model.
     """
     assert isinstance(model, nn.Module), "only modules train"
     with requiring_gradients(weights), reference_kernels(model), second_derivatives(), torch.enable_grad():
@@ -74,8 +74,8 @@ def over_edge(
 ) -> dict[str, float]:
     """`sharpness`, and its ratio to the edge of stability of this optimiser.
 
-    The edge is 2 (1 + b)/((1 - b) lr) for the preconditioned sharpness of Adam with b = beta_1 (38/lr
-    at 0.9), and 2 (1 + b)/lr for gradient descent with momentum b.
+    The edge is 2 (1 + b)/((1 - b) lr) for the preconditioned sharpness of Adam with b = beta_1
+    (38/lr at 0.9), and 2 (1 + b)/lr for gradient descent with momentum b.
     """
     plain = sharpness(model, weights, tokens, targets)
     found = {"sharpness": plain}

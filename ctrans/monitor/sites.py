@@ -1,5 +1,5 @@
-"""Where the monitor puts its hooks: the modules of the user's model that get the state of a sublayer
-and return its velocity.
+"""Where the monitor puts its hooks: the modules of the user's model that get the state of a
+sublayer and return its velocity.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def is_compiled(model: nn.Module) -> bool:
 def sites_of(model: nn.Module, **opening: Any) -> Sites:
     """The sites of a model of ctrans, or of a model that `open_model(model, **opening)` opens.
 
-    The model's modes, `requires_grad` and random numbers do not change. Raises ConfigError for a model
-    that cannot be opened, or whose weights are sharded.
+    The model's modes, `requires_grad` and random numbers do not change. Raises ConfigError for a
+    model that cannot be opened, or whose weights are sharded.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"cannot watch a {type(model).__name__}: give the nn.Module that trains")

@@ -30,11 +30,11 @@ class TrainerCallback(transformers.TrainerCallback):
     - `batch`: the model's arguments by name, needed if the trainer compiles the model
     - all others: the options of `Monitor`
 
-    The logger "ctrans.monitor" warns of each alarm, and `callback.monitor.alarms` has them all. Call
-    `callback.logs_to(trainer)` to send reports to the trainer's loggers (W&B and others, but not the
-    terminal), and to give the monitor every gradient norm before clipping. Without it, the monitor
-    knows that norm as often as the trainer logs it (`logging_steps`). Gradients by depth are those
-    after clipping.
+    The logger "ctrans.monitor" warns of each alarm, and `callback.monitor.alarms` has them all.
+    Call `callback.logs_to(trainer)` to send reports to the trainer's loggers (W&B and others, but
+    not the terminal), and to give the monitor every gradient norm before clipping. Without it, the
+    monitor knows that norm as often as the trainer logs it (`logging_steps`). Gradients by depth
+    are those after clipping.
 
     The reaction "save" asks the trainer for a checkpoint, "stop" for the end. Each checkpoint has a
     file `monitor.json`, with which a resumed training continues as if it had not stopped. The scale
@@ -53,7 +53,9 @@ class TrainerCallback(transformers.TrainerCallback):
         self._undo = contextlib.ExitStack()
 
     def logs_to(self, trainer: Any) -> TrainerCallback:
-        """Sends reports to the trainer's loggers, and its gradient norms before clipping to the monitor."""
+        """Sends reports to the trainer's loggers, and its gradient norms before clipping to the
+        monitor.
+        """
         self._trainer = trainer
         return self
 
@@ -154,7 +156,9 @@ class TrainerCallback(transformers.TrainerCallback):
         self._save = True
 
     def _log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Sends a report to the trainer's loggers, except those that print: it has some sixty figures."""
+        """Sends a report to the trainer's loggers, except those that print: it has some sixty
+        figures.
+        """
         trainer, state = self._trainer, copy.copy(self._trainer.state)
         state.global_step = step  # the trainer counts a step at its end
         rows = {f"monitor/{name}": value for name, value in figures.items()}

@@ -1,5 +1,5 @@
-"""One step of the optimiser on a sample of the weights: |W' - W|/|W|, and gradients over the root of
-Adam's second moments.
+"""One step of the optimiser on a sample of the weights: |W' - W|/|W|, and gradients over the root
+of Adam's second moments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FoundUpdates = dict[tuple[str, int], Tensor]
 class Updates:
     """Compares a sample of the weights before a step of the optimiser with those after it.
 
-    The last group has the weights outside of the depth. Of a sharded weight, the sample has entries of
-    this process.
+    The last group has the weights outside of the depth. Of a sharded weight, the sample has entries
+    of this process.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Updates:
 
 
 def _gradient_ratio(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, cut: Tensor | None) -> Tensor | None:
-    """rms of g/sqrt(nu), where g is this step's gradient and nu = (beta_2 nu' + (1 - beta_2) g^2)/(1 -
-    beta_2^t).
+    """rms of g/sqrt(nu), where g is this step's gradient and nu = (beta_2 nu' + (1 - beta_2)
+    g^2)/(1 - beta_2^t).
 
     It is 1 for constant gradients, and at most 1/sqrt(1 - beta_2). Source: Wortsman et al. (arXiv
     2304.13013, section 3.4).
