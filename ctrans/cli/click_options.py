@@ -1,9 +1,9 @@
-"""Click's options and commands, made of the fields of dataclasses (`ctrans.option`)."""
+"""Click options and commands, made from the fields of dataclasses (`ctrans.option`)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +21,44 @@ GROUPS = (
 )
 """Groups of options in the order in which results show them."""
 SETTINGS = "settings"
-"""Where the metadata of a request's field hold a dataclass whose options the command has, and their
-names.
+"""The key in a field's metadata that holds a dataclass and the names of its options that the
+command has.
 """
 
 
 def settings_of(cls: type, *, only: Sequence[str] = (), without: Sequence[str] = ()) -> Any:
-    """A field of a request: the values of the options of that dataclass, by name; of all, of some,
-    or of all but some.
+    """A field of a request that holds the values of a dataclass's options by name.
+
+    The options are all of them, those in `only`, or all but those in `without`.
     """
     names = only or [name for name in options_of(cls) if name not in without]
     return dataclasses.field(metadata={SETTINGS: (cls, tuple(names))})
 
 
 def settings_in(kind: type) -> dict[str, tuple[str, ...]]:
-    """The names of the options of each such field of a request."""
+    """The fields of a request that `settings_of` made, each with the names of its options."""
     return {field.name: field.metadata[SETTINGS][1] for field in dataclasses.fields(kind) if SETTINGS in field.metadata}
 
 
 def argument(metavar: str, **click: Any) -> Any:
-    """A field of a request that is an argument of the command, and no option."""
+    """A field of a request that is a positional argument of the command."""
     return option(dataclasses.MISSING, "", group=ARGUMENTS, metavar=metavar, **click)
 
 
 def placements_option(*default: str) -> Any:
-    """Several placements, by default these."""
+    """The repeatable option ``--placement`` with these defaults."""
     words = "Repeatable. all, or a name of the table; post/pre for attention and FFN; post*3+pre*9 block by block."
     return option(default, words, group="Architecture", choices=PLACEMENTS, other_choices=True, flags="--placement")
 
 
 class GroupedOption(click.Option):
-    """An option with the heading under which ``--help`` has it."""
+    """An option with the heading that ``--help`` shows it under."""
 
     group = OWN
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` has its options under headings, its own ones first."""
+    """A command whose ``--help`` shows options under headings, its own options first."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {OWN: []}
@@ -70,38 +71,33 @@ class GroupedCommand(click.Command):
 
 
 def parameters_of(kind: type) -> list[click.Parameter]:
-    """The options and arguments of a command whose request is of this class, sorted by group."""
-    made = [(about.group, parameter_of(name, about, own, default)) for name, about, own, default in _options_in(kind)]
+    """The options and arguments of a command with this class of requests, sorted by group."""
+    made = []
+    for field in dataclasses.fields(kind):
+        cls, names = field.metadata.get(SETTINGS, (kind, (field.name,)))
+        about, types, defaults = options_of(cls), field_types(cls), defaults_of(cls)
+        made += [
+            (about[name].group, parameter_of(name, about[name], types[name], defaults[name])) for name in names if name in about
+        ]
     places = {group: place for place, group in enumerate(GROUPS)}
     return [parameter for _, parameter in sorted(made, key=lambda each: places.get(each[0], len(places)))]
 
 
-def _options_in(kind: type) -> Iterator[tuple[str, Option, FieldType, Any]]:
-    for field in dataclasses.fields(kind):
-        cls, names = field.metadata.get(SETTINGS, (kind, (field.name,)))
-        for name in names:
-            if name in options_of(cls):
-                yield name, options_of(cls)[name], field_types(cls)[name], defaults_of(cls)[name]
-
-
 def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> click.Parameter:
-    """The option, or argument, of a field."""
+    """The click option, or argument, of a field."""
     kind = click.Path(path_type=Path) if own.kind is Path else None if own.kind is object else own.kind
     if about.group == ARGUMENTS:
         return click.Argument([name], **{"type": kind, "nargs": -1 if own.several else 1, **about.click})
     flags = about.flags or (about.flag(name),)
-    settings: dict[str, Any] = {"help": _help_text(about), "type": kind}
+    settings: dict[str, Any] = {"help": _help_text(about), "type": kind, "multiple": own.several}
     if default is dataclasses.MISSING:
         settings["required"] = True
     else:
         settings |= {"default": default, "show_default": default not in (None, "")}
     if about.choices is not None:
-        settings |= {"metavar": "NAME", "shell_complete": _names_of(about, own)}
-    if own.several:
-        settings["multiple"] = True
+        settings |= {"metavar": "NAME", "shell_complete": _completion(about.choices, own)}
     if own.kind is bool:
-        settings["type"] = None
-        settings["is_flag"] = True
+        settings |= {"type": None, "is_flag": True}
         flags = flags if default is False else (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
     if own.kind is object and about.choices is not None:  # a name, or the first one where none is given
         settings |= {"is_flag": False, "flag_value": next(iter(about.choices)), "metavar": "[NAME]", "default": None}
@@ -112,46 +108,34 @@ def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> clic
 
 
 def _help_text(about: Option) -> str:
-    """The option's help, the names of its choices, and in words what the default is."""
+    """The option's help, the names of its choices, and what the default means."""
     names = "" if about.choices is None else f" One of {', '.join(about.choices)}."
     default = f"  [default: {about.default_words}]" if about.default_words else ""
     return f"{about.help}{names}{default}"
 
 
-def _names_of(about: Option, own: FieldType) -> Any:
-    """Completes the names of an option's choices, and of several "all"."""
-
-    def complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-        return [name for name in (*(["all"] if own.several else []), *(about.choices or ())) if name.startswith(begun)]
-
-    return complete
-
-
-def each(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
-    """The values of an option that is a model: None, the only one, or a tuple. Raises ConfigError
-    for an empty one.
-    """
-    if "" in values:
-        raise ConfigError(f"{parameter.opts[0]} '' names nothing: give a value, or leave the option out")
-    return tuple(values) if len(values) > 1 else values[0] if values else None
+def _completion(choices: Mapping[str, Any], own: FieldType) -> Any:
+    """Completes the names of an option's choices, and "all" for a repeatable option."""
+    names = ["all"] * own.several
+    return lambda context, parameter, begun: [name for name in (*names, *choices) if name.startswith(begun)]
 
 
 def once(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
-    """`each` for a command that takes one model. Raises ConfigError for several."""
+    """Callback that gives an option's only value. Raises ConfigError for several."""
     if len(values) > 1:
-        raise one_alone([(parameter.opts[0], value) for value in values])
-    return each(context, parameter, values)
+        raise one_model_only([(parameter.opts[0], value) for value in values])
+    return values[0] if values else None
 
 
-def one_alone(given: Sequence[tuple[str, Any]]) -> ConfigError:
-    """The error of a command that takes one model and was given these, as flags and values."""
+def one_model_only(given: Sequence[tuple[str, Any]]) -> ConfigError:
+    """The error of a command that takes one model and got several: flags and values."""
     words = ", ".join(f"{flag} {str(value)!r}" for flag, value in given)
-    return ConfigError(f"{len(given)} models are given, {words}, and one is looked at: choose one")
+    return ConfigError(f"{len(given)} models are given, {words}, but this command takes one: choose one")
 
 
 def expand(names: Sequence[str], table: Mapping[str, Any], what: str) -> list[str]:
-    """The names, each once; `all` stands for the whole table. Raises ConfigError for a name that is
-    not in it.
+    """The names without repetitions; `all` stands for the whole table. Raises ConfigError for a
+    name that the table lacks.
     """
     wanted = dict.fromkeys(name for given in names for name in (table if given == "all" else [given]))
     for name in wanted:
@@ -161,6 +145,6 @@ def expand(names: Sequence[str], table: Mapping[str, Any], what: str) -> list[st
 
 
 def expand_placements(names: Sequence[str]) -> list[str]:
-    """The same for placements, each as `ctrans.placement.spell` writes it."""
-    each = dict.fromkeys(name for given in names for name in (PLACEMENTS if given == "all" else [given]))
-    return [spell(name) if set("/*+") & set(name) else expand([name], PLACEMENTS, "placement")[0] for name in each]
+    """The same for placements, as `ctrans.placement.spell` writes mixed ones."""
+    mixed = {name: spell(name) for name in names if set("/*+") & set(name)}
+    return [mixed.get(name, name) for name in expand(names, {**PLACEMENTS, **mixed} if mixed else PLACEMENTS, "placement")]

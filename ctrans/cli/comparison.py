@@ -1,4 +1,4 @@
-"""`ctrans screen --compare`: settings with several values, and architectures by name."""
+"""The values of `ctrans screen --compare`: settings with several values, and architectures by name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from solvers.errors import look_up
 
 SWITCH = {"no": False, "yes": True}
 SETTINGS = {about.flag(name).removeprefix("--"): name for name, about in options_of(GPTConfig).items()}
-"""What can be compared: fields of `GPTConfig`, by the names of their options."""
+"""The settings that can be compared: fields of `GPTConfig` by the names of their options."""
 
 
 def values_of(setting: str, text: str) -> dict[Any, Any]:
-    """The values of a text such as "1,none": each as results call it, and as the field of
-    `GPTConfig` holds it.
+    """The values of a text such as "1,none": from their names in results to the values of the field
+    of `GPTConfig`.
 
     Raises ConfigError for an unknown setting or value.
     """
@@ -35,27 +35,23 @@ def values_of(setting: str, text: str) -> dict[Any, Any]:
     try:
         values = [None if own.optional and part == "none" else own.kind(part) for part in parts]
     except ValueError:
-        raise ConfigError(f"--compare {setting}={text}: give numbers with commas between them, such as {setting}=1,2") from None
+        raise ConfigError(f"--compare {setting}={text}: give numbers separated by commas, such as {setting}=1,2") from None
     return {"none" if value is None else value: value for value in values}
 
 
 def axes_of(compare: Sequence[str]) -> dict[str, dict[Any, Any]]:
-    """The values of each setting that is compared. Raises ConfigError for a setting that is given
-    twice.
-    """
+    """The values of each compared setting. Raises ConfigError for a setting that is given twice."""
     axes: dict[str, dict[Any, Any]] = {}
     for text in filter(_is_axis, compare):
         name, _, values = text.partition("=")
         if name in axes:
-            raise ConfigError(
-                f"--compare {name} is given twice, of which one alone would count: give all its values with commas between them"
-            )
+            raise ConfigError(f"--compare {name} is given twice: give all its values in one option, separated by commas")
         axes[name] = values_of(name, values)
     return axes
 
 
 def architectures_of(compare: Sequence[str], blocks: int) -> dict[str, dict[str, Any]]:
-    """What differs from plain pre-LN in each architecture that is named: fields of `GPTConfig`."""
+    """The changes of plain pre-LN in each named architecture: fields of `GPTConfig`."""
     texts = [part for text in compare if not _is_axis(text) for part in text.split(",")]
     names = dict.fromkeys(name for text in texts for name in GROUPS.get(text, [text]))
     return {name: _fields(name, blocks) for name in names}
@@ -71,11 +67,11 @@ def _fields(text: str, blocks: int) -> dict[str, Any]:
             continue
         values = values_of(name, value)
         if len(values) > 1:
-            raise ConfigError(f"--compare {text}: {name} has {len(values)} values, and an architecture has one: give one")
+            raise ConfigError(f"--compare {text}: {name} has {len(values)} values: give one")
         (fields[SETTINGS[name]],) = values.values()
     return fields
 
 
 def _is_axis(text: str) -> bool:
-    """Whether it is a setting with its values, and not architectures by name."""
+    """Whether the text is a setting with values; otherwise it names architectures."""
     return "=" in text and ":" not in text and "," not in text.partition("=")[0]

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.inputs import InputSummary, read
-from ctrans.cli.model_sources import check_loss, find, settle_threads
+from ctrans.cli.inputs import InputSummary, read_inputs
+from ctrans.cli.model_sources import check_loss, find_models, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
 from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import continuous_or_discrete
@@ -34,12 +34,13 @@ class ControlRequest(ModelRequest):
 def command(request: ControlRequest) -> None:
     """Show by depth how far a GPT, seeded or your own, is from the maximum principle on a text.
 
-    The costate P = dL/dX solves the adjoint ODE backward from the loss of the next token. By
-    segment: its norm, the drift of <P, v>, which the ODE conserves, and the gap H(P) + <P, v> >= 0
-    to velocities that are free at each token, with the alignment of the layer's velocity v with the
-    best of them. Where no output norm bounds the velocities, H is infinite and the alignment is
-    cos(-P, v). Tokens share weights: a second table shows what is left then, and why training
-    reaches alignment 0, not 1. The directory gets control.json and control.png.
+    The costate P = dL/dX solves the adjoint ODE backward from the loss of the next token. For each
+    segment the first table shows its norm and the drift of <P, v>, which the ODE conserves. It also
+    shows the gap H(P) + <P, v> >= 0 to the best velocity, if each token could choose its own, and
+    the alignment of the layer's velocity v with it. If no output norm bounds the velocities, H is
+    infinite and the alignment is cos(-P, v). Tokens share weights: the second table shows the gap
+    that is left with shared weights, and why training reaches alignment 0, not 1. The directory
+    gets control.json and control.png.
 
     \b
     ctrans control
@@ -49,26 +50,26 @@ def command(request: ControlRequest) -> None:
     """
     dtype, device = get_dtype(request.dtype), get_device(request.device)
     check_solver("tsit5", 1, request.rtol, request.atol, dtype)
-    found = find(request)
+    found = find_models(request)
     check_loss(found, "control")
-    text = read(request, found)
+    text = read_inputs(request, found)
     tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
-    settle_threads(found, tokens, get_dtype(request.dtype))
+    settle_threads(found, tokens, dtype)
     directory = directory_of(request)
     readings: dict[str, MaximumPrinciple] = {}
     trained: dict[str, Attained | str] = {}
     instead: dict[str, str] = {}
-    with progress_bar("control", sum(subject.segments for subject in found)) as advance:
-        for subject in found:
-            model = subject.model(dtype, device)
+    with progress_bar("control", sum(source.segments for source in found)) as advance:
+        for source in found:
+            model = source.model(dtype, device)
             p, why = continuous_or_discrete(model, tokens, targets, rtol=request.rtol, atol=request.atol)
-            readings[subject.name] = maximum_principle(model.depth, p)
-            instead |= {} if why is None else {subject.name: why}
+            readings[source.name] = maximum_principle(model.depth, p)
+            instead |= {} if why is None else {source.name: why}
             try:
-                word = partial(lambda name, k: advance(name), subject.name)
-                trained[subject.name] = attained(model, tokens, targets, progress=word)
+                word = partial(lambda name, k: advance(name), source.name)
+                trained[source.name] = attained(model, tokens, targets, progress=word)
             except ConfigError as error:
-                trained[subject.name] = str(error)
+                trained[source.name] = str(error)
     ending = CommandEnding(
         looked_at=InputSummary(request, found, text, tokens),
         device=device,

@@ -7,8 +7,8 @@ import textwrap
 from functools import partial
 
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.inputs import InputSummary, read
-from ctrans.cli.model_sources import Subject, find, settle_threads
+from ctrans.cli.inputs import InputSummary, read_inputs
+from ctrans.cli.model_sources import ModelSource, find_models, settle_threads
 from ctrans.cli.request import ComparisonRequest, command_of, get_device, get_dtype
 from ctrans.findings import as_object, limits_in_words
 from ctrans.option import NOT_NEGATIVE, Range, option
@@ -26,7 +26,7 @@ class DiagnoseRequest(ComparisonRequest):
     )
     seeds: int = option(
         1,
-        "Walk this many other parts of the text, and for a seeded model other initial weights: findings get error bars.",
+        "Repeat the diagnosis on this many parts of the text, for a seeded model with new weights: findings get error bars.",
         limits=Range(1, 1000),
     )
 
@@ -40,12 +40,12 @@ LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and 
 def command(request: DiagnoseRequest) -> None:
     """List what is wrong with a model, most severe first: place, figure, effect and what helps.
 
-    MODEL is a local Hugging Face directory, nanoGPT's ckpt.pt, or what ctrans saved; without one, a
-    seeded GPT. ctrans diagnoses several models, such as checkpoints of one training, on the same
-    text. One pass over the text looks for dead gains, saturated heads, massive activations, large
-    sensitivities, collapsed tokens, blocks that do nothing, a weight decay that does not bound the
-    weights, grown output norms, drifting logits, tied weights with opposing gradients, and numbers
-    that are not finite. The directory gets diagnose.json and diagnose.png.
+    MODEL is a local Hugging Face directory, nanoGPT's ckpt.pt, or a model that ctrans saved;
+    without one, a seeded GPT. ctrans diagnoses several models, such as checkpoints of one training,
+    on the same text. One pass over the text looks for dead gains, saturated heads, massive
+    activations, large sensitivities, collapsed tokens, blocks without effect, a weight decay that
+    does not bound the weights, grown output norms, drifting logits, tied weights with opposing
+    gradients, and non-finite numbers. The directory gets diagnose.json and diagnose.png.
 
     \b
     ctrans diagnose models/bert
@@ -54,25 +54,25 @@ def command(request: DiagnoseRequest) -> None:
     """
     device, dtype = get_device(request.device), get_dtype(request.dtype)
     seeds = request.seeds
-    found = find(request)
-    text = read(request, found)
-    opened, length = found[0].opened, min(subject.context for subject in found)
+    found = find_models(request)
+    text = read_inputs(request, found)
+    opened, length = found[0].opened, min(source.context for source in found)
     if opened is None or opened.loss != "none":
         tokens, targets = (part.to(device) for part in text.pairs(request.batch, length, seeds))
-    else:  # all that needs no loss is looked at
+    else:  # only checks without a loss run
         tokens, targets = text.sequences(request.batch, length, seeds).to(device), None
     settle_threads(found, tokens[::seeds], dtype)
     directory = directory_of(request)
     results: dict[str, Diagnosis] = {}
-    with progress_bar("diagnose", 2 * seeds * sum(subject.segments for subject in found)) as advance:
-        for i, subject in enumerate(found):
+    with progress_bar("diagnose", 2 * seeds * sum(source.segments for source in found)) as advance:
+        for i, source in enumerate(found):
             several = []
             for s in range(seeds):
-                word = partial(lambda name, k: advance(name), subject.name)
+                word = partial(lambda name, k: advance(name), source.name)
                 x, y = tokens[s::seeds], None if targets is None else targets[s::seeds]
-                model = _drawn_anew(request, subject, i, s).model(dtype, device)
+                model = _drawn_anew(request, source, i, s).model(dtype, device)
                 several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=word))
-            results[subject.name] = several[0] if seeds == 1 else merged(several)
+            results[source.name] = several[0] if seeds == 1 else merged(several)
     ending = CommandEnding(
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
@@ -81,7 +81,7 @@ def command(request: DiagnoseRequest) -> None:
     end(request, directory, ending)
 
 
-def _drawn_anew(request: DiagnoseRequest, subject: Subject, i: int, s: int) -> Subject:
-    """The subject, or for walk s > 0 of a seeded model the same with the next seed but s."""
-    seeded = not subject.trained and subject.opened is None
-    return find(dataclasses.replace(request, seed=request.seed + s))[i] if s and seeded else subject
+def _drawn_anew(request: DiagnoseRequest, source: ModelSource, i: int, s: int) -> ModelSource:
+    """The model; for repetition s > 0 of a seeded model, the same with seed + s."""
+    seeded = not source.trained and source.opened is None
+    return find_models(dataclasses.replace(request, seed=request.seed + s))[i] if s and seeded else source

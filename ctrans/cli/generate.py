@@ -32,15 +32,15 @@ from solvers.gradients import get_gradient
 from solvers.methods import get_method
 
 Decode = Callable[[int, bool], str]
-Show = Callable[[str, int | None], None]
-"""Takes a piece of text, and the token that it comes from if it was made."""
 HARMLESS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
-"""Control characters but tab and newline: a model may write them, and a terminal would obey."""
+"""Control characters except tab and newline. A model may write them, and a terminal would act on
+them.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateRequest(Request):
-    """The request of `generate`; with `top_k` None it draws among all tokens."""
+    """The request of `generate`. If `top_k` is None it draws among all tokens."""
 
     checkpoint: Path = option(
         REQUIRED,
@@ -49,27 +49,29 @@ class GenerateRequest(Request):
         callback=once,
     )
     prompt: str = option("", "Text to continue; token ids if the vocabulary is not bytes.", default_words="a new line")
-    tokens: int = option(200, "Tokens to make. A token is a byte, unless the model has others.", limits=COUNT)
-    samples: int = option(1, "Continuations, with seeds SEED, SEED + 1 and so on.", limits=COUNT)
-    temperature: float = option(0.8, "Divide logits by this. 0 takes the likeliest token.")
-    top_k: int | None = option(None, "Draw among this many likeliest tokens.", default_words="all")
+    tokens: int = option(200, "Number of new tokens. A token is a byte unless the model has other tokens.", limits=COUNT)
+    samples: int = option(1, "Number of continuations, with seeds SEED, SEED + 1 and so on.", limits=COUNT)
+    temperature: float = option(0.8, "Divide logits by this. 0 takes the most likely token.")
+    top_k: int | None = option(None, "Draw among this many most likely tokens.", default_words="all")
     seed: int = option(0, "Seed of the draws.")
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
 
 
 @command_of(GenerateRequest, "generate")
 def command(request: GenerateRequest) -> None:
-    """Continue a text with a trained model, shown as it is made.
+    """Continue a text with a trained model, and show each token at once.
 
-    A training run's model is integrated as it was trained; a model saved alone is the discrete one.
-    A model of bytes prints its text in UTF-8, invalid bytes as �; a model of another vocabulary
-    prints token ids.
+    ctrans integrates a training run's model as it was trained, and a model saved alone as the
+    discrete model. A model of bytes prints text in UTF-8, with � for invalid bytes. A model with
+    another vocabulary prints token ids.
 
     \b
     ctrans generate --checkpoint out/train --prompt "A class is"
     ctrans generate --checkpoint out/train/last --tokens 500 --temperature 0.5 --top-k 20 --samples 3
     """
-    _check(request)
+    for seed in (request.seed, request.seed + request.samples - 1):
+        Sampling(request.temperature, request.top_k, seed)
+    check_json(request)
     device = get_device(request.device)
     place = find_model(request.checkpoint)
     model = load(place).to(device).requires_grad_(False).eval()
@@ -79,21 +81,21 @@ def command(request: GenerateRequest) -> None:
     scheme = trained_with(place)
     if scheme != DISCRETE:
         click.echo(f"ctrans: integrated as it was trained, {words(scheme)}", err=True)
-    count, samples = request.samples, []
-    with progress_bar("generate", count * request.tokens) as advance:
-        for k in range(count):
-            show: Show = partial(_count, advance, k) if request.quiet else _write
-            samples.append(_sample(model, prompt, request, k, show, scheme))
-            show("\n" if k + 1 == count else "\n---\n", None)
+    show = _ignore if request.quiet else _write
+    samples = []
+    with progress_bar("generate", request.samples * request.tokens) as advance:
+        for k in range(request.samples):
+            progress = partial(advance, f"sample {k + 1}") if request.quiet else None
+            samples.append(_sample(model, prompt, request, k, scheme, show, progress))
+            show("\n" if k + 1 == request.samples else "\n---\n")
     found = {"scheme": scheme, "prompt": prompt, "samples": samples}
     write_json(request, None, {**result_of(request, request.shown(), device), **found})
 
 
 def trained_with(directory: Path) -> Scheme:
-    """How the training run that made this checkpoint computes X_T; the discrete model where no run
-    made it.
+    """The scheme of the training run that saved this checkpoint; the discrete model without one.
 
-    Raises ConfigError for a training state that is damaged.
+    Raises ConfigError for a damaged training state.
     """
     if not os.path.exists(directory / STATE):
         return DISCRETE
@@ -105,13 +107,13 @@ def trained_with(directory: Path) -> Scheme:
 
 
 def words(scheme: Scheme) -> str:
-    """The options of `ctrans train` that stand for it."""
+    """The options of `ctrans train` for this scheme."""
     fields = dataclasses.asdict(scheme).items()
     return " ".join(f"--{name} {value}" for name, value in fields if value != getattr(DISCRETE, name))
 
 
 def encode(prompt: str, vocabulary: int) -> list[int]:
-    """The prompt's bytes, or its token ids for a vocabulary that is not bytes. An empty text is a
+    """The prompt's bytes, or its token ids for a vocabulary other than bytes. An empty text is a
     new line.
     """
     if vocabulary == VOCABULARY:
@@ -129,23 +131,16 @@ def encode(prompt: str, vocabulary: int) -> list[int]:
 
 
 def decoder(vocabulary: int) -> Decode:
-    """What a token adds to the text: a function of the token, and of whether it is the last."""
+    """A function that gives the text of a token, from the token and whether it is the last."""
     if vocabulary == VOCABULARY:
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda token, last: utf8.decode(bytes([token]), last)
     return lambda token, last: f"{token}" if last else f"{token} "
 
 
-def _check(request: GenerateRequest) -> None:
-    """Says what can be said before a model is read."""
-    for seed in (request.seed, request.seed + request.samples - 1):
-        Sampling(request.temperature, request.top_k, seed)
-    check_json(request)
-
-
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One continuation, and the seconds that it took."""
+    """One continuation, and how many seconds it took."""
 
     seed: int
     tokens: list[int]
@@ -153,34 +148,36 @@ class Sample:
     seconds: float
 
 
-def _sample(model: GPT, prompt: list[int], request: GenerateRequest, k: int, show: Show, scheme: Scheme) -> Sample:
-    """The k-th continuation, shown as it is made."""
+def _sample(
+    model: GPT,
+    prompt: list[int],
+    request: GenerateRequest,
+    k: int,
+    scheme: Scheme,
+    show: Callable[[str], None],
+    progress: Callable[[], None] | None,
+) -> Sample:
+    """The k-th continuation. Shows the prompt and each token."""
     started = time.perf_counter()
     decode = decoder(model.config.vocab_size)
-    seed = request.seed + k
-    made = stream(
-        model,
-        torch.tensor(prompt, device=model.token_embedding.weight.device),
-        request.tokens,
-        Sampling(request.temperature, request.top_k, seed),
-        scheme,
-    )
-    show("".join(decode(token, False) for token in prompt), None)
-    tokens: list[int] = []
-    text = ""
-    for i, token in enumerate(int(token) for token in made):
-        piece = decode(token, i + 1 == request.tokens)
-        show(piece, token)
+    sampling = Sampling(request.temperature, request.top_k, request.seed + k)
+    device = model.token_embedding.weight.device
+    made = stream(model, torch.tensor(prompt, device=device), request.tokens, sampling, scheme)
+    show("".join(decode(token, False) for token in prompt))
+    tokens, pieces = [], []
+    for token in map(int, made):
         tokens.append(token)
-        text += piece
-    return Sample(seed, tokens, text, time.perf_counter() - started)
+        pieces.append(decode(token, len(tokens) == request.tokens))
+        show(pieces[-1])
+        if progress is not None:
+            progress()
+    return Sample(sampling.seed, tokens, "".join(pieces), time.perf_counter() - started)
 
 
-def _write(piece: str, token: int | None) -> None:
+def _write(piece: str) -> None:
     encoding = sys.stdout.encoding
     click.echo(piece.translate(HARMLESS).encode(encoding, "replace").decode(encoding), nl=False)
 
 
-def _count(advance: Callable[[str], None], k: int, piece: str, token: int | None) -> None:
-    if token is not None:
-        advance(f"sample {k + 1}")
+def _ignore(piece: str) -> None:
+    pass

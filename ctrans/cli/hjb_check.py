@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from ctrans.cli.click_options import settings_of
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.inputs import InputSummary, read
-from ctrans.cli.model_sources import Subject, check_loss, find, settle_threads
+from ctrans.cli.inputs import InputSummary, read_inputs
+from ctrans.cli.model_sources import ModelSource, check_loss, find_models, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
 from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb_study import pde_study
@@ -28,16 +28,16 @@ from solvers import ConfigError
 from solvers.request import check_solver
 
 ADVICE = (
-    "an ascent that ended early, or a verdict that is wrong: compare another --seed, --batch or --context, and --dtype float64 if "
-    "you chose another; if the same finding fails there, report it, with the command and hjb-check.json"
+    "an ascent ended early, or a verdict is wrong: compare another --seed, --batch or --context, and --dtype float64 if you chose "
+    "another; if the same finding fails there, report it with the command and hjb-check.json"
 )
-"""After findings that do not hold."""
+"""The line after findings that do not hold."""
 PDE_POINTS = 41
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HJBCheckRequest(ModelRequest):
-    """The request of `hjb-check`: remedies, and whether to solve the HJB equation, too."""
+    """The request of `hjb-check`: regularization, and whether to solve the HJB equation."""
 
     config: Mapping[str, Any] = settings_of(GPTConfig, without=("placement", "norm"))
     norms: tuple[str, ...] = option(
@@ -45,24 +45,24 @@ class HJBCheckRequest(ModelRequest):
     )
     weight_decay: float | None = option(
         None,
-        "Show how a penalty LAM/2 |W|^2 of every matrix in the training loss (not AdamW's decoupled decay) bounds H where no output "
-        "norm does, on this text and for this model. ctrans compares LAM with dt lam*.",
+        "Show whether a penalty LAM/2 |W|^2 of every matrix in the training loss (not AdamW's decoupled decay) bounds H without an "
+        "output norm, for this model on this text. ctrans compares LAM with dt lam*.",
         metavar="LAM",
     )
     last_map_decay: float | None = option(
         None,
-        "Remedy: running cost LAM/2 |W|^2 of each last linear map and its bias; what feeds them is fixed (a penalty in a training "
-        "loss, over dt).",
+        "Regularization: running cost LAM/2 |W|^2 of each last linear map and its bias; all other weights are fixed. LAM is a penalty "
+        "in a training loss divided by dt.",
         metavar="LAM",
     )
     gain_decay: float | None = option(
         None,
-        "Remedy: running cost LAM/2 (|gamma|^2 + |beta|^2) of the trained gains and offsets of each output norm (a penalty in a "
-        "training loss, over dt).",
+        "Regularization: running cost LAM/2 (|gamma|^2 + |beta|^2) of the trained gains and offsets of each output norm. LAM is a "
+        "penalty in a training loss divided by dt.",
         metavar="LAM",
     )
-    kinetic: float | None = option(None, "Remedy: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM")
-    pde: bool = option(False, "Also solve the HJB equation in the plane, and draw it: hjb-pde.png. This takes half a minute.")
+    kinetic: float | None = option(None, "Regularization: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM")
+    pde: bool = option(False, "Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half a minute.")
 
     defaults: ClassVar[Mapping[str, Any]] = {"placements": ("all",), "depth": 3, "context": 64, "batch": 1}
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"pde"}
@@ -70,17 +70,16 @@ class HJBCheckRequest(ModelRequest):
 
 @command_of(HJBCheckRequest, "hjb-check")
 def command(request: HJBCheckRequest) -> None:
-    """Is the Hamiltonian of training finite, and under which assumptions? For each placement of
-    normalisation.
+    """Check whether the Hamiltonian of training is finite, and under which assumptions.
 
-    A GPT, seeded or your own, reads real text; at every segment the Hamiltonian H(P) = sup of -<P,
-    f> over the velocities that the placement allows is computed in closed form at the costate P,
-    for the ODE and for the discrete step, and checked by ascents that do not know the formula. H =
-    inf means that the best velocity runs away. Behind a norm H is finite for bounded gains. Trained
-    gains make it grow with them; a decay of the gains or a kinetic cost prevents that. All this
-    holds at the costates of one text, and a finite H alone does not imply that an optimum exists.
-    The exit code is 1 if any evidence disagrees with its verdict. The directory gets hjb-check.json
-    and hjb-check.png.
+    A GPT, seeded or your own, reads a text. For each placement and segment ctrans computes the
+    Hamiltonian H(P) = sup of -<P, f> over the velocities f that the placement allows, at the
+    costate P, for the ODE and for the discrete step. The closed form is checked by ascents that do
+    not use it. H = inf means that the best velocity is unbounded. With an output norm H is finite
+    for bounded gains and grows with trained gains. A decay of the gains or a kinetic cost bounds
+    it. All this holds at the costates of one text. A finite H alone does not imply that an optimum
+    exists. The exit code is 1 if any evidence contradicts its verdict. The directory gets
+    hjb-check.json and hjb-check.png.
 
     \b
     ctrans hjb-check
@@ -91,26 +90,26 @@ def command(request: HJBCheckRequest) -> None:
     """
     regularization = Regularization(**{field.name: getattr(request, field.name) for field in dataclasses.fields(Regularization)})
     if request.pde and request.quiet and request.out is None:
-        raise ConfigError("--pde draws a picture, and with --json - nothing is written: add --out DIRECTORY")
+        raise ConfigError("--pde draws a picture, but --json - writes no files: add --out DIRECTORY")
     dtype, device = get_dtype(request.dtype), get_device(request.device)
     check_solver("tsit5", 1, None, None, dtype)
-    found = find(request)
+    found = find_models(request)
     check_loss(found, "hjb-check")
     refused = _refused(found, regularization)
-    jobs = [subject for subject in found if subject.config.placement not in refused]
+    jobs = [source for source in found if source.config.placement not in refused]
     if not jobs:
         raise ConfigError(next(iter(refused.values())))
-    text = read(request, found)
+    text = read_inputs(request, found)
     tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
-    settle_threads(found, tokens, get_dtype(request.dtype))
+    settle_threads(found, tokens, dtype)
     directory = directory_of(request)
-    checks: dict[str, list[ModelCheck]] = {subject.config.norm: [] for subject in found}
-    with progress_bar("hjb-check", sum(subject.segments for subject in jobs)) as advance:
-        for subject in jobs:
-            norm = subject.config.norm
-            progress = partial(lambda word, k: advance(word), f"{norm}, {subject.config.placement}")
-            check = check_model(subject.model(dtype, device), tokens, targets, regularization, progress=progress)
-            checks[norm].append(dataclasses.replace(check, placement=subject.config.placement))
+    checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in found}
+    with progress_bar("hjb-check", sum(source.segments for source in jobs)) as advance:
+        for source in jobs:
+            norm = source.config.norm
+            progress = partial(lambda word, k: advance(word), f"{norm}, {source.config.placement}")
+            check = check_model(source.model(dtype, device), tokens, targets, regularization, progress=progress)
+            checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
     failures = [f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures]
     ending = CommandEnding(
@@ -130,15 +129,15 @@ def command(request: HJBCheckRequest) -> None:
     end(request, directory, ending)
 
 
-def _refused(found: Sequence[Subject], regularization: Regularization) -> dict[str, str]:
-    """Why the regularization does not apply, by the name of each model that does not take it, or
-    has a sublayer that does not.
+def _refused(found: Sequence[ModelSource], regularization: Regularization) -> dict[str, str]:
+    """Why the regularization does not apply, by the placement of each model that has such a
+    sublayer.
     """
     reasons = {
-        subject.config.placement: next(
-            (why for p in subject.placements if (why := why_not_applicable(get_placement(p), regularization))), None
+        source.config.placement: next(
+            (why for p in source.placements if (why := why_not_applicable(get_placement(p), regularization))), None
         )
-        for subject in found
+        for source in found
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}
 

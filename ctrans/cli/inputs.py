@@ -1,12 +1,9 @@
-"""What the models that a command looks at are given to read: a text, as tokens of theirs, or
-images.
-"""
+"""What the models of a command read: a text as tokens, images, or the user's own batch."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from ctrans.cli.model_sources import Subject, tokens_of
+from ctrans.cli.model_sources import ModelSource, tokens_of
 from ctrans.cli.request import ModelRequest
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.opened import Opened
@@ -25,9 +22,7 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text:
-    """A text as one row of token ids of that vocabulary, to be cut into sequences; `said` is how it
-    became tokens.
-    """
+    """A text as one row of token ids of a vocabulary. `said` names its tokeniser."""
 
     ids: Integer[np.ndarray, " _"]
     vocabulary: int
@@ -37,8 +32,8 @@ class Text:
     words: Callable[[list[int]], list[str]] = as_numbers
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
-        """For each of so many walks as many sequences of that many tokens, spread evenly over the
-        text. ConfigError for tokens beyond the vocabulary.
+        """walks x count sequences of `length` tokens, spread evenly over the text: (walks count,
+        length). Raises ConfigError for tokens outside the vocabulary.
         """
         cut = windows(self.ids, walks * count, length)
         lowest, highest = int(cut.min()), int(cut.max())
@@ -50,23 +45,22 @@ class Text:
         return cut
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
-        """Tokens and their targets: the next tokens, or what an imported model was trained to tell
-        (`Opened.pairs`).
-        """
+        """Tokens and targets: the next tokens, or an imported model's own (`Opened.pairs`)."""
         longer = self.sequences(count, length + 1, walks)
         return (longer[:, :-1], longer[:, 1:]) if self.opened is None else self.opened.pairs(longer, self.mask)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InputRows:
-    """Images or arrays, or the batch that a function of the user's returned.
+    """Images or arrays, or the batch that the user's function returned.
 
-    - `take`: gives the first so many of them, or so many spread evenly; `there`: how many there are
-    - `said`: where they come from; `holds`: the same with a verb; `unit`: what one of them is
-      called
+    - `take`: gives so many of them
+    - `there`: how many there are
+    - `said`, `holds`: where they come from, alone and with a verb
+    - `unit`: the word for one of them
     - `loss`: the name of the model's loss
-    - `exact`: whether the user chose how many to read
-    - `targets`: for the user's loss
+    - `exact`: whether the user chose the number of rows
+    - `targets`: targets for the user's loss
     - `reader`: the model, if rows are token ids without targets
     """
 
@@ -81,16 +75,16 @@ class InputRows:
     reader: Opened | None = None
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
-        """So many rows for each walk. If the user chose no number there may be fewer. InputRows of
-        token ids have at most that length.
+        """count rows for each walk, or fewer if the user chose no number. Token ids are cut to
+        `length`.
 
-        Raises ConfigError where there are fewer than the user wants, or than walks.
+        Raises ConfigError if there are fewer rows than the user wants, or than walks.
         """
         wanted = walks * count
         if not self.exact:
             wanted = min(wanted, max(1, self.there // walks) * walks)
         if self.there < wanted:
-            each = f" ({wanted // walks} to look at, and as many as another text beside them)" if walks > 1 else ""
+            each = f" ({wanted // walks} for the model, and as many for comparison)" if walks > 1 else ""
             most = f", or lower --batch to {self.there // walks}" if self.there >= walks else ""
             units = f"{self.there} {self.unit}{'s' * (self.there != 1)}"
             raise ConfigError(f"{self.holds} {units}, and {wanted} are wanted{each}: give more{most}")
@@ -98,7 +92,7 @@ class InputRows:
         return x if self.reader is None else x[:, :length]
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
-        """InputRows and their targets. Without targets: those of token ids (`Opened.pairs`), or -1,
+        """Rows and targets. Without the user's targets: those of token ids (`Opened.pairs`), or -1,
         which no loss reads.
         """
         x = self.sequences(count, length, walks)
@@ -106,51 +100,55 @@ class InputRows:
             return x, self.targets[: len(x)]
         if self.reader is None:
             return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
-        if self.loss == "given":  # it may know nothing of targets of -1
+        if self.loss == "given":  # the user's loss may not accept targets of -1
             return self.reader.pairs(x)
-        return self.reader.pairs(torch.cat([x, torch.full_like(x[:, :1], -1)], 1))  # what follows the last is not known
+        return self.reader.pairs(torch.cat([x, torch.full_like(x[:, :1], -1)], 1))  # the last token has no target
 
 
-def read(request: ModelRequest, found: Sequence[Subject]) -> Text | InputRows:
-    """The text that the request names, as tokens of those models; or its images, or the batch of
-    its example.
+def read_inputs(request: ModelRequest, found: Sequence[ModelSource]) -> Text | InputRows:
+    """The request's text as tokens of these models, its images, or the batch of its example.
+
+    Raises ConfigError for inputs that contradict each other, and for models that cannot read the
+    same input.
     """
-    subject = found[0]
-    if subject.given is not None:
-        return _given(request, subject)
-    if subject.vocabulary == 0 or request.images is not None:
+    first = found[0]
+    if first.given is not None:
+        return _given(request, first, *first.given)
+    if first.vocabulary == 0 or request.images is not None:
         return _pictures(request, found)
     for other in found[1:]:
-        _check_alike(subject, other)
+        _check_alike(first, other)
     if request.ids is not None:
         if request.file is not None or request.text is not None:
             raise ConfigError("--ids gives token ids, and --file or --text a text: choose one")
-        return Text(read_ids(request.ids), subject.vocabulary, f"token ids of {request.ids}", opened=subject.opened)
-    tokeniser = BYTES if subject.opened is None else subject.opened.tokeniser()
+        return Text(read_ids(request.ids), first.vocabulary, f"token ids of {request.ids}", opened=first.opened)
     words = read_text(request.file, request.text)
-    ids = tokeniser.encode(words)
-    for other in found[1:]:
-        own = tokeniser if other.opened is None else other.opened.tokeniser()
-        if not np.array_equal(own.encode(words), ids):
+    tokenisers = [BYTES if source.opened is None else source.opened.tokeniser() for source in found]
+    ids = tokenisers[0].encode(words)
+    for other, tokeniser in zip(found[1:], tokenisers[1:], strict=True):
+        if not np.array_equal(tokeniser.encode(words), ids):
             raise ConfigError(
-                f"{subject.name} and {other.name} make other tokens of the text, and models are compared on the same ones: give "
+                f"{first.name} and {other.name} make other tokens of the text, and ctrans compares models on the same tokens: give "
                 "token ids by --ids FILE"
             )
-    return Text(ids, subject.vocabulary, tokeniser.said, tokeniser.mask, subject.opened, tokeniser.words)
+    return Text(ids, first.vocabulary, tokenisers[0].said, tokenisers[0].mask, first.opened, tokenisers[0].words)
 
 
-def _pictures(request: ModelRequest, found: Sequence[Subject]) -> InputRows:
+def _asked(request: ModelRequest, *names: str) -> list[str]:
+    return [name for name in names if getattr(request, name) is not None]
+
+
+def _pictures(request: ModelRequest, found: Sequence[ModelSource]) -> InputRows:
     opened = found[0].opened
     if opened is None or opened.vocabulary:
         raise ConfigError(f"--images is for a model of images, and {found[0].name} reads token ids: leave it out")
     if request.images is None:
         raise ConfigError(
-            f"{opened.config.model} reads no text: give --images PATH, a folder of images or an .npy array, or for --python what it "
-            "reads by --example MODULE:FUNCTION"
+            f"{opened.config.model} reads no text: give --images PATH, a folder of images or an .npy array, or with --python its "
+            "input by --example MODULE:FUNCTION"
         )
-    others = [name for name in ("file", "text", "ids") if getattr(request, name) is not None]
-    if others:
-        raise ConfigError(f"--images and --{others[0]} are given, and each is what the model reads: choose one")
+    if others := _asked(request, "file", "text", "ids"):
+        raise ConfigError(f"--images and --{others[0]} are given, and the model reads one of them: choose one")
     shapes = {each.opened.reads for each in found if each.opened is not None}
     if len(shapes) > 1:
         raise ConfigError(f"the models read images of {len(shapes)} sizes: compare models of one size")
@@ -160,33 +158,25 @@ def _pictures(request: ModelRequest, found: Sequence[Subject]) -> InputRows:
     return InputRows(images.batch, images.there, images.said, holds, "image", opened.loss, "batch" in request.typed)
 
 
-def _given(request: ModelRequest, subject: Subject) -> Text | InputRows:
-    """The example's batch; a text or images that are asked for in its place."""
-    assert subject.given is not None, "who asks for it has it"
-    assert subject.opened is not None, "an example is for a model that was opened"
-    asked = [name for name in ("file", "text", "ids", "images") if getattr(request, name) is not None]
-    rows, targets = subject.given
-    if asked and targets is not None:
-        raise ConfigError(f"--example gives a batch with targets, and --{asked[0]} another: choose one")
-    if asked:
-        return read(request, [dataclasses.replace(subject, given=None)])
-    reader = subject.opened if subject.vocabulary and targets is None else None
-    said = f"the batch of {request.example}"
-    take, exact = partial(_first, rows), "batch" in request.typed
-    return InputRows(take, len(rows), said, f"{said} has", "row", subject.opened.loss, exact, targets, reader)
+def _given(request: ModelRequest, source: ModelSource, rows: Tensor, targets: Tensor | None) -> Text | InputRows:
+    """The example's batch, or the text or images that the user named in its place."""
+    assert source.opened is not None, "an example is for a model that was opened"
+    if asked := _asked(request, "file", "text", "ids", "images"):
+        if targets is not None:
+            raise ConfigError(f"--example gives a batch with targets, and --{asked[0]} another: choose one")
+        return read_inputs(request, [dataclasses.replace(source, given=None)])
+    reader = source.opened if source.vocabulary and targets is None else None
+    said, exact = f"the batch of {request.example}", "batch" in request.typed
+    return InputRows(
+        lambda count: rows[:count], len(rows), said, f"{said} has", "row", source.opened.loss, exact, targets, reader
+    )
 
 
-def _first(rows: Tensor, count: int) -> Tensor:
-    return rows[:count]
-
-
-def _check_alike(one: Subject, other: Subject) -> None:
-    """Raises ConfigError unless both can be asked the same: the same tokens, and the same kind of
-    prediction of them.
-    """
+def _check_alike(one: ModelSource, other: ModelSource) -> None:
+    """Raises ConfigError unless both models have the same vocabulary and predict the same."""
     if other.vocabulary != one.vocabulary:
         raise ConfigError(
-            f"{one.name} has {one.vocabulary} tokens and {other.name} {other.vocabulary}, and models are compared on the same tokens: "
+            f"{one.name} has {one.vocabulary} tokens and {other.name} {other.vocabulary}, and ctrans compares models on the same tokens: "
             "compare models of one vocabulary"
         )
     tasks = [(True, True) if each.opened is None else (each.opened.causal, each.opened.predicts) for each in (one, other)]
@@ -199,36 +189,37 @@ def _check_alike(one: Subject, other: Subject) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InputSummary:
-    """The models that a command has looked at, and how many tokens of which text they read."""
+    """The models that a command ran, and the tokens that they read."""
 
     request: ModelRequest
-    found: Sequence[Subject]
+    found: Sequence[ModelSource]
     text: Text | InputRows
     tokens: Tensor
 
     @property
     def words(self) -> str | None:
-        """What was recognised in imported models, how they read, and how much they read; None for
-        our own models.
-        """
-        imported = {subject.name: subject.opened.described for subject in self.found if subject.opened is not None}
+        """What ctrans recognised in imported models, and what they read. None without such models."""
+        imported = {source.name: source.opened.described for source in self.found if source.opened is not None}
         if not imported:
             return None
-        count, length = len(self.tokens), tokens_of(self.found[0], self.tokens)
-        much = f"{count} sequence{'s' * (count > 1)} of {length} tokens{self._cut(self.found[0])}"
+        first, asked = self.found[0], self.request.context
+        count, length = len(self.tokens), tokens_of(first, self.tokens)
+        much = f"{count} sequence{'s' * (count > 1)} of {length} tokens"
+        if first.longest is not None and first.longest < asked and "context" in self.request.typed:
+            much += f"; its context is {first.longest}, and you asked for {asked}"
         recognised = [words if len(self.found) == 1 else f"{name}: {words}" for name, words in imported.items()]
         read = "Text" if isinstance(self.text, Text) else "Input"
         return "\n".join([*recognised, f"{read}: {self.text.said}; {much}\n"])
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The same for JSON; of several models, by name."""
-        if any(subject.label is not None for subject in self.found):
-            return {"several": {subject.name: self._of(subject) for subject in self.found}}
+        """The same for JSON; of several named models, by name."""
+        if any(source.label is not None for source in self.found):
+            return {"several": {source.name: self._of(source) for source in self.found}}
         return self._of(self.found[0])
 
-    def _of(self, subject: Subject) -> dict[str, Any] | None:
-        opened = subject.opened
+    def _of(self, source: ModelSource) -> dict[str, Any] | None:
+        opened = source.opened
         if opened is None:
             return None
         return {
@@ -238,11 +229,5 @@ class InputSummary:
             "vocabulary": opened.vocabulary,
             "text": self.text.said,
             "sequences": self.tokens.shape[0],
-            "tokens": tokens_of(subject, self.tokens),
+            "tokens": tokens_of(source, self.tokens),
         }
-
-    def _cut(self, subject: Subject) -> str:
-        """Words for sequences that the user wanted longer than the model can read."""
-        longest, asked = subject.longest, self.request.context
-        short = longest is not None and longest < asked and "context" in self.request.typed
-        return f"; its context is {longest}, and {asked} were asked for" if short else ""

@@ -1,5 +1,5 @@
-"""`ctrans train --eval-depth`: the trained model over the same depth-time in other numbers of
-blocks.
+"""`ctrans train --eval-depth`: the trained model with other numbers of blocks over the same
+depth-time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from solvers import ConfigError
 
 
 def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -> None:
-    """Raises ConfigError for a depth whose weights, or whose hidden states of a batch, this machine
-    cannot hold.
-    """
+    """Raises ConfigError for a depth whose weights or hidden states do not fit in memory."""
     for depth in depths:
         check_count("eval_depth", depth, MOST_BLOCKS)
         other = model.at_depth(depth)
@@ -41,9 +39,9 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
 
 def losses_at(depths: Sequence[int], run: TrainingRun) -> dict[int, float]:
     """The validation loss of the last checkpoint's model at each depth, over the same depth-time
-    and in the run's own precision.
+    and in the run's precision.
 
-    It needs no other process. Errors are those of `load` and `solve`.
+    It runs in this process alone. Raises as `load` and `solve`.
     """
     if not depths:
         return {}

@@ -1,8 +1,7 @@
-"""Modules of the user's own that are imported before a command reads its choices, so that their
-table entries are among them.
+"""The user's own modules: those of --plugin, which add entries to the tables of ctrans, and those
+of options that name a function.
 
-Nothing is looked for: only what the user names after --plugin is run, in the order in which it is
-named.
+ctrans runs only what the user names, in that order.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from typing import Any, cast
 import click
 
 LOADED: list[str] = []
-"""What was imported, as it was named: results depend on it."""
+"""The plugins that were imported, as named. Results depend on them and show them."""
 
 
 def import_plugins(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> None:
-    """Imports each value: the path of a file that ends in .py, or the name of a module that is
-    installed or in this directory.
-    """
+    """Imports each plugin (see `import_named`)."""
     for value in values:
         import_named(value)
         if value not in LOADED:
@@ -36,30 +33,27 @@ def import_plugins(context: click.Context, parameter: click.Parameter, values: S
 
 
 def import_named(value: str) -> ModuleType:
-    """The module: of a file whose path ends in .py, or of a name that is installed or in this
-    directory.
-    """
-    module: ModuleType = _named(value, lambda: _import_file(Path(value)) if value.endswith(".py") else _import_module(value))
-    return module
+    """Imports a .py file by its path, or a module that is installed or in this directory."""
+    with _failures_of(value):
+        return _import_file(Path(value)) if value.endswith(".py") else _import_module(value)
 
 
 def called(value: str) -> Any:
-    """What the function of "module:function" or "file.py:function" returns, called without
-    arguments.
-    """
+    """The result of the function "module:function" or "file.py:function", called without arguments."""
     function = function_of(value)
-    with _beside(value.rpartition(":")[0]):
+    with _folder_first(value.rpartition(":")[0]):
         try:
             inspect.signature(function).bind()
         except TypeError as error:
             raise click.BadParameter(f"{value!r} is called without arguments: {error}") from None
-        except ValueError:  # a function that does not say what it takes
+        except ValueError:  # a function without a signature
             pass
-        return _named(value, function)
+        with _failures_of(value):
+            return function()
 
 
 def function_of(value: str) -> Callable[..., Any]:
-    """The function of "module:function" or "file.py:function", not called."""
+    """The function "module:function" or "file.py:function"."""
     where, colon, name = value.rpartition(":")
     if not colon or not name.isidentifier() or not where:
         raise click.BadParameter(f"{value!r} is no module:function: name a module, or a .py file, and a function in it")
@@ -72,10 +66,8 @@ def function_of(value: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _beside(where: str) -> Iterator[None]:
-    """Inside, a file's own folder comes first among those that modules are imported from, as where
-    Python runs it.
-    """
+def _folder_first(where: str) -> Iterator[None]:
+    """Inside, Python imports from a file's own folder first, as if it ran the file."""
     folder = str(Path(where).resolve().parent) if where.endswith(".py") else None
     if folder is not None:
         sys.path.insert(0, folder)
@@ -86,10 +78,11 @@ def _beside(where: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _named(value: str, act: Callable[[], Any]) -> Any:
-    """What it gives; somebody else's code may raise anything, which is named, with its place."""
+@contextlib.contextmanager
+def _failures_of(value: str) -> Iterator[None]:
+    """Turns any error of the user's code into one message with its place."""
     try:
-        return act()
+        yield
     except click.ClickException:
         raise
     except Exception as error:
@@ -108,9 +101,9 @@ def _import_file(path: Path) -> ModuleType:
     assert spec is not None, "a file that ends in .py has a loader"
     assert spec.loader is not None, "a file that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while it runs
+    sys.modules[name] = module  # dataclasses look up their module while it runs
     try:
-        with _beside(str(path)):
+        with _folder_first(str(path)):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -120,7 +113,7 @@ def _import_file(path: Path) -> ModuleType:
 
 def _import_module(name: str) -> ModuleType:
     if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # at the end, so that it hides nothing that is installed
+        sys.path.append(here)  # last, so that installed modules come first
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,8 +1,9 @@
-"""What a user asks of a command: one frozen request, whose fields are the command's options."""
+"""Requests: frozen dataclasses whose fields are the options of a command."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 import torch
 from click.core import ParameterSource
 
-from ctrans.cli.click_options import GroupedCommand, argument, each, parameters_of, placements_option, settings_in, settings_of
+from ctrans.cli.click_options import GroupedCommand, argument, parameters_of, placements_option, settings_in, settings_of
 from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
@@ -23,15 +24,15 @@ from solvers import ConfigError
 from solvers.errors import look_up
 
 MODEL_OPTIONS = ("checkpoint", "model", "architecture", "python")
-"""Options that name a model, in place of a seeded one."""
+"""Options that name a model. Without them the model is a seeded GPT."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """The request of any command. Fields made with `option` are its options.
+    """The request of any command. Fields made with `option` are options.
 
-    - `command`: its name
+    - `command`: the command's name
     - `options`: the value of each option by name, in click's order; results show them
     - `typed`: the names of the options that the user typed
     """
@@ -41,14 +42,14 @@ class Request:
     typed: frozenset[str]
     json_path: str | None = option(
         None,
-        "Write the result as one JSON object to this file; - is stdout, and nothing else is printed there.",
+        "Write the result as one JSON object to this file. - writes it to stdout and prints nothing else there.",
         group="Output",
         flags="--json",
         metavar="PATH",
     )
     html_path: str | None = option(
         None,
-        "Write the result as a page, too: one HTML file with interactive figures and sortable tables. It needs no network "
+        "Also write the result as one HTML file with interactive figures and sortable tables. The file needs no network "
         "(pip install 'ctrans[report]').",
         group="Output",
         flags="--html",
@@ -57,22 +58,17 @@ class Request:
     verbose: bool = option(False, "Also print formulas, more columns and further tables.", group="Output")
 
     unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose"})
-    """Options that no result shows."""
+    """Options that results do not show."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """The command's defaults, where they differ from those of the fields."""
 
-    @classmethod
-    def read(cls, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields' values, from click's parameters."""
-        return parameters
-
     @property
     def quiet(self) -> bool:
-        """Whether stdout is for the JSON alone."""
+        """Whether stdout holds the JSON only."""
         return self.json_path == "-"
 
     def shown(self, **resolved: Any) -> dict[str, Any]:
-        """The options for JSON. `resolved` replaces values, or adds them at the end."""
+        """The options for JSON. `resolved` replaces values or appends them."""
         values = {name: value for name, value in self.options.items() if name not in self.unshown}
         return {name: _in_words(value) for name, value in (values | resolved).items()}
 
@@ -89,25 +85,22 @@ class WrittenRequest(Request):
 
 
 def _in_single_precision(context: click.Context, parameter: click.Parameter, values: Any) -> Any:
-    """`each`; the default of --dtype becomes float32."""
-    value = each(context, parameter, values)
-    if value is not None:
+    """Callback that makes float32 the default of --dtype if the option has a value."""
+    if values:
         context.default_map = {**(context.default_map or {}), "dtype": "float32"}
-    return value
+    return values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelRequest(WrittenRequest):
     """The request of a command that runs models on a text.
 
-    - `placements`: as they were typed: "all" stands for the whole table
-    - `config`: the other fields of `GPTConfig`, of the seeded models
-    - `named`: models as arguments: a local Hugging Face directory, nanoGPT's ckpt.pt, or what
-      ctrans saved
-    - `checkpoint`, `model`, `architecture`, `python`: where the model comes from in place of a
-      seed, also if it was an argument
-    - `several`: option and value of each model, where there is more than one; the options' own
-      fields are then None
+    - `placements`: placements as typed; "all" stands for the whole table
+    - `config`: the other fields of `GPTConfig`, for seeded models
+    - `named`: models as arguments: a local Hugging Face directory, nanoGPT's ckpt.pt, or a model
+      that ctrans saved
+    - `checkpoint`, `model`, `architecture`, `python`: models as options; use `named_models`, which
+      joins them with the arguments
     """
 
     named: tuple[Path, ...] = argument("[MODEL]")
@@ -120,117 +113,117 @@ class ModelRequest(WrittenRequest):
     text: str | None = option(None, "Read this text.", group="Data")
     ids: Path | None = option(
         None,
-        "Read token ids instead of text: nanoGPT's val.bin (two bytes each), or a row of integers in an .npy file.",
+        "Read token ids instead of text: nanoGPT's val.bin (two bytes for each), or a row of integers in an .npy file.",
         group="Data",
         metavar="FILE",
     )
     images: Path | None = option(
         None,
-        "Read images, for a model of images: a folder (PNG, JPEG, BMP, WebP), scaled to the model's size as its "
-        "preprocessor_config.json says; or an .npy array (count, channels, height, width) of bytes or of numbers as the model reads "
-        "them. For a model of audio the array is (count, frequencies, frames). Of a model with two towers ctrans takes the one for images.",
+        "Read images: a folder (PNG, JPEG, BMP, WebP), which ctrans scales to the model's size by its preprocessor_config.json; or "
+        "an .npy array (count, channels, height, width) of bytes or of the numbers that the model reads. For a model of audio the array "
+        "is (count, frequencies, frames). Of a model with two towers ctrans takes the image tower.",
         group="Data",
         metavar="PATH",
     )
     batch: int = option(4, "Sequences, spread evenly over the text.", group="Data", limits=COUNT)
     dtype: str = option("float64", "Type of the numbers.", group="Device", choices=DTYPES)
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
-    checkpoint: Path | None = option(
-        None,
-        "Use a model that ctrans saved (a directory with config.json and model.safetensors), or that of a training run, instead of a "
-        "seeded one. --context may shorten its sequences. screen and diagnose compare models: there you can repeat this option and "
+    checkpoint: tuple[Path, ...] = option(
+        (),
+        "Use a model that ctrans saved (a directory with config.json and model.safetensors) or a training run instead of a seeded "
+        "model. --context can shorten its sequences. screen and diagnose compare models: with them you can repeat this option and "
         "the next three.",
         group="Other models",
-        multiple=True,
-        callback=each,
     )
-    model: Path | None = option(
-        None,
-        "Use somebody else's model instead of a seeded one: a local Hugging Face directory (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and "
-        "similar ones), nanoGPT's ckpt.pt, or a directory with one. Nothing is downloaded. The directory's tokenizer reads the text; "
-        "without one each byte is a token, or --ids has the tokens. The loss is that of the next token, or for masked language models "
-        "(BERT) that of every seventh token, which is masked. --dt (1 is the model itself), --context, --dtype and --device apply; "
-        "the rest of the architecture is the model's.",
+    model: tuple[Path, ...] = option(
+        (),
+        "Use a model of another library: a local Hugging Face directory (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and similar models), "
+        "nanoGPT's ckpt.pt, or a directory with one. ctrans downloads nothing. The directory's tokenizer reads the text. Without a "
+        "tokenizer each byte is a token, or you give --ids. The loss is that of the next token; for masked language models (BERT) "
+        "ctrans masks every seventh token and takes its loss. --dt (1 is the model itself), --context, --dtype and --device apply; "
+        "the model sets the rest of the architecture.",
         group="Other models",
         metavar="PATH",
-        multiple=True,
-        callback=each,
     )
-    architecture: str | None = option(
-        None,
-        "Use somebody else's architecture with weights drawn from --seed, as its library initialises it: a Hugging Face config.json, "
-        f"or a published shape, one of {', '.join(PRESETS)}. --depth changes the number of blocks. --dtype is float32 unless you give it.",
+    architecture: tuple[str, ...] = option(
+        (),
+        "Use an architecture of another library with weights drawn from --seed by the library's initialisation: a Hugging Face "
+        f"config.json, or a published shape, one of {', '.join(PRESETS)}. --depth changes the number of blocks. The default of --dtype "
+        "is then float32.",
         group="Other models",
         metavar="NAME",
-        multiple=True,
         is_eager=True,
         callback=_in_single_precision,
     )
-    python: str | None = option(
-        None,
+    python: tuple[str, ...] = option(
+        (),
         "Use the nn.Module that this function of yours returns. If it does not read token ids, give --images or --example. This runs "
-        "the code of the module (installed, in this directory, or a .py file). Only --plugin, --example and a --loss of that form run "
-        "code, too.",
+        "the code of the Python module (installed, in this directory, or a .py file). The only other options that run code are "
+        "--plugin, --example and --loss with a function.",
         group="Other models",
         metavar="MODULE:FUNCTION",
-        multiple=True,
-        callback=each,
     )
     example: str | None = option(
         None,
-        "What the model of --python reads, if it is not token ids: your function returns a batch (a tensor, or the keyword arguments "
-        "of the model's forward), or a pair of that and targets for --loss. This runs its code. ctrans uses this batch unless you give "
+        "What the model of --python reads, if not token ids. Your function returns a batch (a tensor, or the keyword arguments of "
+        "the model's forward), or a pair of a batch and targets for --loss. This runs its code. ctrans uses this batch unless you give "
         "--images or a text.",
         group="Other models",
         metavar="MODULE:FUNCTION",
     )
     anatomy: Path | None = option(
         None,
-        "Where a model has its parts, if ctrans does not find them: blocks, attention, ffn. Each is a path of attributes, or several "
+        "Where to find the model's blocks, attention and ffn, if ctrans does not find them. Each is a path of attributes, or several "
         'in the order in which they act: blocks = "model.layers".',
         group="Other models",
         metavar="FILE.toml",
     )
     loss: str | None = option(
         None,
-        "Which loss the backward figures of somebody else's model belong to: "
+        "The loss of a model of another library, for the backward figures: "
         + "; ".join(f"{name} ({what})" for name, what in LOSS_NAMES.items())
-        + "; or a function of yours that takes the model's output and the targets and returns a number (this runs its code).",
+        + "; or a function of yours that takes the model's output and the targets, and returns a number (this runs its code).",
         group="Other models",
         metavar="NAME|MODULE:FUNCTION",
-        default_words="next or mlm, as the model reads; random for one without a head of logits",
+        default_words="next or mlm, by the model's attention; random without a head of logits",
     )
     stream: bool | None = option(
         None,
-        "Make the weights of each sublayer when it is reached, and drop them afterwards: drawn anew, or read from the files. This "
-        "needs the memory of one sublayer. The result is the same, bit for bit; a screening leaves out what needs all weights at once.",
+        "Draw or read the weights of each sublayer when a pass reaches it, and drop them afterwards. This needs the memory of one "
+        "sublayer. The result is the same, bit for bit. A screening skips the steps that need all weights at once.",
         group="Other models",
         default_words="if the weights would take a quarter of the memory",
     )
-    several: tuple[tuple[str, Any], ...] = ()
 
     defaults: ClassVar[Mapping[str, Any]] = {"depth": 12, "context": 128}
     compares: ClassVar[bool] = False
-    """Whether several models may be named."""
+    """Whether the command takes several models."""
     unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"placements", "norms"}
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The norms, as they were typed."""
+        """The norms as typed."""
         return (self.config["norm"],)
 
     @property
     def context(self) -> int:
-        """How many tokens a sequence has."""
+        """The number of tokens of a sequence."""
         length: int = self.config["context"]
         return length
 
-    @classmethod
-    def read(cls, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-        given = [("checkpoint" if is_ours(path) else "model", path) for path in parameters["named"]]
-        given += [(option, value) for option in MODEL_OPTIONS for value in _values(parameters[option])]
-        several = tuple(given) if len(given) > 1 else ()
-        return {**parameters, "several": several, **dict.fromkeys(MODEL_OPTIONS), **({} if several else dict(given))}
+    @functools.cached_property
+    def named_models(self) -> tuple[tuple[str, Any], ...]:
+        """Option and value of each model that the user named; () for seeded models.
+
+        An argument counts as --checkpoint if ctrans saved it, and as --model otherwise.
+        """
+        named = [("checkpoint" if is_ours(path) else "model", path) for path in self.named]
+        return (*named, *((option, value) for option in MODEL_OPTIONS for value in getattr(self, option)))
+
+    def shown(self, **resolved: Any) -> dict[str, Any]:
+        models = {name: self.options[name] for name in MODEL_OPTIONS}
+        alone = {name: values[0] if values else None for name, values in models.items() if len(values) < 2}
+        return super().shown(**{**alone, **resolved})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,7 +236,7 @@ class ComparisonRequest(ModelRequest):
 
 
 def is_ours(path: Path) -> bool:
-    """Whether ctrans saved what is there; of anything else, whoever opens it says what it is."""
+    """Whether the path holds a model that ctrans saved."""
     try:
         load_config(path)
         return True
@@ -256,21 +249,16 @@ def _in_words(value: Any) -> Any:
     return [_in_words(each) for each in value] if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
 
 
-def _values(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else () if value is None else (value,)
-
-
 Asked = TypeVar("Asked", bound=Request)
 
 
 def request_of(kind: type[Asked], context: click.Context) -> Asked:
-    """The request of a command that is being called. Raises ConfigError for values beyond their
-    limits (`check_options`).
+    """The request of a command from click's parameters. Raises ConfigError for values that
+    `check_options` does not allow.
     """
-    given, settings = context.params, settings_in(kind)
-    values: dict[str, Any] = {field: {name: given[name] for name in names} for field, names in settings.items()}
-    fields = {field.name for field in dataclasses.fields(kind)} - values.keys()
-    values |= {name: value for name, value in kind.read(given).items() if name in fields}
+    given = context.params
+    values: dict[str, Any] = {field: {name: given[name] for name in names} for field, names in settings_in(kind).items()}
+    values |= {field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given}
     typed = [name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     made = kind(command=str(context.command.name), options=MappingProxyType(dict(given)), typed=frozenset(typed), **values)
     check_options(made)
@@ -278,7 +266,7 @@ def request_of(kind: type[Asked], context: click.Context) -> Asked:
 
 
 def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Callable[[Callable[[Asked], None]], click.Command]:
-    """Makes a function of one request a command with the request's options."""
+    """Makes a command of a function that takes a request. The command has the request's options."""
 
     def decorate(command: Callable[[Asked], None]) -> click.Command:
         @click.pass_context
@@ -298,22 +286,16 @@ def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Calla
 
 
 def get_dtype(name: str) -> torch.dtype:
-    """The dtype of that name; ConfigError otherwise."""
+    """The dtype of that name. Raises ConfigError for an unknown one."""
     return look_up("dtype", name, DTYPES)
 
 
 def get_device(name: str) -> torch.device:
-    """The device of that name; ConfigError where this machine has none such."""
+    """The device of that name. Raises ConfigError if this machine does not have it."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (
-        RuntimeError,
-        AssertionError,
-        ImportError,
-        ValueError,
-        TypeError,
-    ):  # each backend that is not there says so in its way
+    except (RuntimeError, AssertionError, ImportError, ValueError, TypeError):  # backends raise different ones
         raise ConfigError(
             f"device {name!r} is not available here: use --device cpu, or install a torch that supports it"
         ) from None

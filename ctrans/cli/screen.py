@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
-from torch import Tensor
-
 from ctrans.cli.click_options import expand, expand_placements
 from ctrans.cli.comparison import SETTINGS, architectures_of, axes_of
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.inputs import InputRows, InputSummary, Text, read
-from ctrans.cli.model_sources import Subject, check_foreign_options, find, seeded, settle_threads
-from ctrans.cli.request import MODEL_OPTIONS, ComparisonRequest, ModelRequest, command_of, get_device, get_dtype
+from ctrans.cli.inputs import InputSummary, read_inputs
+from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_models, seeded, settle_threads
+from ctrans.cli.request import ComparisonRequest, ModelRequest, command_of, get_device, get_dtype
 from ctrans.model.architectures import ARCHITECTURES, PLAIN
 from ctrans.norm import NORMS
 from ctrans.option import option
 from ctrans.report.axes import MOST_LINES
-from ctrans.report.progress import Bar, progress_bar
+from ctrans.report.progress import progress_bar
 from ctrans.stability.screening.screen import EFFORTS, Screening, as_result, screen
 from ctrans.weights.on_demand import watch
 from solvers import ConfigError
@@ -32,14 +30,14 @@ class ScreenRequest(ComparisonRequest):
 
     compare: tuple[str, ...] = option(
         (),
-        f"Repeatable: compare every combination of the values of settings: {', '.join(SETTINGS)}. Settings with names also take all. Or "
-        "compare architectures by name, with commas between them, such as llama,mixtral,post:swiglu:dt=0.1. Each differs from plain "
-        f"pre-LN. Names are all, modern, {', '.join(ARCHITECTURES)}; join names and settings with colons.",
+        f"Repeatable: compare every combination of values of settings: {', '.join(SETTINGS)}. Settings with names also take all. Or "
+        "compare architectures by name, separated by commas, such as llama,mixtral,post:swiglu:dt=0.1. Each is a change of plain "
+        f"pre-LN. Names are all, modern, {', '.join(ARCHITECTURES)}. Join names and settings with colons.",
         metavar="NAME=V,V",
     )
     quick: bool = option(
         False,
-        "Seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances, no curvature and no spectrum.",
+        "Take seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances, no curvature and no spectrum.",
     )
 
     unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"compare", "quick"}
@@ -47,13 +45,13 @@ class ScreenRequest(ComparisonRequest):
 
 @command_of(ScreenRequest, "screen")
 def command(request: ScreenRequest) -> None:
-    """Screen an architecture before you train it, or a model that exists.
+    """Screen an architecture before you train it, or an existing model.
 
-    Kan's four steps: is training a well-posed control problem, how do hidden states grow, how do
-    gradients pass, how far does uncertainty travel. Further steps: attention sensitivity, the
-    effect of one optimiser step, and initialisation theory. Every quantity has a lower and an upper
-    limit. A model outside them does nothing or explodes. A step that cannot handle the model says
-    so. The directory gets screen.json and screen.png.
+    The first four steps are Kan's: whether training is a well-posed control problem, how hidden
+    states grow, how gradients propagate, and how far uncertainty travels. Further steps: attention
+    sensitivity, the effect of one optimiser step, and initialisation theory. Every quantity has a
+    lower and an upper limit. A model outside them does nothing or diverges. A step that cannot
+    handle the model says why. The directory gets screen.json and screen.png.
 
     \b
     ctrans screen --placement pre --quick
@@ -65,28 +63,36 @@ def command(request: ScreenRequest) -> None:
     ctrans screen models/gpt2 --quick --dtype float32
     ctrans screen --architecture llama-70b --depth 8 --tokens 32 --quick
     """
-    _check_dtype(request.dtype)
+    if request.dtype == "bfloat16":
+        raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
     device, dtype = get_device(request.device), get_dtype(request.dtype)
     jobs = _jobs(request)
     found = list(jobs.values())
-    text = read(request, found)
-    tokens, targets, other = (part.to(device) for part in _parts(text, request, found))
-    settle_threads(found, tokens, get_dtype(request.dtype))
+    text = read_inputs(request, found)
+    shortest = min(source.context for source in found)
+    # every second sequence is of another text, which the transport step needs
+    sequences, pairs = (part.to(device) for part in text.pairs(request.batch, shortest, 2))
+    tokens, targets, other = sequences[::2], pairs[::2], sequences[1::2]
+    settle_threads(found, tokens, dtype)
     directory = directory_of(request)
     effort = EFFORTS["quick" if request.quick else "full"]
     results: dict[str, Screening] = {}
-    with progress_bar("screen", sum(map(_visits, found))) as advance:
-        for name, subject in jobs.items():
-            model = subject.model(dtype, device)
-            watch(model, partial(_under_way, advance, name))
-            told = partial(_told, advance, name)
+    with progress_bar("screen", 2 * sum(source.segments for source in found)) as advance:
+        for name, source in jobs.items():
+            model = source.model(dtype, device)
+            watch(model, partial(lambda name, piece: advance.say(f"{name}, weights of {piece}"), name))
+            progress = partial(lambda name, step: advance(f"{name}, {step}"), name)
             results[name] = screen(
-                model, tokens, targets, effort, other=other, seed=request.seed, trained=subject.trained, progress=told
+                model, tokens, targets, effort, other=other, seed=request.seed, trained=source.trained, progress=progress
             )
     if len(results) > MOST_LINES:
         results = by_verdict(results)
     ending = CommandEnding(
-        options={"placements": _placements(found), "compare": request.compare, "quick": request.quick},
+        options={
+            "placements": list(dict.fromkeys(name for source in found for name in source.placements)),
+            "compare": request.compare,
+            "quick": request.quick,
+        },
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
         result=as_result(results),
@@ -99,32 +105,16 @@ def command(request: ScreenRequest) -> None:
     end(request, directory, ending)
 
 
-def _visits(subject: Subject) -> int:
-    """How often its screening tells its progress, known before it is made: every segment, there and
-    back.
-    """
-    return 2 * subject.segments
-
-
-def _told(advance: Bar, name: str, step: str) -> None:
-    advance(f"{name}, {step}")
-
-
-def _under_way(advance: Bar, name: str, piece: str) -> None:
-    """A step takes minutes where weights are made on demand."""
-    advance.say(f"{name}, weights of {piece}")
-
-
-def _jobs(request: ScreenRequest) -> dict[str, Subject]:
-    """Every model by name: whatever can be wrong is said before anything is computed."""
+def _jobs(request: ScreenRequest) -> dict[str, ModelSource]:
+    """The models by name. Raises ConfigError for options that contradict each other."""
     axes = axes_of(request.compare)
-    saved = _named(request)
+    saved = next((option for option, _ in request.named_models), None)
     if axes and saved is not None:
         raise ConfigError(f"--{saved} brings its own architecture: leave out --compare, or leave out --{saved}")
     if "placements" in request.typed and "placement" in axes:
         raise ConfigError("placements are given twice: choose one of --placement and --compare placement=...")
     if saved is not None:
-        return {subject.name: subject for subject in find(request)}
+        return {source.name: source for source in find_models(request)}
     check_foreign_options(request)
     named = architectures_of(request.compare, request.config["depth"])
     if "placements" in request.typed or not named:
@@ -132,9 +122,7 @@ def _jobs(request: ScreenRequest) -> dict[str, Subject]:
         axes = {"placement": placements, **axes}
     plain = {} if "placement" in axes else PLAIN
     if "norm" not in axes and len(expand(request.norms, NORMS, "norm")) > 1:
-        raise ConfigError(
-            "--norm all stands for several norms, and one is looked at in each model: choose one, or --compare norm=..."
-        )
+        raise ConfigError("--norm all stands for several norms, and each model has one: choose one, or --compare norm=...")
     jobs = {}
     for values in itertools.product(*(axis.items() for axis in axes.values())):
         changes = {SETTINGS[axis]: value for axis, (_, value) in zip(axes, values, strict=True)}
@@ -146,36 +134,14 @@ def _jobs(request: ScreenRequest) -> dict[str, Subject]:
     return jobs
 
 
-def _named(request: ScreenRequest) -> str | None:
-    """The option that names a model, or the first of several."""
-    return request.several[0][0] if request.several else next((o for o in MODEL_OPTIONS if getattr(request, o) is not None), None)
-
-
-def _placements(found: Sequence[Subject]) -> list[str]:
-    """Each placement that a sublayer of these models has."""
-    return list(dict.fromkeys(name for subject in found for name in subject.placements))
-
-
-def _check_dtype(name: str) -> None:
-    if name == "bfloat16":
-        raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
-
-
-def _parts(text: Text | InputRows, request: ScreenRequest, found: Sequence[Subject]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, targets, and as many tokens of another text: every second sequence."""
-    shortest = min(subject.context for subject in found)
-    tokens, targets = text.pairs(request.batch, shortest, 2)
-    return tokens[::2], targets[::2], tokens[1::2]
-
-
 def by_verdict(screenings: Mapping[str, Screening]) -> dict[str, Screening]:
-    """The same, those first that have fewer quantities outside of their limits; whose states are
-    not finite, last.
+    """The same, sorted by the number of quantities outside their limits. Models with non-finite
+    states come last.
     """
     return dict(sorted(screenings.items(), key=lambda each: (each[1].broken is not None, len(each[1].flags))))
 
 
 def label(changes: Sequence[tuple[str, object]]) -> str:
-    """A model's name from what sets it apart, as `peri, dt 0.1`."""
+    """A model's name from its own settings: `peri, dt 0.1`."""
     words = [f"{value:g}" if isinstance(value, float) else str(value) for _, value in changes]
     return ", ".join(word if name == "placement" else f"{name} {word}" for (name, _), word in zip(changes, words, strict=True))

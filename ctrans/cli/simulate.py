@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from ctrans.cli.ending import CommandEnding, directory_of, end
-from ctrans.cli.inputs import InputRows, InputSummary, Text, read
-from ctrans.cli.model_sources import find, settle_threads
+from ctrans.cli.inputs import InputRows, InputSummary, Text, read_inputs
+from ctrans.cli.model_sources import find_models, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.model.gpt import GPT
 from ctrans.option import Range, option
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import METHOD_WORDS, Scheme
-from ctrans.stability.backward.token_exponents import TokenExponents, token_exponents
-from ctrans.stability.forward.contributions import ContributionsByDepth, contributions_by_depth
+from ctrans.stability.backward.token_exponents import token_exponents
+from ctrans.stability.forward.contributions import contributions_by_depth
 from ctrans.stability.forward.simulation import Simulation, simulate
-from ctrans.stability.forward.spectra import Spectra, SpectrumFigures, spectrum_figures
+from ctrans.stability.forward.spectra import Spectra, spectrum_figures
 from ctrans.walk import walk
 from solvers import ERROR_NORMS, ConfigError, Status
 from solvers.methods import get_method
@@ -38,18 +38,18 @@ class SimulateRequest(ModelRequest):
     atol: float | None = option(None, "Absolute tolerance of an adaptive method.", default_words="1e-8")
     error_norm: str | None = option(
         None,
-        "How an adaptive method measures the error of a step: root mean square of all entries, the largest token's, or the largest "
-        "entry.",
+        "Norm of an adaptive method's step error: root mean square over all entries, the largest over tokens, or the largest entry.",
         default_words="rms",
         type=click.Choice(sorted(ERROR_NORMS)),
     )
     reference: bool = option(
         True,
-        "Also solve the ODE in float64, and show the distance to it. This takes hundreds of times the work of the discrete model.",
+        "Also solve the ODE in float64 and show the distance to it. This takes hundreds of times the work of the discrete model.",
     )
     lyapunov: int = option(
         0,
-        "Show this many tokens as coloured text: how much a small change of each grows on its way to the last token's state.",
+        "Show this many tokens as coloured text. The colour shows how much a small change of the token grows on its way to the last "
+        "token's state.",
         limits=Range(0, 10**9),
     )
     spectra: bool = option(False, "Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png.")
@@ -62,12 +62,11 @@ class SimulateRequest(ModelRequest):
 
 @command_of(SimulateRequest, "simulate")
 def command(request: SimulateRequest) -> None:
-    """Run text through a GPT, seeded or your own, and show how its hidden states move through
-    depth.
+    """Run a text through a GPT, seeded or your own, and show how hidden states change with depth.
 
-    Each placement of normalisation gets a table by depth: moments of the hidden state and their
-    bounds in theory, the drift from the conservation law, and the distance between the discrete
-    model and the ODE of which it is an Euler step. The directory gets simulate.json and
+    For each placement, a table by depth shows moments of the hidden state with their theoretical
+    bounds, the drift from the conservation law, and the distance between the discrete model and its
+    ODE. The discrete model is an Euler step of the ODE. The directory gets simulate.json and
     simulate.png.
 
     \b
@@ -80,18 +79,19 @@ def command(request: SimulateRequest) -> None:
     """
     device, dtype = get_device(request.device), get_dtype(request.dtype)
     solver = _scheme(request, dtype)
-    found = find(request)
-    text = read(request, found)
+    found = find_models(request)
+    text = read_inputs(request, found)
     tokens = text.sequences(request.batch, found[0].context).to(device)
-    settle_threads(found, tokens, get_dtype(request.dtype))
-    analyses = OptionalAnalyses(request, text, tokens)
+    settle_threads(found, tokens, dtype)
+    if request.lyapunov and not isinstance(text, Text):
+        raise ConfigError("--lyapunov shows tokens of a text, and this model reads none: leave it out")
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
     results: list[Simulation] = []
-    with progress_bar("simulate", passes * sum(subject.segments for subject in found)) as advance:
-        for subject in found:
-            word = partial(lambda name, k: advance(name), subject.name)
-            model = subject.model(dtype, device)
+    analyses: list[dict[str, Any]] = []
+    with progress_bar("simulate", passes * sum(source.segments for source in found)) as advance:
+        for source in found:
+            model = source.model(dtype, device)
             results.append(
                 simulate(
                     model,
@@ -102,58 +102,39 @@ def command(request: SimulateRequest) -> None:
                     atol=request.atol,
                     norm=request.error_norm,
                     reference=request.reference,
-                    progress=word,
+                    progress=partial(lambda name, k: advance(name), source.name),
                 )
             )
-            analyses.add(results[-1].placement, model)
+            analyses.append(_analyses(request, text, tokens, model))
     ending = CommandEnding(
         options={"reference": request.reference},
         looked_at=InputSummary(request, found, text, tokens),
         device=device,
-        result={"placements": {s.placement: {**vars(s), **analyses.of(s.placement)} for s in results}},
+        result={"placements": {s.placement: {**vars(s), **more} for s, more in zip(results, analyses, strict=True)}},
         failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
     )
     end(request, directory, ending)
 
 
-class OptionalAnalyses:
-    """Analyses that the user asked for besides the trajectory, by the name of each model."""
-
-    def __init__(self, request: SimulateRequest, text: Text | InputRows, tokens: Tensor):
-        if request.lyapunov and not isinstance(text, Text):
-            raise ConfigError("--lyapunov shows tokens of a text, and this model reads none: leave it out")
-        self.request, self.text, self.tokens = request, text, tokens
-        self.exponents: dict[str, TokenExponents] = {}
-        self.words: list[str] = []
-        self.spectra: dict[str, list[SpectrumFigures]] = {}
-        self.contributions: dict[str, ContributionsByDepth] = {}
-
-    def add(self, name: str, model: AnyModel | ModelWithLoss) -> None:
-        """Analyses the model."""
-        if self.request.lyapunov and isinstance(self.text, Text):
-            sequence = self.tokens[0, : self.request.lyapunov]
-            self.exponents[name] = token_exponents(model, sequence)
-            self.words = self.words or self.text.words(sequence.tolist())
-        if self.request.spectra:
-            (found,) = walk(model, self.tokens[:1], None, [Spectra()])
-            self.spectra[name] = [spectrum_figures(each) for each in found]
-        if self.request.contributions:
-            targets = self.tokens[:, 1:] if isinstance(self.text, Text) and isinstance(model, GPT) else None
-            read = self.tokens if targets is None else self.tokens[:, :-1]
-            self.contributions[name] = contributions_by_depth(model, read, targets)
-
-    def of(self, name: str) -> dict[str, Any]:
-        """The JSON's keys of that model."""
-        exponents = self.exponents.get(name)
-        return {
-            "lyapunov": None if exponents is None else {**vars(exponents), "words": self.words},
-            "spectra": self.spectra.get(name),
-            "contributions": self.contributions.get(name),
-        }
+def _analyses(
+    request: SimulateRequest, text: Text | InputRows, tokens: Tensor, model: AnyModel | ModelWithLoss
+) -> dict[str, Any]:
+    """The results of the optional analyses; None for those that the user did not ask for."""
+    found: dict[str, Any] = dict.fromkeys(("lyapunov", "spectra", "contributions"))
+    if request.lyapunov and isinstance(text, Text):
+        sequence = tokens[0, : request.lyapunov]
+        found["lyapunov"] = {**vars(token_exponents(model, sequence)), "words": text.words(sequence.tolist())}
+    if request.spectra:
+        (spectra,) = walk(model, tokens[:1], None, [Spectra()])
+        found["spectra"] = [spectrum_figures(each) for each in spectra]
+    if request.contributions:
+        targets = tokens[:, 1:] if isinstance(text, Text) and isinstance(model, GPT) else None
+        found["contributions"] = contributions_by_depth(model, tokens if targets is None else tokens[:, :-1], targets)
+    return found
 
 
 def _scheme(request: SimulateRequest, dtype: torch.dtype) -> Scheme:
-    """How the models are integrated: whatever can be wrong is said before anything is computed."""
+    """The request's scheme. Raises ConfigError for numbers that the method or dtype does not allow."""
     if get_method(request.method).adaptive and request.steps is not None:
         raise ConfigError(
             f"method {request.method!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"

@@ -27,20 +27,20 @@ from solvers.errors import unknown
 TOML = ".toml"
 PREDICT = "predict"
 MOVED = (
-    "the study of prediction is an experiment of the repository now: in a checkout, python -m benchmarks.prediction --help shows its "
-    "stages; docs/why/prediction.md has what came out"
+    "the study of prediction moved to the repository: in a checkout, python -m benchmarks.prediction --help shows its stages; "
+    "docs/why/prediction.md has the results"
 )
 
 
 @command_of(StudyRequest, "study")
 def command(request: StudyRequest) -> None:
-    """Run a study: many trainings, kept in one SQLite file, and the comparison of their results.
+    """Run a study: many trainings, stored in one SQLite file, and a comparison of their results.
 
-    NAME is an experiment of a paper, at a size that a laptop trains, with the paper's claim, the
-    measurement and a verdict: {presets}. FILE.toml says the base configuration, what varies,
-    learning rates, seeds and a budget (README). Each run is a training as `ctrans train` makes it;
-    one that diverges is a result. After a kill at any moment the same command goes on, and nothing
-    runs twice.
+    NAME is an experiment of a paper at a size that a laptop can train: {presets}. It shows the
+    paper's claim, the measurement and a verdict. FILE.toml has the base configuration, what varies,
+    learning rates, seeds and a budget (README). Each run is a training like that of `ctrans train`;
+    a run that diverges is a result too. If the study is killed, the same command continues it, and
+    no run is repeated.
 
     \b
     ctrans study kan-table-2
@@ -57,7 +57,7 @@ def command(request: StudyRequest) -> None:
         with kept as store:
             plan = prospect(study, store)
         result = {**begins(plan), "cost": costs(plan, processes(request.workers))}
-        end(request, None, CommandEnding(result=result, options=_options(request)))
+        end(request, None, CommandEnding(result=result, options={"formats": list(request.formats)}))
         return
     with open_store(directory, write=not request.report) as store:
         plan = prospect(study, store, as_begun=request.report)
@@ -68,17 +68,17 @@ def command(request: StudyRequest) -> None:
 
 
 def _study(request: StudyRequest) -> Study:
-    """The study that is meant, with what options say. Raises ConfigError for an unknown name."""
+    """The named study with the request's changes. Raises ConfigError for an unknown name."""
     if request.name.endswith(TOML):
         if "scale" in request.typed:
-            raise ConfigError("--scale is for presets: a file says its sizes itself")
+            raise ConfigError("--scale is for presets, and a file sets its own sizes: leave --scale out")
         study = read_study(Path(request.name))
     else:
         study = _preset(request).study(request.name, request.scale)
     given = request.source
     if any(given.values()) and study.task is not None:
         raise ConfigError(
-            f"{study.name} is of the task {study.source['task']}, which brings its data: leave --file and --bin out"
+            f"{study.name} is of the task {study.source['task']}, which has its own data: leave out --file and --bin"
         )
     changes: dict[str, Any] = {"source": given} if any(given.values()) else {}
     changes |= {"budget": request.budget} if request.budget is not None else {}
@@ -89,7 +89,7 @@ def _preset(request: StudyRequest) -> Preset:
     if request.name in PRESETS:
         return PRESETS[request.name]
     if Path(request.name + TOML).is_file():
-        raise ConfigError(f"{request.name!r} is no study that ctrans has: for the file here give {request.name + TOML!r}")
+        raise ConfigError(f"ctrans has no study {request.name!r}: for the file in this directory give {request.name + TOML!r}")
     raise unknown("study", request.name, [*PRESETS, PREDICT])
 
 
@@ -101,7 +101,7 @@ def _directory(request: StudyRequest) -> Path:
 
 
 def _check(request: StudyRequest, directory: Path) -> None:
-    """ConfigError for options that exclude each other or cannot be."""
+    """Raises ConfigError for options that exclude each other or that this machine cannot follow."""
     if moved := {"stage", "regime"} & request.typed:
         raise ConfigError(f"--{min(moved)}: {MOVED}")
     if request.file is not None and request.bin is not None:
@@ -109,7 +109,7 @@ def _check(request: StudyRequest, directory: Path) -> None:
     if request.dry_run and request.report:
         raise ConfigError("--dry-run and --report exclude each other: choose one")
     if request.workers is not None and request.ray is not None:
-        raise ConfigError("--workers and --ray exclude each other: Ray has as many as its processors; leave one out")
+        raise ConfigError("--workers and --ray exclude each other, as Ray uses all its processors: leave one out")
     if request.ray is not None:
         check_ray()
     for name in request.formats:
@@ -118,7 +118,7 @@ def _check(request: StudyRequest, directory: Path) -> None:
 
 
 def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -> None:
-    """Writes and prints what the study's runs show so far."""
+    """Writes and prints the results of the runs so far."""
     runs = plan.kept(store)
     outcomes = outcomes_of(runs)
     result = {
@@ -131,16 +131,12 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "verdict": _verdict(request, plan, runs),
     }
     files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    end(request, directory, CommandEnding(result=result, options=_options(request), files=files))
-
-
-def _options(request: StudyRequest) -> dict[str, Any]:
-    return {"formats": list(request.formats)}
+    end(request, directory, CommandEnding(result=result, options={"formats": list(request.formats)}, files=files))
 
 
 def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) -> Verdict | None:
-    """A preset's, of the seeds whose runs are all done: means over other runs on one side than on
-    the other compare nothing.
+    """The verdict of a preset, from the seeds whose runs are all finished. Otherwise the two sides
+    of a comparison would be means over different seeds.
     """
     if request.name.endswith(TOML):
         return None
@@ -150,8 +146,8 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) ->
 
 
 def _frequencies_loss(plan: Prospect, runs: Sequence[Finished]) -> float | None:
-    """As `Data.frequencies_loss`; None for a task, whose targets are not the next tokens, where
-    nothing is done, and where the data that the runs had are not here.
+    """See `Data.frequencies_loss`. None for a task, whose targets are not the next tokens, before
+    the first run, and without the runs' data.
     """
     if plan.study.task is not None or not runs:
         return None

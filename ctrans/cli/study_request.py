@@ -1,6 +1,4 @@
-"""What `ctrans study` is asked, and what all its studies do alike: tell a cost, carry out what is
-left.
-"""
+"""The request of `ctrans study`, the cost of a study, and how to run what is left of it."""
 
 from __future__ import annotations
 
@@ -29,24 +27,26 @@ class StudyRequest(WrittenRequest):
     """The request of `study`.
 
     - `name`: a preset, or a TOML file
-    - `scale`, `file`, `bin`, `budget`: for presets, where they differ from the preset
-    - `stage`, `regime`: of the study of prediction, which has left the command
+    - `scale`, `file`, `bin`, `budget`: changes of a preset
+    - `stage`, `regime`: options of the study of prediction, which moved to `benchmarks.prediction`
     - `workers`, `ray`: where runs take place
     """
 
     name: str = argument("NAME|FILE.toml")
-    scale: str = option("small", "For a preset: small, or paper, the published sizes.", metavar="NAME")
+    scale: str = option("small", "For a preset: small, or paper for the published sizes.", metavar="NAME")
     file: Path | None = option(None, "Train on this file's bytes.")
     bin: Path | None = option(None, "Train on nanoGPT's train.bin and val.bin in this directory.")
-    budget: float | None = option(None, "Processor hours in all after which no further run begins. The same command goes on.")
+    budget: float | None = option(
+        None, "Total processor hours after which no new run begins. The same command continues the study."
+    )
     stage: str | None = option(None, "", hidden=True)
     regime: str | None = option(None, "", hidden=True)
     workers: int | None = option(
-        None, "Processes, each of one thread.", limits=Range(1, 1024), default_words="as many as processors"
+        None, "Processes, each with one thread.", limits=Range(1, 1024), default_words="the number of processors"
     )
-    ray: str | None = option(None, "Use the Ray cluster at this address (auto: one that runs here).", metavar="ADDRESS")
-    dry_run: bool = option(False, "Only show the cost. This times a short run.")
-    report: bool = option(False, "Train nothing: make tables and pictures again from what is kept.")
+    ray: str | None = option(None, "Use the Ray cluster at this address (auto: the one on this machine).", metavar="ADDRESS")
+    dry_run: bool = option(False, "Only show the cost. ctrans times a short run for it.")
+    report: bool = option(False, "Train nothing: make tables and figures from the finished runs.")
     formats: tuple[str, ...] = option((), "Repeatable: also write the tables.", flags="--export", choices=FORMATS)
     out: Path | None = option(
         None, f"Directory of {FILE}, study.json and study.png.", group="Output", default_words="out/study/NAME"
@@ -56,12 +56,12 @@ class StudyRequest(WrittenRequest):
 
     @property
     def source(self) -> dict[str, str | None]:
-        """Where the data are, as they were typed."""
+        """The data's paths as typed."""
         return {name: None if path is None else str(path.absolute()) for name, path in (("file", self.file), ("bin", self.bin))}
 
 
 def cost(plan: Prospect) -> tuple[Cost, Cost]:
-    """What it costs in all, and what is left, by a run of middling size that is timed on one
+    """The cost of all runs, and of the runs that are left. Times the run of median size on one
     thread.
     """
     by_size = sorted(plan.runs.values(), key=flops_of)
@@ -74,9 +74,7 @@ def cost(plan: Prospect) -> tuple[Cost, Cost]:
 
 
 def carry_out(plan: Prospect, store: Store, engine: Engine) -> None:
-    """Carries out what is left, with a bar of runs and the time that the rest will take. Errors as
-    `carry_out_study`.
-    """
+    """Runs what is left, with a progress bar. Raises as `carry_out_study`."""
     with progress_bar("study", len(plan.left)) as advance:
         done = 0
 
@@ -89,28 +87,24 @@ def carry_out(plan: Prospect, store: Store, engine: Engine) -> None:
 
 
 def processes(workers: int | None) -> int:
-    """How many processes train here."""
+    """The number of training processes on this machine."""
     return workers or os.cpu_count() or 1
 
 
 def engine(workers: int | None, ray: str | None) -> Engine:
-    """Where runs go: the Ray cluster at the address that was asked for, else processes of this
-    machine.
-    """
+    """The Ray cluster at this address, or processes of this machine without one."""
     return partial(in_processes, processes(workers)) if ray is None else partial(by_ray, ray)
 
 
 def rest(plan: Prospect) -> str:
-    """What to do for the runs that are left, as the end of a sentence; "" where none is."""
+    """How to run what is left, as the end of a sentence; "" if nothing is left."""
     if not plan.left:
         return ""
-    return "; the budget is spent, give more by --budget" if plan.study.budget is not None else "; the same command goes on"
+    return "; the budget is spent: raise --budget" if plan.study.budget is not None else "; the same command continues"
 
 
 def begins(plan: Prospect) -> dict[str, Any]:
-    """What every study's result has: which, how far it is, and nothing yet of what this request may
-    add.
-    """
+    """The keys of every study's result: the study and its progress. The other keys are empty."""
     maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}
     nothing = dict.fromkeys(("cost", "frequencies_loss", "verdict", "prediction"))
     done = len(plan.runs) - len(plan.left)
@@ -118,8 +112,8 @@ def begins(plan: Prospect) -> dict[str, Any]:
 
 
 def costs(plan: Prospect, processes: int) -> dict[str, Any]:
-    """What is left to do as JSON: its cost with processor hours, and hours of so many processes;
-    under `all`, of all runs.
+    """The cost of what is left as JSON, in processor hours and in hours with so many processes;
+    under `all`, that of all runs.
     """
     whole, left = (
         {**dataclasses.asdict(each), "processor_hours": each.processor_hours, "hours": each.hours(processes)}

@@ -91,7 +91,7 @@ def test_every_command_looks_at_what_a_function_returns(name, there):
 
 def test_help_says_that_python_runs_code():
     for name in COMMANDS:
-        assert "This runs the code of the module" in " ".join(run(name, "--help").stdout.split())
+        assert "This runs the code of the Python module" in " ".join(run(name, "--help").stdout.split())
 
 
 @pytest.mark.cases(1)
@@ -143,8 +143,8 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
     ("args", "words"),
     [
         (["--model", "encoder", "--loss", "mse"], "loss 'mse' is not known: choose one of next, mlm, mean, random, none"),
-        (["--loss", "mlm"], "--loss is for somebody else's model"),
-        (["--anatomy", "llama.toml"], "--anatomy is for somebody else's model"),
+        (["--loss", "mlm"], "--loss is for a model of another library"),
+        (["--anatomy", "llama.toml"], "--anatomy is for a model of another library"),
         (["--model", "llama", "--anatomy", "wrong.toml"], "layers"),
         (["--model", "llama", "--anatomy", "other.toml"], "model.layers: 3 LlamaDecoderLayer"),
         (["--model", "llama", "--anatomy", "number.toml"], "blocks = 3 is no path of attributes"),
@@ -215,7 +215,7 @@ def test_what_a_module_reads_and_its_loss_are_functions_of_the_users(name, there
         ),
         (["--model", "llama", "--example", "mine.py:batch"], "--example is for the module of --python"),
         (["--python", "mine.py:model", "--loss", "mine.py:none"], "has no function 'none'"),
-        (["llama", "llama"], "2 models are given, --model 'llama', --model 'llama', and one is looked at"),
+        (["llama", "llama"], "2 models are given, --model 'llama', --model 'llama', but this command takes one"),
         (["llama", "--checkpoint", "llama"], "2 models are given"),
     ],
 )
@@ -263,9 +263,7 @@ def test_a_screening_of_too_few_rows_says_what_they_are_for(there):
     args = ["--python", f"{there / 'mine.py'}:model", "--example", f"{there / 'ids.py'}:ids", "--batch", "2", "--quick"]
     result = run("screen", *args)
     assert result.exit_code == 2
-    words = (
-        "has 3 rows, and 4 are wanted (2 to look at, and as many as another text beside them): give more, or lower --batch to 1"
-    )
+    words = "has 3 rows, and 4 are wanted (2 for the model, and as many for comparison): give more, or lower --batch to 1"
     assert words in " ".join(result.stderr.split())
 
 
@@ -274,7 +272,7 @@ def test_a_screening_of_too_few_rows_says_what_they_are_for(there):
 def test_without_a_loss_there_is_no_costate(name, there):
     result = run(name, "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW)
     assert result.exit_code == 2
-    assert f"--loss none leaves {name} nothing to look at" in " ".join(result.stderr.split())
+    assert f"--loss none leaves {name} without a result" in " ".join(result.stderr.split())
 
 
 def test_a_config_without_a_family_gets_a_line(there):

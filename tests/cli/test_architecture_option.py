@@ -122,11 +122,11 @@ def test_without_a_reference_there_are_no_distances(config):
         (["simulate", "--architecture", "gpt2", "--placement", "peri"], "--architecture brings its own placements"),
         (
             ["simulate", "--architecture", "gpt2", "--model", "x"],
-            "2 models are given, --model 'x', --architecture 'gpt2', and one is looked at: choose one",
+            "2 models are given, --model 'x', --architecture 'gpt2', but this command takes one: choose one",
         ),
         (["screen", "--architecture", "gpt2", "--compare", "dt=1,2"], "--architecture brings its own architecture"),
         (["screen", "--architecture", "gpt2", "--depth", "0"], "blocks = 0"),
-        (["simulate", "--checkpoint", "x", "--stream"], "can only be read whole"),
+        (["simulate", "--checkpoint", "x", "--stream"], "leave out --stream"),
         (
             ["simulate", "--architecture", "gpt2", "--architecture", "gpt2"],
             "2 models are given, --architecture 'gpt2', --architecture 'gpt2'",

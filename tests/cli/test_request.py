@@ -11,7 +11,7 @@ import pytest
 from ctrans.cli import COMMANDS
 from ctrans.cli.click_options import settings_in, settings_of
 from ctrans.cli.comparison import SETTINGS, values_of
-from ctrans.cli.model_sources import find, resolved
+from ctrans.cli.model_sources import find_models, resolved
 from ctrans.cli.request import ModelRequest, Request, command_of
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
@@ -50,10 +50,10 @@ def test_finding_a_model_leaves_the_request_as_it_was(tmp_path):
     save(GPT(GPTConfig(depth=1, width=16, heads=2, context=12, placement="output", norm="rmsnorm")), tmp_path)
     request = asked("--checkpoint", tmp_path, "--context", "99")
     before = dict(request.options)
-    (subject,) = find(request)
+    (source,) = find_models(request)
     assert dict(request.options) == before
-    assert (subject.context, subject.longest, subject.blocks, subject.width, subject.trained) == (12, 12, 1, 16, True)
-    assert resolved([subject])["norm"] == "rmsnorm"
+    assert (source.context, source.longest, source.segments, source.width, source.trained) == (12, 12, 2, 16, True)
+    assert resolved([source])["norm"] == "rmsnorm"
     assert request.context == 99
 
 
@@ -66,7 +66,7 @@ def test_every_field_of_a_request_is_an_option_of_its_command(name):
     context = click.Context(module.command)
     context.params = {parameter.name: None for parameter in module.command.params}
     settings = settings_in(kind)
-    fields = {field.name for field in dataclasses.fields(kind)} - {"command", "options", "typed", "several", *settings}
+    fields = {field.name for field in dataclasses.fields(kind)} - {"command", "options", "typed", *settings}
     assert fields | {name for names in settings.values() for name in names} == context.params.keys()
 
 
