@@ -402,7 +402,7 @@ def test_no_file_is_run_that_is_not_named(tmp_path):
         (["--plugin", "x.py", "simulate"], "there is no file 'x.py'"),
         (["--plugin", "no_such_module", "simulate"], "there is no module 'no_such_module': give the name"),
         (["--plugin", "bad.py", "simulate"], "bad.py, line 2: ZeroDivisionError: division by zero"),
-        (["simulate", "--plugin", "bad.py"], "It stands before the command: ctrans --plugin FILE COMMAND"),
+        (["simulate", "--plugin", "bad.py"], "Give it before the command: ctrans --plugin FILE COMMAND"),
     ],
 )
 def test_a_plugin_that_cannot_be_imported_is_one_line(arguments, words, tmp_path, monkeypatch):

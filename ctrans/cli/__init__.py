@@ -1,6 +1,4 @@
-"""The command `ctrans`: commands parse, call and print. A command's module, and torch with it, is
-imported when it is asked for.
-"""
+"""The command `ctrans`. A subcommand's module, and with it torch, is imported when it is called."""
 
 from __future__ import annotations
 
@@ -41,10 +39,8 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is called, and ends every failure in one line and an
-    exit code.
-
-    2: something the user can mend; 1: a computation that failed.
+    """A group that imports a command when it is called, and turns every failure into one line and an
+    exit code: 2 for invalid input, 1 for a computation that failed.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -59,7 +55,7 @@ class Commands(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands that begin so, without importing them, then options of the group."""
+        """Commands with this beginning, without importing them, and options of the group."""
         named = [CompletionItem(name, help=says) for name, says in COMMANDS.items() if name.startswith(incomplete)]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -68,7 +64,7 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):  # names of files may be bytes that are no text
+        for stream in (sys.stdout, sys.stderr):  # file names may be bytes that are no text
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
@@ -78,7 +74,7 @@ class Commands(click.Group):
             code = error.exit_code
         except click.ClickException as error:
             early = isinstance(error, click.NoSuchOption) and error.option_name == "--plugin"
-            hint = " It stands before the command: ctrans --plugin FILE COMMAND" if early else ""
+            hint = " Give it before the command: ctrans --plugin FILE COMMAND" if early else ""
             _say(f"{error.format_message()}{hint}")
             code = error.exit_code
         except click.Abort:
@@ -90,13 +86,13 @@ class Commands(click.Group):
 
 
 def _say(message: str) -> None:
-    """One line on stderr, whatever names the message repeats."""
+    """Prints one line on stderr, also if the message has line breaks."""
     click.echo("ctrans: " + message.strip().replace("\n", "\\n").replace("\r", "\\r"), err=True)
 
 
 def _explain(error: Exception) -> int:
-    """One line for a failure that is ours or the machine's; anything else is a bug and keeps its
-    traceback.
+    """Prints one line for an error of ctrans or the machine, and gives the exit code. Raises any
+    other error again, as it is a bug.
     """
     from solvers import ConfigError, SolveError
 
@@ -121,8 +117,8 @@ def _explain(error: Exception) -> int:
     metavar="FILE|MODULE",
     expose_value=False,
     callback=import_plugins,
-    help="Repeatable: import this .py file or module of yours first. Every command then knows what it adds to the tables of ctrans "
-    "(placements, attentions, norms, methods, screening steps, ...). Its code runs.",
+    help="Repeatable: import this .py file or module of yours first. Every command then has the entries that it adds to the tables "
+    "of ctrans (placements, attentions, norms, methods, screening steps, ...). This runs its code.",
 )
 def main() -> None:
     """A stability laboratory for deep Transformers: depth as time, training as optimal control.
@@ -135,6 +131,6 @@ def main() -> None:
     ctrans train
     ctrans --plugin my_attention.py simulate --attention mean
 
-    `--help` after a command shows its options. --json PATH writes the result as one JSON object (-
-    is stdout).
+    COMMAND --help shows the options of a command. --json PATH writes the result as one JSON object;
+    PATH - is stdout.
     """

@@ -23,11 +23,11 @@ LIMITS = ("substeps", "depth")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvergenceRequest(WrittenRequest):
-    """The request of `convergence`; no methods stands for all of our own."""
+    """The request of `convergence`. No methods stand for all own methods."""
 
     methods: tuple[str, ...] = option(
         (),
-        "Repeatable: own methods, or fixed-step torchdiffeq:NAME.",
+        "Repeatable: own methods, or torchdiffeq:NAME with fixed steps.",
         flags="--method",
         metavar="NAME",
         default_words="all own",
@@ -47,23 +47,23 @@ class ConvergenceRequest(WrittenRequest):
 
 @command_of(ConvergenceRequest, "convergence")
 def command(request: ConvergenceRequest) -> None:
-    """Measure the order of each method on each placement, in both limits a Transformer has.
+    """Measure the order of each method on each placement, in the two limits of a Transformer.
 
-    Substeps: fixed blocks, more and more steps per segment; a method of order p has error
-    O(steps^-p). Depth: fixed depth-time, more and more blocks with weights smooth in depth; plain
-    blocks have order 1, symmetric ones (half FFN, attention, half FFN) order 2. The same functions
-    make the convergence tests. All of it takes one to two minutes. The directory gets
-    convergence.json and convergence.png.
+    Limit substeps: the blocks stay and the steps per segment grow; a method of order p has the
+    error O(steps^-p). Limit depth: the depth-time stays and the number of blocks grows, with
+    weights smooth in depth. Plain blocks then have order 1, and symmetric blocks (half FFN,
+    attention, half FFN) order 2. The convergence tests use the same functions. All of it takes one
+    to two minutes. The directory gets convergence.json and convergence.png.
     """
     choose_threads(0)  # its models are small
     names = expand_placements(request.placements)
     chosen = expand(request.limits, dict.fromkeys(LIMITS), "limit")
     if request.methods and "substeps" not in chosen:
-        raise ConfigError("--method only matters in the substeps limit: add --limit substeps, or leave it out")
+        raise ConfigError("--method applies to the substeps limit only: add --limit substeps, or leave it out")
     mixed = [name for name in names if name not in PLACEMENTS]
     if mixed and "depth" in chosen:
         raise ConfigError(
-            f"placement {mixed[0]!r}: the depth limit is known for one placement in all sublayers: choose --limit substeps"
+            f"placement {mixed[0]!r}: the depth limit needs one placement for all sublayers: choose --limit substeps"
         )
     methods = expand(request.methods, METHODS, "method") or own_methods()
     for method in methods:
@@ -85,7 +85,7 @@ def command(request: ConvergenceRequest) -> None:
 def _jobs(
     request: ConvergenceRequest, methods: Sequence[str], placements: Sequence[str], limits: Sequence[str]
 ) -> list[tuple[str, Callable[[], Convergence]]]:
-    """Every measurement, with a word for the bar."""
+    """The measurements, each with a word for the progress bar."""
     norm, seed = request.norm, request.seed
     jobs: list[tuple[str, Callable[[], Convergence]]] = []
     if "substeps" in limits:

@@ -23,16 +23,16 @@ from ctrans.training.settings import TrainConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoordinateRequest(WrittenRequest):
-    """The request of `coordinate-check`: `config` and `training` are fields of `GPTConfig` and
+    """The request of `coordinate-check`. `config` has fields of `GPTConfig`, `training` fields of
     `TrainConfig`.
     """
 
     config: Mapping[str, Any] = settings_of(GPTConfig)
     training: Mapping[str, Any] = settings_of(TrainConfig, only=("batch", "optimiser", "learning_rate", "weight_decay", "seed"))
     widths: tuple[int, ...] = option(
-        (64, 128, 256, 512), "Repeatable: the widths. Each has heads as wide as --width has with --heads."
+        (64, 128, 256, 512), "Repeatable: the widths. Heads are as wide as those of --width with --heads."
     )
-    updates: int = option(3, "Steps of the optimiser, all on one batch.", limits=Range(1, 1000))
+    updates: int = option(3, "Optimiser steps, all on one batch.", limits=Range(1, 1000))
     file: Path | None = option(
         None, "Take the batch from this file's bytes.", group="Data", default_words="Python's language documentation"
     )
@@ -51,14 +51,12 @@ class CoordinateRequest(WrittenRequest):
 
     @property
     def model(self) -> GPTConfig:
-        """The architecture, whose heads give theirs to every width. Raises ConfigError for what
-        cannot be.
-        """
+        """The architecture of --width. Raises ConfigError for an invalid one."""
         return GPTConfig(VOCABULARY, **self.config)
 
     @property
     def settings(self) -> TrainConfig:
-        """How it is trained. Raises ConfigError for what cannot be."""
+        """The training's settings. Raises ConfigError for invalid ones."""
         return TrainConfig(**self.training)
 
 
@@ -66,10 +64,10 @@ class CoordinateRequest(WrittenRequest):
 def command(request: CoordinateRequest) -> None:
     """Measure how activations and their updates grow with the width.
 
-    Each width's model takes the same few steps on one batch at one learning rate. Where a change
-    grows with the width (k > 0 in mean |change| ~ width^k), the best learning rate of a narrow
-    model is too large for a wide one. mup makes k = 0 everywhere (Yang et al. 2022, appendix D.1).
-    The result gives the standard error of k. The directory gets coordinate-check.json and
+    The model of each width takes the same few steps on one batch with one learning rate. If a
+    change grows with the width (k > 0 in mean |change| ~ width^k), the best learning rate of a
+    narrow model is too large for a wide one. mup makes k = 0 everywhere (Yang et al. 2022, appendix
+    D.1). The result has the standard error of k. The directory gets coordinate-check.json and
     coordinate-check.png.
 
     \b

@@ -33,7 +33,7 @@ def _to_nanogpt(model: GPT, directory: Path) -> str:
 
 
 FORMATS: dict[str, Callable[[GPT, Path], str]] = {"hf": write_transformers, "nanogpt": _to_nanogpt}
-"""What a model can be written as: each writes it into a directory, and says what it is there."""
+"""Formats by name: each function writes a model to a directory and returns its family's name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,10 @@ class ExportRequest(Request):
 def command(request: ExportRequest) -> None:
     """Write a model that ctrans saved in the format of another library.
 
-    Hugging Face has a family for: pre-LN blocks with RMSNorm, rotary positions, SwiGLU and no bias
-    (Llama; with dt other than 1 Granite, whose residual multiplier it is), and for pre-LN blocks
-    with LayerNorm, learned positions, GELU and bias (GPT-2). For any other choice ctrans raises an
-    error that names it. Files are written whole or not at all.
+    Hugging Face has two families that fit. Pre-LN blocks with RMSNorm, rotary positions, SwiGLU and
+    no bias become Llama, or Granite if dt is not 1 (its residual multiplier is dt). Pre-LN blocks
+    with LayerNorm, learned positions, GELU and bias become GPT-2. For any other choice ctrans
+    raises an error that names it. ctrans writes a file whole or not at all.
 
     \b
     ctrans train --placement pre --norm rmsnorm --positions rotary --ffn swiglu --no-bias --out out/llama
@@ -73,7 +73,7 @@ def command(request: ExportRequest) -> None:
     """
     write = FORMATS[request.form]
     if request.checkpoint is None:
-        raise ConfigError("which model? Give --checkpoint, a directory that ctrans saved or a training run")
+        raise ConfigError("no model is named: give --checkpoint, a directory that ctrans saved or a training run")
     check_json(request, request.out)
     if request.form == "hf":
         target_of(load_config(request.checkpoint))

@@ -17,7 +17,7 @@ from solvers.errors import look_up
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FamiliesRequest(Request):
-    """The request of `families`; no names stand for all families."""
+    """The request of `families`. No names stand for all families."""
 
     names: tuple[str, ...] = argument("[NAME]...")
 
@@ -26,18 +26,16 @@ class FamiliesRequest(Request):
 
 @command_of(FamiliesRequest, "families")
 def command(request: FamiliesRequest) -> None:
-    """List the families of other libraries' models that are known, what was found in each, and what
-    is not known of it.
+    """List the known model families of other libraries, and what ctrans recognises in each.
 
-    A NAME is that of a config's model_type. Each family is built here, small and random, and opened
-    as --model opens a checkpoint of it; what is said is what was found. Other families, and any
-    nn.Module, are opened too where their blocks can be told: these were tried. All of them take ten
-    to thirty seconds.
+    A NAME is the model_type of a config. ctrans builds each family here as a small random model and
+    opens it as --model opens a checkpoint. All families take ten to thirty seconds. ctrans also
+    opens other families and any nn.Module if it can find their blocks.
 
-    A line says: where norms act; theta, whether attention's scores and heads are known (Emadi's
-    bounds); bound, whether it is known how large each map can be; weights, whether each map's
-    matrices are known (statements on initialisation); last, whether each map ends in a linear map
-    (Hamiltonians over weights, growth under larger weights). With names it also says why not.
+    A line shows where norms act, and what ctrans knows of the maps. theta: attention's scores and
+    heads (Emadi's bounds). bound: how large each map can be. weights: each map's matrices
+    (statements on initialisation). last: that each map ends in a linear map (Hamiltonians over
+    weights, growth under larger weights). With names ctrans also prints why something is unknown.
 
     \b
     ctrans families

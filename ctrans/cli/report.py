@@ -20,7 +20,7 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportRequest(WrittenRequest):
-    """The request of `report`: `results` are files of JSON."""
+    """The request of `report`: JSON files as `results`."""
 
     results: tuple[Path, ...] = argument("RESULT.json...", required=True)
     out: Path | None = option(None, "Directory for report.html and report.json.", group="Output", default_words="out/report")
@@ -28,12 +28,12 @@ class ReportRequest(WrittenRequest):
 
 @command_of(ReportRequest, "report")
 def command(request: ReportRequest) -> None:
-    """Put results side by side on one page, from the JSON files of commands.
+    """Put the JSON results of commands side by side on one page.
 
-    Results of one command share their tables and charts: for example screenings of two
+    Results of the same command share tables and charts: for example screenings of two
     architectures, or of one model before and after a change. Results of different commands follow
-    each other. The page is one file that needs no network: charts are interactive, tables sort, and
-    the JSON is inside. Needs plotly and jinja2 (pip install 'ctrans[report]').
+    one another. The page is one HTML file with interactive figures, sortable tables and the JSON.
+    It needs no network. This command needs plotly and jinja2 (pip install 'ctrans[report]').
 
     \b
     ctrans report out/screen/screen.json
@@ -44,20 +44,19 @@ def command(request: ReportRequest) -> None:
     kept = _read(request.results)
     page = page_of(kept)
     directory = directory_of(request)
-    about = {"results": {name: _about(result) for name, result in kept.items()}, "chapters": [c.title for c in page.chapters]}
+    about = {
+        "results": {name: {key: result.get(key) for key in ("command", "environment")} for name, result in kept.items()},
+        "chapters": [chapter.title for chapter in page.chapters],
+    }
     files = {} if request.html_path else {"report.html": lambda: render(page).encode()}
     end(request, directory, CommandEnding(result=about, report=page, files=files))
 
 
 def _read(paths: Sequence[Path]) -> dict[str, Any]:
-    """The results by what tells their paths apart. Raises ConfigError for a file named twice, and
-    for what cannot be read.
+    """The results by the parts of their paths that differ. Raises ConfigError for a file that is
+    named twice or cannot be read.
     """
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise ConfigError(f"{str(twice)!r} is named twice: name each result once")
     return dict(zip(labels([str(path) for path in paths]), map(read_json, paths), strict=True))
-
-
-def _about(result: Any) -> dict[str, Any]:
-    return {"command": result.get("command"), "environment": result.get("environment")}

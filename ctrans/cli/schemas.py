@@ -1,7 +1,6 @@
-"""The JSON schema of every command's result, from the classes that hold it: docs/schemas has them
-as files.
+"""The JSON schema of each command's result, made from the classes of the results.
 
-`python -m ctrans.cli.schemas docs/schemas` writes them anew.
+`python -m ctrans.cli.schemas docs/schemas` writes the files of docs/schemas.
 """
 
 from __future__ import annotations
@@ -43,20 +42,28 @@ from ctrans.verify.run import Result
 
 WORD, TRUTH, WHOLE = schema_of(str), schema_of(bool), schema_of(int)
 WORDS = schema_of(list[str])
-OPTIONS = described(
-    "The command's options by name, with what became of those that the model or its size decided.", {"type": "object"}
-)
-ENVIRONMENT = described("What the result depends on beside the options: versions, device, threads, plugins.", {"type": "object"})
+NUMBER_OR_NULL = schema_of(float | None)
+OBJECT: Schema = {"type": "object"}
+OBJECT_OR_NULL: Schema = {"type": ["object", "null"]}
+
+
+def list_of(schema: Schema) -> Schema:
+    """A list of such values."""
+    return {"type": "array", "items": schema}
+
+
+OPTIONS = described("The command's options by name, with the values that the model or its size decided.", OBJECT)
+ENVIRONMENT = described("What else the result depends on: versions, device, threads, plugins.", OBJECT)
 MODEL = described(
-    "What was recognised in an imported model, and what it read; null for one of ours. Where several were named, `several` has each by "
-    "name.",
-    {"type": ["object", "null"]},
+    "What ctrans recognised in an imported model, and what the model read; null for a GPT of ctrans. Of several named models, "
+    "`several` has each by name.",
+    OBJECT_OR_NULL,
 )
 EVIDENCE = a_map(
-    "The weakest evidence of all segments; null where it does not apply. gap: (H - best)/|H| of the ascent over velocities. weights: of "
-    "that over the last map's weights. kkt: residual of the closed form's maximiser. uniqueness: distance between maximisers from "
-    "different starts. exponent: k of value ~ R^k that is farthest from what its verdict says. gained: the same with gains too.",
-    schema_of(float | None),
+    "The weakest evidence of all segments; null if it does not apply. gap: (H - best)/|H| of the ascent over velocities. weights: the "
+    "same over the last map's weights. kkt: residual of the closed form's maximiser. uniqueness: distance between maximisers from "
+    "different starts. exponent: the k in value ~ R^k that is farthest from its verdict's. gained: the same with trained gains.",
+    NUMBER_OR_NULL,
 )
 RESULTS: dict[str, type] = {
     "well-posedness": ModelCheck,
@@ -67,36 +74,35 @@ RESULTS: dict[str, type] = {
     "updates": UpdateStep,
     "initialisation": InitialisationStep,
 }
-"""What a step of the screening keeps as its result."""
-FINDINGS = described("The most severe first; empty where nothing was found.", schema_of(list[Finding]))
-FLAGS = a_map("Quantities outside of their limits, and what they are called there.", WORD)
+"""The class of the result of each screening step."""
+FINDINGS = described("The most severe first; empty if ctrans found nothing.", schema_of(list[Finding]))
+FLAGS = a_map("Quantities outside their limits, and the word for it.", WORD)
 
 
 def _checks() -> dict[str, Schema]:
-    number = schema_of(float | None)
     segment = schema_of(
         SegmentCheck,
-        verdict=described("Of the ODE, or what the weight decay asked about makes of it.", WORD),
-        hamiltonian=described("H under what the verdict assumes; null where it is not known how large.", number),
+        verdict=described("Of the ODE, with the weight decay if one is given.", WORD),
+        hamiltonian=described("H under the verdict's assumptions; null if its size is unknown.", NUMBER_OR_NULL),
     )
     check = schema_of(
         ModelCheck,
-        segments={"type": "array", "items": segment},
+        segments=list_of(segment),
         verdict=described("The weakest of the segments', for the ODE.", WORD),
         step_verdict=described("The same for the discrete model.", WORD),
         agrees=TRUTH,
-        failures=described("Findings that do not support the verdicts.", WORDS),
+        failures=described("Findings that contradict the verdicts.", WORDS),
         evidence=EVIDENCE,
         step_evidence={"anyOf": [EVIDENCE, {"type": "null"}]},
         training_threshold=schema_of(DecayThreshold | None),
-        held=described("What must not be trained freely beside a weight decay: biases, gains.", WORDS),
+        held=described("Parameters that a weight decay does not bound and that must stay fixed: biases, gains.", WORDS),
         largest=described("The segment with the largest costate.", WHOLE),
     )
     return {
         "findings": FINDINGS,
         "checks": a_map("By norm, then by placement.", a_map("By placement.", check)),
-        "not_applicable": a_map("Why a placement takes no such remedy.", WORD),
-        "pde": {"type": ["object", "null"]},
+        "not_applicable": a_map("Why the regularization does not apply to a placement.", WORD),
+        "pde": OBJECT_OR_NULL,
     }
 
 
@@ -107,11 +113,18 @@ def _screenings() -> dict[str, Schema]:
 
     steps = an_object("By step.", **{step: verdict(step) for step in STEPS})
     screening = schema_of(Screening, steps=steps, findings=FINDINGS, flags=FLAGS)
-    limit = schema_of(float | None)
-    sides = {"low": limit, "below": WORD, "high": limit, "above": WORD, "mark": schema_of(Literal["bad", "note"])}
+    sides = {
+        "low": NUMBER_OR_NULL,
+        "below": WORD,
+        "high": NUMBER_OR_NULL,
+        "above": WORD,
+        "mark": schema_of(Literal["bad", "note"]),
+    }
     return {
-        "quantities": a_map("What is measured, with its limits and what it is called beyond them.", schema_of(Quantity, **sides)),
-        "models": a_map("By model: its placement, or what sets it apart.", screening),
+        "quantities": a_map(
+            "The measured quantities, with their limits and the words beyond them.", schema_of(Quantity, **sides)
+        ),
+        "models": a_map("By model: its placement, or its own settings.", screening),
     }
 
 
@@ -125,7 +138,7 @@ def _statements() -> dict[str, Schema]:
     return {"holds": TRUTH, "findings": FINDINGS, "seconds": NUMBER, "statements": a_map("By name.", statement)}
 
 
-PAIRS: Schema = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+PAIRS = list_of(list_of(NUMBER))
 
 
 def _trained() -> dict[str, Schema]:
@@ -136,12 +149,12 @@ def _trained() -> dict[str, Schema]:
         "model": schema_of(GPTConfig),
         "training": schema_of(TrainConfig),
         "parameters": WHOLE,
-        "trained_parameters": described("How many of them are trained: fewer with adapters of low rank.", WHOLE),
-        "first_validation_loss": schema_of(float | None),
-        "validation_loss": schema_of(float | None),
-        "best_validation_loss": schema_of(float | None),
+        "trained_parameters": described("The number of trained parameters: fewer with low-rank adapters.", WHOLE),
+        "first_validation_loss": NUMBER_OR_NULL,
+        "validation_loss": NUMBER_OR_NULL,
+        "best_validation_loss": NUMBER_OR_NULL,
         "best_step": schema_of(int | None),
-        "accuracy": described("The share of held-out answers that are right, of a task with answers.", schema_of(float | None)),
+        "accuracy": described("The share of correct held-out answers; null for a task without answers.", NUMBER_OR_NULL),
         "losses": an_object("Pairs of a step and a loss.", training=PAIRS, validation=PAIRS),
         "curves": an_object(
             "Pairs of a step and a figure.", learning_rate=PAIRS, gradient_norm=PAIRS, growth=PAIRS, largest=PAIRS
@@ -152,35 +165,32 @@ def _trained() -> dict[str, Schema]:
 
 
 def _studied() -> dict[str, Schema]:
-    figures = a_map("Figures by name; null where not known.", schema_of(float | None))
+    figures = a_map("Figures by name; null if unknown.", NUMBER_OR_NULL)
     spread = a_map("By name.", schema_of(list[float]))
     return {
-        "study": described("The description: base configuration, what varies, learning rates, seeds, data.", {"type": "object"}),
-        "runs": described("How many runs it has.", WHOLE),
-        "done": described("How many of them are kept.", WHOLE),
-        "cost": described("With --dry-run, what is left to do and what that costs here.", {"type": ["object", "null"]}),
+        "study": described("The description: base configuration, what varies, learning rates, seeds, data.", OBJECT),
+        "runs": described("The number of runs.", WHOLE),
+        "done": described("The number of finished runs.", WHOLE),
+        "cost": described("With --dry-run, the remaining runs and their cost on this machine.", OBJECT_OR_NULL),
         "outcomes": a_map("By case, as JSON text of what varies.", figures),
         "losses": a_map(
-            "By case: its learning rates, and over seeds the mean, lowest and highest loss at the end; that before the first step for "
-            "a run that diverged.",
+            "By case: its learning rates, and over seeds the mean, lowest and highest final loss. A run that diverged counts with its "
+            "loss before the first step.",
             spread,
         ),
         "curves": a_map("By case with one learning rate: iterations, and over its runs the validation loss.", spread),
         "states": a_map("By case that measured moments: segments, and over its trained models the mean |x|.", spread),
         "verdict": one_of(Verdict, type(None)),
         "frequencies_loss": described(
-            "Nats a token where a model ends that knows how often tokens come and nothing else; null for a task.",
+            "The loss in nats per token of a model that knows only how frequent each token is; null for a task.",
             {"type": ["number", "null"]},
         ),
-        "prediction": described(
-            "Of the experiment benchmarks/prediction; null otherwise.",
-            {"type": ["object", "null"]},
-        ),
+        "prediction": described("Of the experiment benchmarks/prediction; null otherwise.", OBJECT_OR_NULL),
     }
 
 
 def _beside() -> dict[str, Schema]:
-    """What simulate looks at beside the trajectory; null where it was not asked for."""
+    """The optional analyses of simulate; null without their options."""
     return {
         "lyapunov": {"anyOf": [schema_of(TokenExponents, words=WORDS), schema_of(type(None))]},
         "spectra": one_of(list[SpectrumFigures], type(None)),
@@ -190,15 +200,15 @@ def _beside() -> dict[str, Schema]:
 
 RESULT_KEYS: dict[str, Callable[[], dict[str, Schema]]] = {
     "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation, **_beside()))},
-    "convergence": lambda: {"results": {"type": "array", "items": schema_of(Convergence, order=NUMBER)}},
+    "convergence": lambda: {"results": list_of(schema_of(Convergence, order=NUMBER))},
     "hjb-check": _checks,
     "control": lambda: {
         "placements": a_map("By placement: the maximum principle token by token.", schema_of(MaximumPrinciple)),
-        "attained": a_map("By placement: what training attains, or why that is not known.", one_of(Attained, str)),
-        "instead": a_map("By placement: why the discrete model's costate serves, where it does.", WORD),
+        "attained": a_map("By placement: what training attains, or why that is unknown.", one_of(Attained, str)),
+        "instead": a_map("By placement: why the costate is the discrete model's, if it is.", WORD),
     },
     "diagnose": lambda: {
-        "checks": a_map("What was looked for, by name.", _without(schema_of(Check, measure=WORD), "measure")),
+        "checks": a_map("The checks by name.", _without(schema_of(Check, measure=WORD), "measure")),
         "placements": a_map("By placement.", schema_of(Diagnosis)),
     },
     "screen": _screenings,
@@ -207,49 +217,47 @@ RESULT_KEYS: dict[str, Callable[[], dict[str, Schema]]] = {
     "train": _trained,
     "study": _studied,
     "coordinate-check": lambda: {
-        "widths": {"type": "array", "items": NUMBER},
+        "widths": list_of(NUMBER),
         "places": WORDS,
-        "coordinates": {"type": "array", "items": schema_of(Coordinates)},
+        "coordinates": list_of(schema_of(Coordinates)),
         "size_powers": described("By update and place: k and its standard error.", schema_of(list[list[Power]])),
         "change_powers": described("By update and place: k and its standard error.", schema_of(list[list[Power]])),
         "verdict": WORD,
     },
     "export": lambda: {
-        "family": described("What it is there: a family of transformers, or nanoGPT.", WORD),
+        "family": described("The family of transformers, or nanoGPT.", WORD),
         "directory": WORD,
         "files": WORDS,
     },
     "watch": lambda: {
         "log": schema_of(Header),
-        "ended": described("How the run ended; empty for one that goes on or was killed.", WORD),
-        "steps": described("Of the reports.", schema_of(list[int])),
+        "ended": described("How the run ended; empty for a run that continues or was killed.", WORD),
+        "steps": described("The steps of the reports.", schema_of(list[int])),
         "loss": schema_of(list[float]),
         "last": a_map("The last report's figures by gauge; lists are by depth.", one_of(float, list[float])),
         "history": an_object(
-            "Over time: figures of the run at every report, and by depth at `steps`, evenly chosen where the log has more.",
+            "Over time: figures of the run at every report, and by depth at `steps`, which are evenly chosen if there are many.",
             over_time=a_map("By gauge, at every report.", schema_of(list[float])),
             steps=schema_of(list[int]),
             by_depth=a_map("By gauge, a list for each of `steps`.", schema_of(list[list[float]])),
         ),
         "findings": described("In the order in which they were reported.", schema_of(list[Finding])),
-        "probes": described(
-            "Figures of each walk on the held batch, with its step.", {"type": "array", "items": {"type": "object"}}
-        ),
-        "unknown": a_map("What the last report could not look at, and why.", WORD),
+        "probes": described("Figures of each pass over the fixed batch, with its step.", list_of(OBJECT)),
+        "unknown": a_map("What the last report could not measure, and why.", WORD),
     },
     "generate": lambda: {
-        "scheme": described("How the model's ODE is integrated, as it was trained.", {"type": "object"}),
+        "scheme": described("How the model's ODE is integrated, as in training.", OBJECT),
         "prompt": schema_of(list[int]),
         "samples": described("A continuation for each seed.", {"type": "array"}),
     },
     "report": lambda: {
-        "results": a_map("By what tells the files apart: whose result it is.", {"type": "object"}),
+        "results": a_map("By the parts of the files' paths that differ.", OBJECT),
         "chapters": described("The page's headings.", WORDS),
     },
 }
-"""The keys of each command's result after those that all begin with."""
+"""The own keys of each command's result, after the common ones."""
 OF_MODELS = ("simulate", "hjb-check", "control", "diagnose", "screen")
-"""Commands that look at models, which say what was recognised in one that was imported."""
+"""Commands that run models: their results describe imported models."""
 
 
 def schema(command: str) -> Schema:
@@ -257,8 +265,8 @@ def schema(command: str) -> Schema:
     begins: dict[str, Schema] = {"command": {"const": command}, "options": OPTIONS, "environment": ENVIRONMENT}
     begins |= {"model": MODEL} if command in OF_MODELS else {}
     says = (
-        f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan; null says that a figure does not apply or is not "
-        "known."
+        f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan. null means that a figure does not apply or is "
+        "unknown."
     )
     made = an_object(says, **begins, **RESULT_KEYS[command]())
     start = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ctrans {command}"}
@@ -266,12 +274,12 @@ def schema(command: str) -> Schema:
 
 
 def as_text(command: str) -> str:
-    """The schema as a file has it."""
+    """The schema as the text of a file."""
     return json.dumps(schema(command), indent=1) + "\n"
 
 
 def write(directory: Path) -> None:
-    """Writes every command's schema there."""
+    """Writes the schemas of all commands to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     for command in RESULT_KEYS:
         (directory / f"{command}.json").write_text(as_text(command))

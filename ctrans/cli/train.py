@@ -43,28 +43,25 @@ from ctrans.training.training_state import Progress
 from solvers import ConfigError
 
 SIGNALLED = 128
-"""Exit code of a run that signal n stopped: this plus n, as shells have it. The run is saved, and
-not finished.
-"""
+"""A run that signal n interrupts is saved and exits with this plus n, as in shells."""
 HELD = 2
-"""So many windows of the validation text are the monitor's held batch."""
+"""Windows of the validation text in the monitor's fixed batch."""
 ADVICE = {
-    (True, Ending.INTERRUPTED): "go on with --resume",
-    (True, Ending.STOPPED): "go on with --resume, and a lower --learning-rate, as {rate:g}, where that is what helps,",
-    (True, Ending.DIVERGED): "go on from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
+    (True, Ending.INTERRUPTED): "continue it with --resume",
+    (True, Ending.STOPPED): "continue it with --resume, and a lower --learning-rate, as {rate:g}, if that can help,",
+    (True, Ending.DIVERGED): "continue it from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
     (False, Ending.DIVERGED): "nothing was saved: start again with other settings,",
 }
-"""What to do about a run that has or has not a checkpoint and ended like that; --out follows."""
+"""What to do, by whether the run has a checkpoint and how it ended. The message ends with --out."""
 
 
 @command_of(TrainRequest, "train")
 def command(request: TrainRequest) -> None:
     """Train a GPT of any placement, through its ODE or as the discrete Transformer.
 
-    The directory gets checkpoints (links last and best; other commands take the directory as
-    --checkpoint), log.jsonl, train.json and loss.png. Ctrl-C, SIGTERM or SIGHUP saves the run and
-    exits with 130, 143 or 129. A run that diverges exits with 1; last is then its last good
-    checkpoint.
+    The directory gets log.jsonl, train.json, loss.png and checkpoints with the links last and best.
+    Other commands take it as --checkpoint. Ctrl-C, SIGTERM or SIGHUP saves the run and exits with
+    130, 143 or 129. A run that diverges exits with 1, and last is then its last good checkpoint.
 
     \b
     ctrans train
@@ -82,14 +79,16 @@ def command(request: TrainRequest) -> None:
     _set_threads(request, planned)
     with begun(planned, get_device(request.device)) as (run, progress):
         first = run.processes.first
-        if first and progress.step and not request.quiet:
-            _say(_going_on(progress.step, run.config.iterations))
+        step, iterations = progress.step, run.config.iterations
+        if first and step and not request.quiet:
+            done = f"Nothing to do: {step} of {iterations} iterations are done. Raise --iterations to continue."
+            _say(done if step == iterations else f"Continuing from step {step} of {iterations}.")
         with _observer(request, run, progress) as observe, _watched(request, run, progress) as watched:
             outcome = carry_out(dataclasses.replace(watched, observe=observe), progress)
         if first:
             result = _result(request, run, outcome, time.perf_counter() - started)
             _show(request, result, run, outcome)
-    if first:  # outside: the other processes need not wait
+    if first:  # after the run, so that the other processes do not wait
         _add_depths(request, result, run, finished=outcome.ending is Ending.FINISHED)
     if outcome.ending is Ending.INTERRUPTED:
         raise SystemExit(SIGNALLED + outcome.signal)
@@ -98,25 +97,23 @@ def command(request: TrainRequest) -> None:
 
 
 def _check_places(request: TrainRequest) -> None:
-    """ConfigError for options that exclude each other or cannot be, before anything is read or
-    made.
-    """
+    """Raises ConfigError for options that exclude each other, before ctrans reads or writes files."""
     for first, second in (("resume", "overwrite"), ("file", "bin")):
         if getattr(request, first) and getattr(request, second):
             raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
     if request.origin is not None and request.resume:
-        raise ConfigError("--from begins a run and --resume goes on with one: choose one")
+        raise ConfigError("--from starts a run and --resume continues one: choose one")
     if request.use_tensorboard:
         check_tensorboard()
-    if request.probe_every is not None and not request.monitor:
-        raise ConfigError("--probe-every is the monitor's: give --monitor too, or leave it out")
-    if check_reactions(request.react) and not request.monitor:
-        raise ConfigError("--react is the monitor's: give --monitor too, or leave it out")
+    check_reactions(request.react)
+    for name, given in (("probe-every", request.probe_every is not None), ("react", request.react)):
+        if given and not request.monitor:
+            raise ConfigError(f"--{name} is an option of the monitor: add --monitor, or leave it out")
     check_json(request, request.out)
 
 
 def _plan(request: TrainRequest) -> Plan:
-    """The run that the options ask for, new or taken up again."""
+    """The run that the options describe, new or resumed."""
     if request.resume and (RunDirectory(request.out).exists or not restarts()):
         moved = request.source if {"file", "bin", "task"} & request.typed else None
         flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
@@ -124,19 +121,15 @@ def _plan(request: TrainRequest) -> Plan:
         check_depths(request.eval_depth, planned.architecture, planned.config)
         return planned
     config = request.settings
-    model = request.model if request.origin is None else start_from(request.origin, _architecture(request))
+    changes = {name: value for name, value in request.given.items() if name in request.config}
+    model = request.model if request.origin is None else start_from(request.origin, changes)
     check_depths(request.eval_depth, model.config if isinstance(model, GPT) else model, config)
     return plan(model, config, request.source, out=request.out, overwrite=request.overwrite, parallel=request.parallel)
 
 
-def _architecture(request: TrainRequest) -> dict[str, Any]:
-    """The options of the architecture that were typed."""
-    return {name: value for name, value in request.given.items() if name in request.config}
-
-
 def _set_threads(request: TrainRequest, planned: Plan) -> None:
-    """As many threads as --threads says, or as the model and its micro-batch are worth: the same
-    when the run is taken up again.
+    """Sets the number of threads: --threads, or the number that the model and its micro-batch need.
+    A resumed run gets the same number.
     """
     if request.threads is not None:
         torch.set_num_threads(request.threads)
@@ -145,15 +138,11 @@ def _set_threads(request: TrainRequest, planned: Plan) -> None:
         choose_threads(flops(model.width, config.batch, model.context), config.weight_dtype.itemsize)
 
 
-def _going_on(step: int, iterations: int) -> str:
-    if step == iterations:
-        return f"Nothing to do: {step} of {iterations} iterations are done; give more by --iterations."
-    return f"Going on from step {step} of {iterations}."
-
-
 @contextlib.contextmanager
 def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> Iterator[Observer]:
-    """What each row of the log is shown by: the bar, a line per evaluation, TensorBoard."""
+    """Gives the function that shows a row of the log: the progress bar, a line for each evaluation,
+    TensorBoard.
+    """
     with contextlib.ExitStack() as stack:
         iterations = run.config.iterations
         advance = stack.enter_context(progress_bar("train", iterations, progress.step))
@@ -173,7 +162,7 @@ def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> It
 
 @contextlib.contextmanager
 def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Iterator[TrainingRun]:
-    """The run with a monitor, where one is asked for; its alarms are said as they come."""
+    """Gives the run, with a monitor if the user asked for one."""
     if not request.monitor:
         yield run
         return
@@ -183,7 +172,7 @@ def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Ite
 
 
 class MonitoredRun:
-    """A run's `Watcher`: a monitor, whose alarms are said as they come, and whose memory is saved
+    """A run's `Watcher` with a monitor. Alarms are printed at once, and the monitor's memory is saved
     with every checkpoint.
     """
 
@@ -208,7 +197,7 @@ class MonitoredRun:
         )
 
     def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
-        """What the monitor's reactions ask for; nothing where none were given."""
+        """The advice of the monitor's reactions, empty without reactions."""
         self._before = None
         monitor, reactions = self.monitor, self.monitor.reactions
         skipped, stopped = len(reactions.skipped), monitor.stopped
@@ -226,14 +215,11 @@ class MonitoredRun:
 
     def _save(self, alarm: Finding) -> None:
         if self._before is None:
-            told = json.dumps(plain_numbers(alarm), indent=1)
-            self._before = {**self.files(), KEEP: told}
+            self._before = {**self.files(), KEEP: json.dumps(plain_numbers(alarm), indent=1)}
 
 
 def _say(words: str) -> None:
-    """Prints the words, until nobody reads them any more, as behind head or when a terminal is
-    closed: the run goes on.
-    """
+    """Prints a line. The run continues if stdout is closed, as by `head` or a closed terminal."""
     try:
         click.echo(words)
     except OSError:
@@ -245,7 +231,7 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
     evaluations = [row for row in rows if "validation_loss" in row]
     progress, curves = outcome.progress, log.curves(rows)
     shown = request.shown()
-    if request.resume:  # it has its settings from its checkpoint, under "model" and "training", but for what was typed anew
+    if request.resume:  # the checkpoint has the other settings: see "model" and "training"
         shown = {name: value for name, value in shown.items() if name in request.typed}
     begins = result_of(request, shown, run.processes.device)
     return {
@@ -271,7 +257,7 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
 
 
 def _add_depths(request: TrainRequest, result: dict[str, Any], run: TrainingRun, *, finished: bool) -> None:
-    """Evaluates a finished run at other depths, and writes and prints what the result is then."""
+    """Evaluates a finished run at other depths, and writes the result with these losses."""
     losses = losses_at(request.eval_depth if finished else (), run)
     write_json(request, run.store.directory, {**result, "other_depths": losses})
     if not request.quiet:
@@ -280,7 +266,7 @@ def _add_depths(request: TrainRequest, result: dict[str, Any], run: TrainingRun,
 
 
 def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outcome: Outcome) -> None:
-    """Writes the picture and the JSON, but not yet to stdout, and prints how the run ended."""
+    """Writes the figures and the JSON, but not to stdout, and prints how the run ended."""
     directory = run.store.directory
     page = page_of({request.command: json.loads(save_json(request, directory, result))})
     drawn = pictures(page)

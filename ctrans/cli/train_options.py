@@ -1,4 +1,4 @@
-"""The request of `ctrans train`: options of the model, of the training, of the data and of the run."""
+"""The request of `ctrans train`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ from ctrans.training.tasks import TASKS, Task
 from solvers import ConfigError
 
 MOST_THREADS = 256
-"""Threads of a run on a machine with fewer processors. Too many of them end the process."""
+"""The largest --threads on a machine with fewer processors. Too many threads end the process."""
 GPT2_VOCABULARY = 50304
-"""What nanoGPT's .bin files need: GPT-2's 50257 tokens, rounded up to a multiple of 64."""
+"""The vocabulary of nanoGPT's .bin files: GPT-2's 50257 tokens, rounded up to a multiple of 64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRequest(WrittenRequest):
-    """The request of `train`: `config` are fields of `GPTConfig`, `training` those of
-    `TrainConfig`.
-    """
+    """The request of `train`. `config` has fields of `GPTConfig`, `training` fields of `TrainConfig`."""
 
     config: Mapping[str, Any] = settings_of(GPTConfig)
     training: Mapping[str, Any] = settings_of(TrainConfig)
     task: str = option(
         "text",
         "text: predict each next token. digits: a small vision Transformer classifies scikit-learn's 1,797 images of handwritten "
-        "digits, 8 x 8 pixels. Each pixel is a patch, a class token comes last, and all tokens read all; every evaluation prints the "
-        "accuracy on the held-out fifth. Nothing is downloaded.",
+        "digits, 8 x 8 pixels. Each pixel is a patch, the class token comes last, and all tokens attend to all. Every evaluation "
+        "prints the accuracy on the held-out fifth. ctrans downloads nothing.",
         group="Data",
         choices={"text": None, **TASKS},
     )
@@ -45,29 +43,29 @@ class TrainRequest(WrittenRequest):
     bin: Path | None = option(None, "Train on nanoGPT's train.bin and val.bin in this directory.", group="Data")
     vocab_size: int | None = option(
         None,
-        "How many tokens there are.",
+        "Size of the vocabulary.",
         group="Data",
         default_words=f"{VOCABULARY}, for bytes; {GPT2_VOCABULARY} with --bin",
     )
     out: Path = option(Path("out/train"), "Directory of the run.", group="Output")
     origin: Path | None = option(
         None,
-        "Begin with the model of this run or checkpoint. With --depth in another number of blocks over the same depth-time, weights "
-        "are interpolated (of a stack, with --stack-steps in other steps).",
+        "Start from the model of this run or checkpoint. With --depth ctrans interpolates its weights to another number of blocks "
+        "over the same depth-time (for a stack, with --stack-steps to other steps).",
         flags="--from",
         metavar="RUN",
         default_words="fresh weights",
     )
     resume: bool = option(
         False,
-        "Continue the run in --out exactly; under torchrun, start it if there is none. You can leave options out, or change some, "
+        "Continue the run in --out exactly. Under torchrun, start a run if there is none. You can leave options out, or change some, "
         "such as --learning-rate and --iterations.",
     )
     overwrite: bool = option(False, "Remove the run in --out and start again.")
-    parallel: str = option("none", "How the processes that torchrun started share the work.", group="Device", choices=PARALLEL)
+    parallel: str = option("none", "How the processes of torchrun share the work.", group="Device", choices=PARALLEL)
     threads: int | None = option(
         None,
-        "Threads on the CPU.",
+        "CPU threads.",
         group="Device",
         limits=Range(1, max(MOST_THREADS, os.cpu_count() or 1)),
         default_words="OMP_NUM_THREADS, or by the model's size",
@@ -75,16 +73,16 @@ class TrainRequest(WrittenRequest):
     eval_depth: tuple[int, ...] = option((), "Repeatable: also evaluate at this depth, over the same depth-time.")
     use_tensorboard: bool = option(False, "Also write TensorBoard's files to --out.", flags="--tensorboard")
     monitor: bool = option(
-        False, "Monitor the run: figures by depth and alarms, in --out. ctrans watch shows them.", group="Monitor"
+        False, "Monitor the run: write figures by depth and alarms to --out. ctrans watch shows them.", group="Monitor"
     )
     every: int = option(50, "Iterations between the monitor's reports.", group="Monitor", limits=COUNT)
     probe_every: int | None = option(
-        None, "Iterations between its walks on a held batch.", group="Monitor", limits=COUNT, default_words="none"
+        None, "Iterations between the monitor's passes over a fixed batch.", group="Monitor", limits=COUNT, default_words="none"
     )
     react: tuple[str, ...] = option(
         (),
-        "Repeatable: what the monitor does. It can leave out a step whose gradient spikes or is not finite, save a checkpoint before a "
-        "step with a danger, halve the learning rate at each danger, or end the run.",
+        "Repeatable: what the monitor does. It can skip a step with a spiking or non-finite gradient, save a checkpoint before a step "
+        "with a danger, halve the learning rate at each danger, or end the run.",
         group="Monitor",
         choices=REACTIONS,
         default_words="nothing",
@@ -100,12 +98,14 @@ class TrainRequest(WrittenRequest):
         "initialisation": "xavier",
         "embedding_std": 0.1,
     }
-    """A size that two cores train in two minutes, and the initialisation that trains best at it."""
+    """A size that two cores train in two minutes, and the initialisation that trains best at that
+size.
+"""
     unshown: ClassVar[frozenset[str]] = Request.unshown
 
     @property
     def model(self) -> GPTConfig:
-        """The architecture. Raises ConfigError for what cannot be."""
+        """The architecture. Raises ConfigError for an invalid one."""
         task = self._task
         if task is not None:
             own = {name: value for name, value in self.config.items() if name not in task.architecture}
@@ -115,22 +115,20 @@ class TrainRequest(WrittenRequest):
 
     @property
     def settings(self) -> TrainConfig:
-        """The settings of the training. Raises ConfigError for what cannot be."""
+        """The training's settings. Raises ConfigError for invalid ones."""
         usual = {} if self._task is None else {name: v for name, v in self._task.settings.items() if name not in self.typed}
         return TrainConfig(**{**self.training, **usual})
 
     @property
     def source(self) -> dict[str, str | None]:
-        """Where the data are."""
+        """The task, or the data's paths."""
         if self._task is not None:
             return {"task": self.task}
         return {name: None if path is None else str(path.absolute()) for name, path in (("file", self.file), ("bin", self.bin))}
 
     @property
     def _task(self) -> Task | None:
-        """The task, where it is not a text's. Raises ConfigError for an unknown one, and for
-        options that it brings itself.
-        """
+        """The task; None for a text. Raises ConfigError for options that the task sets itself."""
         if self.task == "text":
             return None
         task = TASKS[self.task]

@@ -23,7 +23,7 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyRequest(WrittenRequest):
-    """The request of `verify`; without `only` it checks all statements."""
+    """The request of `verify`. Without `only` it checks all statements."""
 
     only: tuple[str, ...] = option(
         (),
@@ -31,10 +31,10 @@ class VerifyRequest(WrittenRequest):
         metavar="NAME",
         default_words="all",
     )
-    cases: int = option(200, "Cases for each bound. Slow checks take a share of them.", limits=COUNT)
+    cases: int = option(200, "Cases for each bound. Slow checks run a part of them.", limits=COUNT)
     seed: int = option(0, "Seed of the cases.")
     markdown: Path | None = option(
-        None, "Put the table into this Markdown file, between its marker comments, or write a new file."
+        None, "Write the table into this Markdown file, between its marker comments, or into a new file."
     )
 
     unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"only", "cases", "seed", "markdown"}
@@ -42,14 +42,14 @@ class VerifyRequest(WrittenRequest):
 
 @command_of(VerifyRequest, "verify")
 def command(request: VerifyRequest) -> None:
-    """Check every statement of the theory, as its paper prints it and as it holds.
+    """Check every statement of the theory, as printed in its paper and as corrected.
 
-    Lemmas, theorems, propositions and corollaries of Kan, Emadi, Xiong and Kim, and what is new
-    here, each with random cases: a printed form that is wrong gets its counterexample. `reached` is
-    the worst distance found: measured/bound - 1 for a bound, so that -0.1 is 10% of slack; a
-    relative difference for an equality; how far outside its allowed range a measured slope, order
-    or mean lies, negative inside. Takes one to two minutes. The directory gets verify.json and
-    verify.md. Exit code 1 if a form that should hold is violated.
+    The statements are lemmas, theorems, propositions and corollaries of Kan, Emadi, Xiong and Kim,
+    and new ones. Each is checked on random cases; a printed form that is wrong gets a
+    counterexample. `reached` is the worst distance found. For a bound it is measured/bound - 1:
+    -0.1 is 10% of slack. For an equality it is a relative difference. For a slope, order or mean it
+    is the distance to the allowed range, negative inside. The exit code is 1 if a form that should
+    hold is violated. This takes one to two minutes. The directory gets verify.json and verify.md.
 
     \b
     ctrans verify
@@ -84,8 +84,8 @@ def command(request: VerifyRequest) -> None:
 
 
 def _page(path: Path | None) -> str:
-    """The Markdown file's text, empty where there is none yet. Raises ConfigError where it is no
-    text, or lacks the markers.
+    """The text of the Markdown file, "" for a new file. Raises ConfigError for a file that is no
+    text or has no markers.
     """
     if path is None or not os.path.exists(path):
         return ""
@@ -94,5 +94,5 @@ def _page(path: Path | None) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error}; give a Markdown file") from None
     if page and between_markers(page, "") is None:
-        raise ConfigError(f"{str(path)!r} has no place for the table: put the lines {START} and {END} where it should stand")
+        raise ConfigError(f"{str(path)!r} has no place for the table: add the lines {START} and {END} there")
     return page

@@ -29,20 +29,21 @@ from ctrans.report.terminal import show
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchRequest(WrittenRequest):
-    """The request of `watch`: the `directory` of a log."""
+    """The request of `watch`: the `directory` of a monitor's log."""
 
     directory: Path = argument("DIR")
-    once: bool = option(False, "Show the run as it is, then end. This is also so if stdout is not a terminal.")
-    refresh: float = option(2.0, "Seconds between two looks.", limits=Range(0.1, LARGEST, "at least 0.1 seconds"))
+    once: bool = option(False, "Show the current state, then exit. This is the default if stdout is not a terminal.")
+    refresh: float = option(2.0, "Seconds between updates.", limits=Range(0.1, LARGEST, "at least 0.1 seconds"))
     out: Path | None = option(None, "Directory for watch.png and watch.json.", group="Output", default_words="DIR")
 
 
 @command_of(WatchRequest, "watch")
 def command(request: WatchRequest) -> None:
-    """Show a training with a monitor, running or finished: progress, figures by depth, alarms.
+    """Show a running or finished training with a monitor: progress, figures by depth, alarms.
 
     DIR is the directory of Monitor(out=...), or --out of ctrans train --monitor. The terminal
-    follows the run until it ends or Ctrl-C; then the directory gets watch.png and watch.json.
+    follows the run until it ends or you press Ctrl-C. Then the directory gets watch.png and
+    watch.json.
 
     \b
     ctrans train --monitor --out out/train & ctrans watch out/train
@@ -67,7 +68,7 @@ def command(request: WatchRequest) -> None:
 
 
 def findings(log: MonitorLog) -> dict[str, Any]:
-    """What the JSON has of a log."""
+    """The keys of the JSON result."""
     runs = {name: value for report in log.reports[-1:] for name, value in report.figures.items()}
     return {
         "log": log.header,
@@ -87,7 +88,7 @@ def _page(log: MonitorLog) -> Page:
 
 
 def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
-    """The page as text of the terminal's width, to be shown in place of the one before."""
+    """The page as text of the terminal's width."""
     inner = Console(file=io.StringIO(), width=console.width, force_terminal=True)
     with inner.capture() as capture:
         show(_page(log), inner, verbose=request.verbose)
@@ -95,7 +96,7 @@ def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
 
 
 def _followed(request: WatchRequest, console: Console, log: MonitorLog) -> MonitorLog:
-    """The log when the run has ended, or Ctrl-C was pressed."""
+    """Shows the log until the run ends or the user presses Ctrl-C, and returns its last state."""
     try:
         with Live(_live(request, console, log), console=console, auto_refresh=False, screen=False) as live:
             while not log.ended:

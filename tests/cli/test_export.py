@@ -38,7 +38,7 @@ def test_wrong_requests_get_a_line(tmp_path):
     for args, words in (
         (["--checkpoint", tmp_path / "peri"], "no family of transformers that is known here computes this model"),
         (["--checkpoint", tmp_path / "peri", "--to", "gguf"], "unknown form 'gguf'"),
-        ([], "which model? Give --checkpoint"),
+        ([], "no model is named: give --checkpoint"),
     ):
         result = run("export", *args, "--out", tmp_path / "there")
         assert result.exit_code == 2, result.output
