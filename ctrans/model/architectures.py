@@ -1,5 +1,5 @@
-"""Architectures by name: what people build today, each as its differences from plain pre-LN. A new
-one is a line of `ARCHITECTURES`.
+"""Architectures by name, each as its differences from plain pre-LN. A new one is one entry of
+`ARCHITECTURES`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ctrans.placement import PLACEMENTS
 from solvers.errors import look_up
 
 PLAIN: Mapping[str, Any] = MappingProxyType({"placement": "pre"})
-"""What an architecture is different from: fields of `GPTConfig`, whose defaults are the rest."""
+"""The base of all architectures: fields of `GPTConfig`; the other fields have their defaults."""
 
 Differences = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
 """Fields of `GPTConfig`, or a function of the number of blocks that gives them."""
@@ -96,15 +96,15 @@ ARCHITECTURES: dict[str, Differences] = {
     "moe-shared": {"ffn": "moe", "shared_experts": 1, "router": "softmax_topk"},
     **MODERN,
 }
-"""By name."""
+"""Architectures by name."""
 
 GROUPS: dict[str, Mapping[str, Differences]] = {"all": ARCHITECTURES, "modern": MODERN}
-"""Names that stand for several."""
+"""Names of groups of architectures."""
 
 
 def differences(name: str, blocks: int) -> dict[str, Any]:
-    """The fields of `GPTConfig` in which that architecture differs from `PLAIN`; ConfigError with
-    the nearest name for an unknown one.
+    """The fields of `GPTConfig` in which this architecture differs from `PLAIN`. Raises ConfigError
+    with the nearest name for an unknown one.
     """
     found = look_up("architecture", name, ARCHITECTURES)
     return dict(found(blocks) if callable(found) else found)

@@ -1,14 +1,14 @@
-"""A model on disk: a directory with the configuration as `config.json` and the weights as
-`model.safetensors`. No pickle.
+"""Models on disk: a directory with the configuration as `config.json` and the weights as
+`model.safetensors`. ctrans never uses pickle.
 
 Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, under the first of
-their names. A digest of the configuration stands in the file's metadata, because the same weights
-with another dt would otherwise be another model.
+their names. The file's metadata hold a digest of the configuration, because the same weights with
+another dt are another model.
 
-A model with low-rank updates (`ctrans.weights.low_rank`) has its A and B in `adapter.safetensors`
-instead, and the weights that they update in the directory `base` beside its own, once for any
-number of such models. The SHA-256 of the base's weights stands in the adapter's metadata, because
-the same updates of others would otherwise be another model.
+A model with low-rank updates (`ctrans.weights.low_rank`) has its A and B in `adapter.safetensors`.
+The weights that they update are in the directory `base` next to its own, once for any number of
+such models. The adapter's metadata hold the SHA-256 of the base's weights, because the same updates
+of other weights are another model.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from solvers.errors import unknown
 CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
 _NAMES = [field.name for field in dataclasses.fields(GPTConfig)]
 LATER = frozenset(_NAMES) - {*_NAMES[_NAMES.index("vocab_size") : _NAMES.index("knots") + 1]}
-"""Options that came after the first checkpoints. The first ones are those from `vocab_size` to
+"""Options that are newer than the first checkpoints, which have the options from `vocab_size` to
 `knots`.
 """
 BEST, LAST = "best", "last"
-"""Where the directory of a training run has its models: links to checkpoints."""
+"""Links to checkpoints in the directory of a training run."""
 CONFIG_DIGEST, BASE_DIGEST = "config_sha256", "base_sha256"
-"""What the metadata of the weights' file call them; a file without them is not checked by them."""
+"""Keys in the metadata of a file of weights. A file without a key is not checked."""
 
 
 def save(model: GPT, directory: str | Path) -> None:
-    """Writes the model there, each file whole or not at all, also if the machine stops; one with
-    low-rank updates as these, with its base beside the directory, where that is written if there is
-    none. Raises ConfigError where it cannot be written, or another base is there.
+    """Writes the model to the directory, each file whole or not at all, even if the machine stops.
+    For a model with low-rank updates it writes the updates, and their base next to the directory if
+    there is none. Raises ConfigError if it cannot write, or if there is another base.
     """
     check_present(model, "saved")
     directory = Path(directory)
@@ -75,23 +75,23 @@ def _write(
 
 
 def _save_base(model: GPT, directory: Path) -> str:
-    """The SHA-256 of the weights that the model updates, which are there from now on."""
+    """Writes the weights that the model updates unless they exist, and returns their SHA-256."""
     weights = before_updates(model)
     digest = sha256_of(weights)
     if not os.path.exists(directory / CONFIG) and (_of_ours(directory / WEIGHTS) or not os.path.lexists(directory / WEIGHTS)):
         _write(directory, WEIGHTS, model.config, weights)
     elif sha256_of(read_weights(directory / WEIGHTS)[0]) != digest:
-        raise ConfigError(f"{str(directory)!r} has other weights than those that this model updates: save it somewhere else")
+        raise ConfigError(
+            f"{str(directory)!r} has other weights than those that this model updates: save it in another directory"
+        )
     return digest
 
 
 def remove_base(directory: Path) -> None:
-    """Removes what `save` wrote there as a base, or has begun to; what anybody else has there
-    stays.
-    """
+    """Removes a base that `save` wrote, or began to write. Files of others stay."""
     with contextlib.suppress(OSError):
         if _of_ours(directory / WEIGHTS):
-            for name in (CONFIG, WEIGHTS):  # the weights last: they tell whose it is
+            for name in (CONFIG, WEIGHTS):  # the weights last: they identify the directory as ours
                 (directory / name).unlink(missing_ok=True)
         for name in (CONFIG, WEIGHTS):
             for unfinished in directory.glob(f".{name}.[0-9]*"):
@@ -100,7 +100,7 @@ def remove_base(directory: Path) -> None:
 
 
 def _of_ours(weights: Path) -> bool:
-    """Whether a file of weights was written by `save`."""
+    """Whether `save` wrote this file of weights."""
     try:
         with safetensors.safe_open(weights, "pt") as file:
             return CONFIG_DIGEST in (file.metadata() or {})
@@ -109,29 +109,28 @@ def _of_ours(weights: Path) -> bool:
 
 
 def _weights(model: GPT) -> dict[str, Tensor]:
-    """Every weight once, under the first of its names."""
+    """Each weight once, under the first of its names."""
     first = _first_names(model)
     return {name: value for name, value in model.state_dict().items() if first.get(name, name) == name}
 
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
-    """Every choice, of later options only those that were made: a model without them is read by
-    versions that lack them.
+    """All options; the newer ones only if they are not at their defaults. So older versions can
+    read a model that does not use them.
     """
     idle = {field.name: field.default for field in dataclasses.fields(config) if field.name in LATER}
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in idle or value != idle[name]}
 
 
 def find_model(directory: str | Path) -> Path:
-    """The directory that holds the model: the one given, or for a training run's directory its
-    `best`.
+    """The directory that holds the model: the given one, or `best` of a training run.
 
-    Raises ConfigError where there is no such directory or no model in it, and for a run whose
-    `best` is missing or leads nowhere, or to a checkpoint that another run has left behind.
+    Raises ConfigError for no such directory, a directory without a model, and a run whose `best` is
+    missing, broken, or a checkpoint of an overwritten run.
     """
     directory = Path(directory)
     best, last = directory / BEST, directory / LAST
-    if os.path.exists(directory / CONFIG):  # unlike the method of a path it only ever says yes or no
+    if os.path.exists(directory / CONFIG):  # Path.exists may raise
         return directory.resolve()
     fix = "give one that ctrans saved (config.json, model.safetensors), or a training run's"
     if not os.path.exists(directory):
@@ -142,20 +141,20 @@ def find_model(directory: str | Path) -> Path:
         return directory
     if not os.path.exists(best / CONFIG):
         raise ConfigError(
-            f"{str(best)!r}, the best model of the run, {'leads nowhere' if os.path.lexists(best) else 'is missing'}: give a "
-            f"checkpoint by its own name, as {str(last)!r}, or go on with the run by ctrans train --resume"
+            f"{str(best)!r}, the best model of the run, {'leads nowhere' if os.path.lexists(best) else 'is missing'}: give "
+            f"another checkpoint, such as {str(last)!r}, or continue the run with ctrans train --resume"
         )
-    place = best.resolve()  # a run that goes on moves its links
+    place = best.resolve()  # a running training moves its links
     if os.path.islink(last) and os.path.islink(best) and last.resolve().parent != place.parent:
         raise ConfigError(
-            f"{str(best)!r} is of a run that was overwritten: give {str(last)!r}, or go on by ctrans train --resume"
+            f"{str(best)!r} is of a run that was overwritten: give {str(last)!r}, or continue the run with ctrans train --resume"
         )
     return place
 
 
 def load_config(directory: str | Path) -> GPTConfig:
-    """The configuration saved there (see `find_model`). Raises ConfigError for a file that is
-    missing or damaged, or unknown keys.
+    """The configuration in this directory (see `find_model`). Raises ConfigError for a missing or
+    damaged file and for unknown keys.
     """
     return GPTConfig(**_read_settings(find_model(directory) / CONFIG))
 
@@ -172,12 +171,13 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def load(directory: str | Path, *, merge: bool = True) -> GPT:
-    """The model saved there (see `find_model`), in the dtype its weights were saved in, on the CPU.
+    """The model in this directory (see `find_model`), on the CPU, in the dtype of the saved
+    weights.
 
-    Low-rank updates are added to the weights, or left as they are without `merge`. Raises
-    ConfigError for files that are missing, damaged, of another run, or pickles, a configuration
-    that is not the one that was saved with the weights, weights that do not fit it, and updates
-    without the base that they are of.
+    Low-rank updates are merged into the weights, or kept as updates without `merge`. Raises
+    ConfigError for missing or damaged files, pickles, files of another run, weights that do not fit
+    the configuration, a configuration that was changed after saving, and updates without their
+    base.
     """
     directory = find_model(directory)
     check_bound(directory)
@@ -188,10 +188,7 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
     check_buildable(config, seed=0)
     weights, metadata = read_weights(path)
     if metadata.get(CONFIG_DIGEST) not in (None, _digest(settings)):
-        raise ConfigError(
-            f"{str(directory / CONFIG)!r} was changed since the weights were saved; bring back the one that {str(path)!r} was saved "
-            "with"
-        )
+        raise ConfigError(f"{str(directory / CONFIG)!r} was changed after {str(path)!r} was saved: restore the original")
     if not updates:
         return _filled(GPT(config), weights, path)
     model = update_like(_base_of(path, config, metadata.get(BASE_DIGEST)), weights, path)
@@ -199,24 +196,22 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
 
 
 def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:
-    """The model that this file's updates are of. Raises ConfigError where it is not there, or is
-    another.
+    """The model that the updates in this file belong to. Raises ConfigError if it is missing or
+    another model.
     """
     place = adapter.parent.parent / BASE
     if not os.path.exists(place / CONFIG):
         raise ConfigError(
-            f"{str(adapter)!r} updates weights that are not in {str(place)!r}: bring that directory of its run there, beside its own"
+            f"{str(adapter)!r} updates weights that are not in {str(place)!r}: copy the directory `{BASE}` of its run there"
         )
     base = load(place)
     if base.config != config or sha256_of(_weights(base)) != digest:
-        raise ConfigError(f"{str(adapter)!r} updates other weights than those in {str(place)!r}: bring back the base of its run")
+        raise ConfigError(f"{str(adapter)!r} updates other weights than those in {str(place)!r}: restore the base of its run")
     return base
 
 
 def _filled(model: GPT, weights: Mapping[str, Tensor], path: Path) -> GPT:
-    """The model with these weights, which were read there. Raises ConfigError where they do not fit
-    it.
-    """
+    """The model with these weights from `path`. Raises ConfigError if they do not fit it."""
     first = _first_names(model)
     expected = {name: tuple(value.shape) for name, value in _weights(model).items()}
     for name in sorted(expected.keys() | weights.keys()):
@@ -231,11 +226,11 @@ def _filled(model: GPT, weights: Mapping[str, Tensor], path: Path) -> GPT:
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Every parameter's name, to the first of the names that it has."""
+    """The first name of each parameter, by all its names."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
 def _digest(settings: Mapping[str, Any]) -> str:
-    """SHA-256 of what the configuration says, however its file is laid out."""
+    """SHA-256 of the configuration's values, independent of the file's layout."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

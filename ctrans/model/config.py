@@ -1,4 +1,4 @@
-"""An architecture: every choice that makes a GPT, checked when it is made."""
+"""The architecture of a GPT: all its choices, checked when the object is made."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 
 FREE = "free"
-"""The `depth_weights` of a model whose blocks have weights of their own."""
+"""The `depth_weights` of a model whose blocks have their own weights."""
 MOST_BLOCKS = 10_000
-"""Blocks of a model: ten times those of the deepest that was trained."""
+"""The largest number of blocks: ten times that of the deepest trained model."""
 MOST_STREAMS = 64
-"""Streams of a state: beyond these the mixing costs more than the maps."""
+"""The largest number of streams. With more, mixing costs more than the maps."""
 KNOTS = 4
-"""How many knots weights have that are functions of depth, unless said otherwise."""
+"""The default number of knots of weights that are functions of depth."""
 DEPTH_WEIGHTS = {FREE: None, **BASES}
 """How weights depend on depth."""
 MIXED = "post/pre for attention and FFN, post*3+pre*9 block by block"
-"""How a text names placements that differ within a model (`ctrans.placement.spell`)."""
+"""How to write placements that differ within a model (`ctrans.placement.spell`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
         "Hidden width of the FFN.",
         group="Feed-forward",
         limits=COUNT,
-        default_words="4 width; 8/3 width where it is gated",
+        default_words="4 width; 8/3 width if gated",
     )
     activation: str = option("gelu", "Activation of the FFN.", group="Feed-forward", choices=ACTIVATIONS)
     bias: bool = option(True, "Use biases of linear maps and offsets of norms.", group="Weights")
@@ -85,7 +85,7 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
     qk_norm: bool | str = option(
         False, "Norm of queries and keys.", group="Attention", choices=QK_NORMS, default_words="none; rms without a name"
     )
-    eps: float = option(1e-5, "What a norm adds to the variance.", group="Norms")
+    eps: float = option(1e-5, "Constant that a norm adds to the variance.", group="Norms")
     initialisation: str = option("gpt2", "Initial weights.", group="Weights", choices=INITIALISATIONS, flags="--init")
     embedding_std: float = option(
         0.02, "Standard deviation of the embeddings. It sets the size of X at depth 0.", group="Weights", limits=POSITIVE
@@ -102,14 +102,14 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
     )
     knots: int | None = option(
         None,
-        "Coefficients of such a function for each parameter.",
+        "Number of coefficients of such a function for each parameter.",
         group="Weights",
         limits=Range(1, MOST_BLOCKS),
         default_words=str(KNOTS),
     )
     residual: str = option(
         "plain",
-        f"How a sublayer's output joins the state. {', '.join(ALIASES)} are names of these, too.",
+        f"How a sublayer's output joins the state. {', '.join(ALIASES)} are other names for these.",
         group="Residual",
         choices=RESIDUALS,
     )
@@ -122,15 +122,15 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
     )
     parallel_blocks: bool = option(
         False,
-        "Attention and FFN of a block act at once: X + dt (attention(N X) + FFN(N X)).",
+        "Attention and FFN of a block act in parallel: X + dt (attention(N X) + FFN(N X)).",
         group="Residual",
     )
     branch_norms: bool = option(
-        False, "With --parallel-blocks: an input norm each for attention and FFN, as in GPT-NeoX.", group="Residual"
+        False, "With --parallel-blocks: separate input norms for attention and FFN, as in GPT-NeoX.", group="Residual"
     )
     streams: int | None = option(
         None,
-        "Streams of the state, for hyper_connections and mhc.",
+        "Number of streams of the state, for hyper_connections and mhc.",
         group="Residual",
         limits=Range(1, MOST_STREAMS),
         default_words="4",
@@ -138,11 +138,11 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
     tied: bool = True
     stack_steps: int | None = option(
         None,
-        "Take the whole stack of blocks as one velocity with the same weights at every time (OT-Transformer), and integrate it in "
-        "this many steps of length --dt.",
+        "Use the whole stack of blocks as one velocity with the same weights at all times (OT-Transformer), integrated in this many "
+        "steps of length --dt.",
         group="Residual",
         limits=Range(1, MOST_STEPS),
-        default_words="every sublayer is a segment with its own weights",
+        default_words="each sublayer is a segment with its own weights",
     )
 
     def __post_init__(self) -> None:
@@ -156,7 +156,8 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
         mixed = next((pair for pair in self.placements if pair.attention != pair.ffn), None)
         if self.parallel_blocks and mixed is not None:
             raise ConfigError(
-                f"placement {mixed.attention.name}/{mixed.ffn.name} is of two sublayers and parallel blocks have one: choose one of them"
+                f"placement {mixed.attention.name}/{mixed.ffn.name} needs two sublayers, and a "
+                "parallel block has one: give one placement, or leave out parallel_blocks"
             )
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
@@ -185,7 +186,8 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
         residual = RESIDUALS[self.residual]
         if residual.counts_blocks:
             raise ConfigError(
-                f"residual {self.residual!r} counts blocks and weights that are functions of depth do not: choose depth_weights {FREE}"
+                f"residual {self.residual!r} depends on the number of blocks, and weights as functions of depth do not: choose "
+                f"depth_weights {FREE}"
             )
         if residual.unit_weights:
             raise ConfigError(f"residual {self.residual!r} puts every matrix on a sphere by itself: choose depth_weights {FREE}")
@@ -207,50 +209,54 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
 
     @property
     def segments(self) -> int:
-        """The number of segments of depth-time: of sublayers, or of steps over the stack."""
+        """The number of segments of depth-time: of sublayers, or of steps of the stack."""
         return self.per_block * self.depth if self.stack_steps is None else self.stack_steps
 
     @property
     def placements(self) -> list[BlockPlacement]:
-        """The placements of every block's attention and FFN."""
+        """The placements of attention and FFN in each block."""
         return arrange(self.placement, self.depth)
 
     @property
     def weights_in_depth(self) -> int:
-        """How many values every parameter of a block has: one for each block, or for each knot."""
+        """The number of values of each parameter of a block: one for each block, or for each
+        knot.
+        """
         return self.depth if self.depth_weights == FREE else self.knots or KNOTS
 
     @property
     def residual_start(self) -> float:
-        """What the residual's gains begin at; 0 where it has none."""
+        """The initial value of the residual's gains; 0 without gains."""
         return (RESIDUALS[self.residual].start or 0.0) if self.residual_init is None else self.residual_init
 
     @property
     def state_streams(self) -> int:
-        """Of how many streams the state is, side by side in its last axis."""
+        """The number of streams, which are concatenated along the state's last axis."""
         return self.streams or RESIDUALS[self.residual].streams or 1
 
     def gain_of(self, placement: Placement) -> float:
-        """What a sublayer's map is multiplied by: 1, or DeepNorm's 1/alpha where the placement has
-        a residual gain.
+        """The factor of a sublayer's map: DeepNorm's 1/alpha if the placement has a residual gain,
+        else 1.
         """
         return 1 / self._alpha if placement.residual_gain else 1.0
 
     def at_depth(self, blocks: int) -> GPTConfig:
-        """The same architecture over the same depth-time T in another number of blocks, or of steps
-        over a stack; alpha stays what it was.
+        """The same architecture with another number of blocks over the same depth-time T (for a
+        stack, of steps). alpha does not change.
 
-        Raises ConfigError for placements that differ by block and residuals that count blocks,
-        which say nothing of another number.
+        Raises ConfigError for placements that differ by block, and for residuals that depend on the
+        number of blocks.
         """
         check_count("blocks", blocks, MOST_BLOCKS)
         if self.stack_steps is not None:
             dt = float(Fraction(self.dt) * Fraction(self.stack_steps, blocks))
             return dataclasses.replace(self, stack_steps=blocks, dt=dt)
         if blocks != self.depth and "+" in self.placement:
-            raise ConfigError(f"placement {self.placement!r} is of {self.depth} blocks: it has no other depth")
+            raise ConfigError(f"placement {self.placement!r} is for {self.depth} blocks: the model has no other depth")
         if blocks != self.depth and RESIDUALS[self.residual].counts_blocks:
-            raise ConfigError(f"residual {self.residual!r} counts blocks, here {self.depth}: it has no other depth")
+            raise ConfigError(
+                f"residual {self.residual!r} depends on the number of blocks, here {self.depth}: the model has no other depth"
+            )
         dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
         alpha = self._alpha if self._has_residual_gain else None
         return dataclasses.replace(self, depth=blocks, dt=dt, alpha=alpha)
@@ -264,7 +270,7 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
             )
         if self.norm not in WITHOUT_GAINS:
             raise ConfigError(
-                f"branch_norms = True needs a norm with gains by channel over one x_hat, and {self.norm!r} is none: choose norm "
+                f"branch_norms = True needs a norm with a gain for each channel, and {self.norm!r} has none: choose norm "
                 f"{', '.join(WITHOUT_GAINS)}"
             )
         if odd := next((p.name for p in placements_in(self.placement) if not p.input_norm), None):
@@ -280,5 +286,5 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
 
 
 def check_seed(seed: int) -> None:
-    """Raises ConfigError unless it is a whole number that a generator takes."""
+    """Raises ConfigError unless the seed is a whole number from 0 to 2^63 - 1."""
     SEED.check("seed", seed, whole=True)

@@ -1,5 +1,5 @@
-"""Sections 1 and 2: the switched ODE, the discrete Transformer as its Euler step, and the two
-limits.
+"""Statements of sections 1 and 2: the switched ODE, the discrete Transformer as its Euler step, and
+the two limits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds
 from solvers import Segment, solve
 
 ORDER = 0.15
-"""How far a fitted order may be from the formal one."""
+"""The largest distance of a fitted order from the formal order."""
 
 
 @statement(
@@ -32,7 +32,7 @@ ORDER = 0.15
     as_printed=True,
 )
 def discrete_step(draw: Draw) -> Trial:
-    """X_D of one Euler step per segment of the ODE = X_D of the discrete model, equal to the bit,
+    """X_D of one Euler step per segment of the ODE = X_D of the discrete model, bit for bit, for
     any placement.
     """
     made = random_model(draw, draw.choice(PLACEMENTS))
@@ -42,7 +42,7 @@ def discrete_step(draw: Draw) -> Trial:
 
 @statement("horizon", 1, "Kan, section 5", "D blocks of two sublayers last T = 2 D dt", 1e-15, 0.05, as_printed=True)
 def horizon(draw: Draw) -> Trial:
-    """T = 2 D dt, T the last of the depth's times, for 1 to 6 blocks and a random dt."""
+    """T = 2 D dt, with T the last of the depth's times, for 1 to 6 blocks and a random dt."""
     made = random_model(draw, "peri", depth=1 + int(draw.uniform(0, 6)))
     return equal(made.depth.times[-1], 2 * made.depth.blocks * made.config.dt, described(made))
 
@@ -56,7 +56,7 @@ STEPS: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
     "pre_post": lambda s, x, h: s.state_norm(x + h * s.field(s.input_norm(x))),
     "deepnorm": lambda s, x, h: s.state_norm(x + h * s.gain * s.field(x)),
 }
-"""The table of placements, as equations."""
+"""The equations of the placements' steps."""
 
 
 @statement(
@@ -104,7 +104,9 @@ def deepnorm_scale(draw: Draw) -> Trial:
     as_printed=True,
 )
 def final_norm(draw: Draw) -> Trial:
-    """Behind a final norm the logits forget the state's length; without one they are linear in it."""
+    """With a final norm the logits do not depend on the state's length; without one they are linear
+    in it.
+    """
     made = random_model(draw, draw.choice(PLACEMENTS), eps=0.0)
     x, c = random_state(draw, made), draw.uniform(2, 5)
     power = 1 if PLACEMENTS[made.config.placement].state_norm else 0
@@ -120,8 +122,8 @@ def _order(found: Convergence, words: str) -> Trial:
     "substeps-euler", 2, "ctrans", "D fixed, M Euler substeps per segment: error O(dt/M), for every placement", ORDER, 0.005
 )
 def substeps(draw: Draw) -> Trial:
-    """|p - 1|, p the fitted order of Euler with M substeps per segment, M = 64 to 256, D fixed, for
-    a drawn placement.
+    """|p - 1|, p the fitted order of Euler with M = 64 to 256 substeps per segment, D fixed, for a
+    random placement.
     """
     placement = draw.choice(PLACEMENTS)
     return _order(substep_convergence("euler", placement), f"euler on {placement}")
@@ -129,7 +131,7 @@ def substeps(draw: Draw) -> Trial:
 
 @statement("substeps-order-p", 2, "ctrans", "D fixed, M substeps of a method of order p: error O((dt/M)^p)", ORDER, 0.005)
 def higher_orders(draw: Draw) -> Trial:
-    """|p - formal order|, p fitted over M substeps per segment, D fixed, for a drawn Runge-Kutta
+    """|p - formal order|, p fitted over M substeps per segment, D fixed, for a random Runge-Kutta
     method and placement.
     """
     method, placement = draw.choice(own_methods()), draw.choice(PLACEMENTS)
@@ -137,9 +139,7 @@ def higher_orders(draw: Draw) -> Trial:
 
 
 def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]:
-    """The ODE with its switches declared and as one field of t, an initial state, and the exact
-    end.
-    """
+    """The ODE as segments and as one field of t, an initial state, and the exact final state."""
     made = random_model(draw, "peri", depth=3, width=16, dt=1.0, activation="gelu", norm="layernorm")
     segments, x0 = made.depth.segments(), draw.normal(1, 4, 16)
     whole = [Segment(0, len(segments), lambda t, x: segments[min(int(t), len(segments) - 1)].field(t, x))]
@@ -156,10 +156,8 @@ def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]
     printed=Printed("a Runge-Kutta method keeps its order on the whole depth", 0.3, 0),
 )
 def undeclared_switches(draw: Draw, printed: bool) -> Trial:
-    """The larger of |p - 4| - 0.3, p RK4's order with switches declared, and q - 1.5, q its order
-    with steps across them.
-
-    Across them means an odd number of steps over six segments. Printed: |q - 4|.
+    """The larger of |p - 4| - 0.3 and q - 1.5. p is RK4's order with declared switches, q its order
+    with steps across them: an odd number of steps over six segments. Printed: |q - 4|.
     """
     segments, whole, x0, exact = _switches(draw)
 
@@ -184,8 +182,8 @@ def undeclared_switches(draw: Draw, printed: bool) -> Trial:
     0,
 )
 def adaptive_switches(draw: Draw) -> Trial:
-    """2 - max(ratio of evaluations, ratio of errors), dopri5 at 1e-5 with switches undeclared over
-    declared.
+    """2 - max(ratio of evaluations, ratio of errors) of dopri5 at 1e-5: undeclared over declared
+    switches.
     """
     segments, whole, x0, exact = _switches(draw)
     declared, across = (solve(parts, x0, method="torchdiffeq:dopri5", rtol=1e-5, atol=1e-5) for parts in (segments, whole))
@@ -204,8 +202,8 @@ def adaptive_switches(draw: Draw) -> Trial:
     0.01,
 )
 def depth_limit(draw: Draw) -> Trial:
-    """|p - 1|, p the fitted order in D of plain blocks, 12 to 48, to dX/dt = (v_attn + v_ffn)/2,
-    weights linear in depth.
+    """|p - 1|, p the fitted order in D = 12 to 48 of plain blocks against dX/dt = (v_attn +
+    v_ffn)/2, weights linear in depth.
     """
     placement = draw.choice(PLACEMENTS)
     return _order(depth_convergence(placement), f"plain blocks, {placement}")
@@ -220,7 +218,7 @@ def depth_limit(draw: Draw) -> Trial:
     0.005,
 )
 def strang(draw: Draw) -> Trial:
-    """|p - 2|, p the fitted order in D of symmetric blocks, 12 to 48, to dX/dt = (v_attn +
+    """|p - 2|, p the fitted order in D = 12 to 48 of symmetric blocks against dX/dt = (v_attn +
     v_ffn)/2, weights linear in depth.
     """
     placement = draw.choice(PLACEMENTS)
@@ -240,9 +238,11 @@ BLOCKS = (16, 32, 64, 128)
     printed=Printed("without weights smooth in depth there is no limit", 0.0, 0.005),
 )
 def independent_blocks(draw: Draw, printed: bool) -> Trial:
-    """|s + 1/2|, s the slope of log |X_D - X_0|/|X_0| against log D, D = 16 to 128 independent blocks at T = 2.
+    """|s + 1/2|, s the slope of log |X_D - X_0|/|X_0| over log D, D = 16 to 128 independent blocks
+    at T = 2.
 
-    |X_D - X_0| is the root mean square over four models. Printed: without a limit, X_D would stay as far from X_0 as it is.
+    |X_D - X_0| is the root mean square over four models. Printed: without a limit, |X_D - X_0|
+    would not shrink.
     """
     x0, ends = draw.normal(1, 4, 16), []
     for blocks in BLOCKS:
@@ -266,7 +266,7 @@ def independent_blocks(draw: Draw, printed: bool) -> Trial:
     0.01,
 )
 def parallel_limit(draw: Draw) -> Trials:
-    """One block's weights at every depth, T fixed: parallel and sequential blocks differ by O(dt)."""
+    """The same weights at every depth, T fixed: parallel and sequential blocks differ by O(dt)."""
     seed, x = draw.seed(), draw.normal(1, 4, 8)
     config = {"depth": 1, "norm": "rmsnorm", "activation": "gelu", "causal": True, "dt": 1.0}
     one, other = (

@@ -1,5 +1,5 @@
-"""Text from a model: one token at a time, each drawn from softmax(logits / temperature) of the k
-likeliest.
+"""Text from a model, one token at a time, drawn from softmax(logits / temperature) of the k most
+likely tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from solvers import ConfigError, SolveError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: from softmax(logits/temperature) among the `top_k` likeliest (all if
-    None), by draws of that seed.
+    """How a token is drawn: from softmax(logits/temperature) among the `top_k` most likely tokens
+    (all if None), with this seed.
 
-    Temperature 0 takes the likeliest token, the first where several are. Draws are made on the CPU:
-    a seed gives the same text on every device whose logits agree. Raises ConfigError when made for
-    numbers that make no sense.
+    Temperature 0 takes the most likely token, and the first of equally likely ones. The draws are
+    made on the CPU, so that a seed gives the same text on all devices with the same logits. Raises
+    ConfigError for invalid numbers.
     """
 
     temperature: float = 1.0
@@ -37,7 +37,7 @@ class Sampling:
         number = isinstance(self.temperature, (int, float)) and not isinstance(self.temperature, bool)
         if not number or not 0 <= self.temperature < math.inf:
             raise ConfigError(
-                f"temperature = {self.temperature!r}: give a finite number of at least 0; 0 takes the likeliest token"
+                f"temperature = {self.temperature!r}: give a finite number of at least 0; 0 takes the most likely token"
             )
         if self.top_k is not None:
             check_count("top_k", self.top_k)
@@ -63,13 +63,13 @@ def generate(
     scheme: Scheme = DISCRETE,
 ) -> Int[Tensor, "*batch count"]:
     """The `count` tokens that follow the prompt: x_(i+1) ~ softmax(logits(x_1 .. x_i)/temperature)
-    among the `top_k` likeliest.
+    among the `top_k` most likely tokens.
 
     - `temperature`, `top_k`, `seed`: see `Sampling`
-    - `scheme`: how the model's depth is integrated, the discrete model unless given
+    - `scheme`: how to integrate the depth; by default the discrete model
 
-    The model sees no more than its context of the latest tokens. Raises ConfigError for a request
-    that cannot be, and SolveError where the logits are not finite or an integration fails.
+    The model sees at most its context of the latest tokens. Raises ConfigError for an invalid
+    request, and SolveError if logits are not finite or an integration fails.
     """
     return torch.stack(list(stream(model, prompt, count, Sampling(temperature, top_k, seed), scheme)), dim=-1)
 
@@ -81,18 +81,18 @@ def stream(
     sampling: Sampling = DEFAULT,
     scheme: Scheme = DISCRETE,
 ) -> Iterator[Int[Tensor, "*batch"]]:
-    """The tokens of `generate`, each as it is made. A request that cannot be is refused at the
-    call.
+    """The tokens of `generate`, one at a time. Raises ConfigError at the call for an invalid
+    request.
     """
     check_count("tokens", count)
     sampling.check(model.config.vocab_size)
     scheme.check(model.depth, model.token_embedding.weight.dtype)
     if not model.config.causal:
-        raise ConfigError("this model's tokens see later ones (causal = False), so it cannot continue a text: use a causal one")
+        raise ConfigError("this model is not causal (causal = False), so it cannot continue a text: use a causal model")
     if prompt.dim() == 0 or not prompt.shape[-1]:
         raise ConfigError("the prompt is empty: give at least one token to continue")
     with torch.no_grad():
-        model.embed(prompt[..., -model.config.context :])  # refuses tokens that the model does not know
+        model.embed(prompt[..., -model.config.context :])  # raises for unknown tokens
     return _stream(model, prompt, count, sampling, scheme)
 
 
@@ -100,7 +100,7 @@ def _stream(model: GPT, tokens: Tensor, count: int, sampling: Sampling, scheme: 
     generator = torch.Generator().manual_seed(sampling.seed)
     for made in range(count):
         tokens = tokens[..., -model.config.context :]
-        with torch.no_grad():  # inside the loop: what receives the tokens runs in between
+        with torch.no_grad():  # inside the loop, as the caller's code runs between the tokens
             logits = model.head(scheme.last_state(model.depth, model.embed(tokens))[..., -1:, :])[..., 0, :].cpu().double()
         if not bool(torch.isfinite(logits).all()):
             raise SolveError(
@@ -112,13 +112,12 @@ def _stream(model: GPT, tokens: Tensor, count: int, sampling: Sampling, scheme: 
 
 
 def sample(logits: Float[Tensor, "*batch vocab"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "*batch"]:
-    """A token drawn from softmax(logits/temperature) among the `top_k` likeliest; the likeliest
-    itself at temperature 0.
+    """A token drawn from softmax(logits/temperature) among the `top_k` most likely ones; the most
+    likely one at temperature 0.
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    # the largest becomes 0 first: a small temperature then sends the others to -inf, never the
-    # largest to inf
+    # subtract the largest first, so that a small temperature cannot make it infinite
     scaled = (logits - logits.amax(-1, keepdim=True)) / float(sampling.temperature)
     if sampling.top_k is not None:
         values, places = scaled.topk(sampling.top_k)

@@ -1,5 +1,5 @@
-"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm where the
-placement needs one, a head, tied or not.
+"""The language model: embeddings, a `Depth` of attention and FFN sublayers, a final norm if the
+placement needs one, and a head.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ TOKEN_TYPES = (torch.int64, torch.int32)
 
 class GPT(nn.Module):
     """A decoder-only Transformer of any placement and dt: logits =
-    head(N_final(depth(embed(tokens)))), weights drawn from `seed`.
+    head(N_final(depth(embed(tokens)))), with weights drawn from `seed`.
 
-    Positions are known as `config.positions` says; the head shares the token embedding's weights
-    unless `config.tied` is False. `model.depth` is the `Depth`. With `on_demand`, each attention's
-    and FFN's weights are drawn when they are used and dropped when the next one's are: the same
-    weights, in the memory of one sublayer (see `ctrans.weights.on_demand`).
+    `config.positions` sets the positional encoding. The head shares the token embedding's weights
+    unless `config.tied` is False. `model.depth` is the `Depth`. With `on_demand`, the weights of
+    each attention and FFN are drawn when they are used and dropped when the next map is used. They
+    are the same weights, but need the memory of one sublayer only (see `ctrans.weights.on_demand`).
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0, on_demand: bool = False):
@@ -58,8 +58,8 @@ class GPT(nn.Module):
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         self.final_norm = make_norm(config) if _ends_in_norm(config) and not config.is_stack else nn.Identity()
-        # nGPT's s_z: rows of length 1 on a unit sphere give logits of at most 1, whose
-        # cross-entropy cannot fall far below guessing
+        # nGPT's s_z: without it rows of length 1 give logits of at most 1, and the cross-entropy
+        # stays near that of guessing
         on_spheres = RESIDUALS[config.residual].unit_weights
         self.logit_scale = nn.Parameter(torch.full((config.vocab_size,), config.width**-0.5)) if on_spheres else None
         if self.unembedding is not None:
@@ -69,18 +69,18 @@ class GPT(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
     ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
-        """The logits of every next token, and with `targets` their mean cross-entropy in nats
-        (targets of -1 are left out).
+        """The logits of each next token; with `targets` also their mean cross-entropy in nats.
+        Targets of -1 do not count.
         """
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else self.loss(logits, tokens, targets)
 
     def loss(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Float[Tensor, ""]:
-        """Their mean cross-entropy in nats over all targets but -1. Raises ConfigError where there
-        is none, or tokens are unknown.
+        """The mean cross-entropy in nats over all targets except -1. Raises ConfigError for no such
+        target and for unknown tokens.
         """
         if targets.dtype != torch.int64:
-            raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64, as the tokens' shape")
+            raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64 with the tokens' shape")
         if targets.shape != tokens.shape:
             raise ConfigError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give one target per token"
@@ -94,10 +94,10 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
     def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens state"]:
-        """X_0: token embeddings, plus those of positions where these are learned; as many copies as
-        there are streams.
+        """X_0: token embeddings plus learned position embeddings if there are any, once for each
+        stream.
 
-        Raises ConfigError for sequences longer than the context or unknown tokens.
+        Raises ConfigError for sequences longer than the context and for unknown tokens.
         """
         if not isinstance(tokens, Tensor) or tokens.dtype not in TOKEN_TYPES or tokens.dim() == 0:
             what = f"{tuple(tokens.shape)} of {tokens.dtype}" if isinstance(tokens, Tensor) else type(tokens).__name__
@@ -113,33 +113,31 @@ class GPT(nn.Module):
         return x0 if streams == 1 else torch.cat([x0] * streams, -1)
 
     def head(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens vocab"]:
-        """Logits of the final hidden state, of the mean of its streams where there are several."""
+        """Logits of the final hidden state; with several streams, of their mean."""
         if self.config.state_streams > 1:
             x = x.unflatten(-1, (self.config.state_streams, self.config.width)).mean(-2)
         return F.linear(self.final_norm(x), self.head_weight())
 
     def head_weight(self) -> Float[Tensor, "vocab width"]:
-        """W of the logits W N_final(x): the embedding's or its own; with weights on spheres diag(s)
-        W, s = sqrt(d) z by token for a trained z that begins at 1/sqrt(d) (nGPT, arXiv 2410.01131,
-        section 2.1: so s moves at sqrt(d) times the learning rate).
+        """W of the logits W N_final(x): the embedding's or the head's own. With weights on spheres
+        it is diag(s) W, s = sqrt(d) z with a trained z for each token that starts at 1/sqrt(d). So
+        s moves at sqrt(d) times the learning rate (nGPT, arXiv 2410.01131, section 2.1).
         """
         weight = (self.token_embedding if self.unembedding is None else self.unembedding).weight
         return weight if self.logit_scale is None else self.logit_scale[:, None] * self.config.width**0.5 * weight
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
-        """X at depth-time 0 and at every segment's end, one more state than segments, from X_0 =
-        embed(tokens): `ctrans.scheme.trajectory`, whose options (`method`, `steps`, `rtol`, `atol`,
-        `gradient`, ...) and errors it has.
+        """X at depth-time 0 and at the end of each segment, from X_0 = embed(tokens). Options and
+        errors are those of `ctrans.scheme.trajectory`.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
 
     def at_depth(self, blocks: int, weights: str = "linear") -> GPT:
-        """A copy of this model over the same depth-time T in another number of blocks (of steps
-        over a stack), dt = T over its segments.
+        """A copy of this model with another number of blocks over the same depth-time T (for a
+        stack, another number of steps).
 
-        Weights are `Depth.resample`'s: free ones interpolated as `weights` says, functions of depth
-        evaluated at the new blocks. Raises ConfigError for a number of blocks below 1 or an unknown
-        interpolation.
+        See `Depth.resample` for its weights. Raises ConfigError for a number of blocks below 1 and
+        an unknown interpolation.
         """
         config = self.config.at_depth(blocks)
         model = copy.deepcopy(self, {id(self.depth): self.depth.resample(blocks, weights)})
@@ -147,8 +145,8 @@ class GPT(nn.Module):
         return model
 
     def after_step(self) -> None:
-        """What follows every step of an optimiser: nothing, or weights back to their spheres where
-        the residual is nGPT's.
+        """Call this after each optimiser step. With the residual of nGPT it puts the weights back
+        on their spheres; otherwise it does nothing.
         """
         if RESIDUALS[self.config.residual].unit_weights:
             put_on_spheres(self.depth.sublayers)
@@ -160,8 +158,7 @@ class GPT(nn.Module):
             put_on_spheres([], [part for part in parts if part is not None])
 
     def _check_range(self, what: str, ids: Tensor) -> None:
-        # on an accelerator this check would wait for the device; there the embedding's own
-        # assertion reports it
+        # on an accelerator the check would wait for the device; there the embedding raises
         if ids.device.type == "cpu" and ids.numel():
             lowest, highest = int(ids.min()), int(ids.max())
             if lowest < 0 or highest >= self.config.vocab_size:
@@ -169,7 +166,7 @@ class GPT(nn.Module):
 
 
 def make_norm(config: GPTConfig) -> Norm:
-    """A fresh norm of the configuration's kind; LayerNorm without offset where the model has no
+    """A new norm of the configuration's kind. LayerNorm has no offset if the model has no
     biases.
     """
     kind = NORMS[config.norm]
@@ -178,13 +175,13 @@ def make_norm(config: GPTConfig) -> Norm:
 
 
 def make_input_norm(config: GPTConfig) -> Norm:
-    """A fresh one in front of a map; without gains where the map has its own."""
+    """A new norm in front of a map, without gains if the map has its own."""
     return NORMS[WITHOUT_GAINS[config.norm]](config.width, config.eps) if config.branch_norms else make_norm(config)
 
 
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:
-    """A fresh sublayer of that kind, of that number from 0, with the norms that the placement puts
-    around its map.
+    """A new sublayer of this kind with the placement's norms around its map; `number` counts from
+    0.
     """
     return Sublayer(
         make_map(config, kind),
@@ -199,7 +196,7 @@ def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: i
 
 
 def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) -> Sublayers:
-    """The sublayers of that block: one of each kind, or one of both maps at once."""
+    """The sublayers of a block: one of each kind, or one with both maps in parallel."""
     if config.parallel_blocks:
         return Sublayers([make_sublayer(config, "parallel", placements.attention, block)])
     each = zip(FIELDS, placements, strict=True)
@@ -207,7 +204,7 @@ def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) ->
 
 
 def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
-    """A fresh map of that kind, its weights not drawn yet."""
+    """A new map of this kind, with weights not yet drawn."""
     if kind == "parallel":
         gains = [make_gains(config) if config.branch_norms else None for _ in FIELDS]
         return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"), (gains[0], gains[1]))
@@ -215,17 +212,18 @@ def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
 
 
 def make_gains(config: GPTConfig) -> OwnGains:
-    """Fresh gains of one of two input norms, with an offset where the configuration's norm has one."""
+    """New gains of one of two input norms, with an offset if the configuration's norm has one."""
     return OwnGains(config.width, config.bias and getattr(NORMS[config.norm], "has_offset", False))
 
 
 def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
-    """The configuration's blocks, their weights drawn: free, or at the knots of functions of depth.
+    """The configuration's blocks with drawn weights, either free or at the knots of functions of
+    depth.
 
-    Raises ConfigError for placements that differ by block where the weights are functions of depth.
+    Raises ConfigError for placements that differ by block if the weights are functions of depth.
     """
     if config.depth_weights != FREE and "+" in config.placement:
-        raise ConfigError(f"weights that are functions of depth need blocks of one placement, not {config.placement!r}")
+        raise ConfigError(f"weights that are functions of depth need one placement for all blocks, not {config.placement!r}")
     placements = config.placements if config.depth_weights == FREE else config.placements[:1] * config.weights_in_depth
     blocks = [make_block(config, each, block) for block, each in enumerate(placements)]
     draw([part for block in blocks for part in block], config, generator)
@@ -234,7 +232,7 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     parts = [part for block in blocks for part in block]
     if not config.is_stack:
         return Depth(parts, config.dt, per_block=config.per_block)
-    # the norm that would stand before the head ends the velocity
+    # the final norm ends the velocity
     norm = make_norm(config) if _ends_in_norm(config) else None
     return stacked(Depth(parts, 1.0, per_block=config.per_block), config.segments, config.dt, norm)
 
@@ -244,8 +242,8 @@ def _ends_in_norm(config: GPTConfig) -> bool:
 
 
 def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generator) -> None:
-    """Draws the parts' matrices as the configuration says, on their spheres where its residual has
-    them there.
+    """Draws the matrices of the sublayers by the configuration's initialisation, on their spheres
+    if its residual requires it.
     """
     initialise(parts, config.initialisation, generator, blocks=config.depth)
     if RESIDUALS[config.residual].unit_weights:
@@ -253,17 +251,15 @@ def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generato
 
 
 def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
-    """`make_depth`, each map's weights drawn on demand. Raises ConfigError for weights that are
-    functions of depth.
+    """`make_depth` with weights on demand. Raises ConfigError for weights that are functions of
+    depth and for a stack.
     """
     if config.depth_weights != FREE:
         raise ConfigError(
-            f"depth_weights = {config.depth_weights!r} are few enough to keep: on demand, only free weights are made"
+            f"depth_weights = {config.depth_weights!r} cannot be on demand, only free weights can: leave out on_demand (--stream)"
         )
     if config.is_stack:
-        raise ConfigError(
-            "a stack is one velocity, whose weights are needed at once: leave out on_demand (--stream) or stack_steps"
-        )
+        raise ConfigError("a stack needs all its weights at once: leave out on_demand (--stream) or stack_steps")
     draws, shelf = _Draws(config, generator), Shelf()
     with skeletons():
         parts = [part for block, each in enumerate(config.placements) for part in make_block(config, each, block)]
@@ -273,10 +269,9 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
 
 
 class _Draws:
-    """The depth's maps in the order in which `make_depth` draws them, each from the generator's
-    state where it begins.
+    """Draws the weights of each map from the generator's state at which `make_depth` draws them.
 
-    States are known as far as has been drawn; a map beyond is reached by drawing those before it.
+    `states[k]` is the state before map k. To reach a later map, all maps before it are drawn.
     """
 
     def __init__(self, config: GPTConfig, generator: torch.Generator):
@@ -301,29 +296,29 @@ class _Draws:
 
 
 def number_of_weights(config: GPTConfig) -> int:
-    """The number of entries of all weight matrices: embeddings, and those of every block."""
+    """The number of entries of all weight matrices: those of embeddings and of all blocks."""
     embedded = config.vocab_size * (1 if config.tied else 2) + (config.context if places(config).embedding else 0)
     return embedded * config.width + config.weights_in_depth * weights_of_block(config)
 
 
 def places(config: GPTConfig) -> Positions:
-    """How the model knows the places of tokens."""
+    """The positional encoding."""
     return POSITIONS[config.positions]
 
 
 def weights_of_block(config: GPTConfig) -> int:
-    """Of these, those of one block."""
+    """The number of entries of one block's weight matrices."""
     try:
         with torch.device("meta"):
             maps = [table[getattr(config, kind)](config) for kind, table in FIELDS.items()]
-    except RuntimeError:  # a matrix of more bytes than an address can count
+    except RuntimeError:  # a matrix larger than the address space
         return sys.maxsize
     return sum(weight.numel() for made in maps for weight in made.parameters() if weight.dim() > 1)
 
 
 def check_buildable(config: GPTConfig, seed: int, *, on_demand: bool = False) -> None:
-    """Raises ConfigError for a seed that is no whole number, or out of range, and for weights that
-    this machine's memory cannot hold.
+    """Raises ConfigError for an invalid seed, and for weights that do not fit in this machine's
+    memory.
     """
     check_seed(seed)
     weights = number_of_weights(config)

@@ -1,6 +1,4 @@
-"""Initialisations of weight matrices: a name, a standard deviation, and what the deviation is
-multiplied by where a matrix stands.
-"""
+"""Initialisations of weight matrices: a standard deviation, and a factor by the matrix's role."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ PATH_LENGTH: dict[Role, float] = {
     "gate": math.inf,
     "router": math.inf,
 }
-"""m: how many matrices stand in a product with this one. Attention's sensitivity goes with
-|W_O||W_Q||W_K||W_V| (Emadi, theorem 5.1), the FFN's with |W_2||W_1|. A gate or router stays as it
-is: the others in its product make it O(1/N) without it.
+"""m: the number of matrices in the product with this one. Attention's sensitivity is bounded by
+|W_O||W_Q||W_K||W_V| (Emadi, theorem 5.1), the FFN's by |W_2||W_1|. A gate or router is not scaled:
+the other matrices make the product O(1/N) without it.
 """
 
 
@@ -39,12 +37,14 @@ def _alone(role: Role, blocks: float) -> float:
 
 
 def _residual(role: Role, blocks: float) -> float:
-    """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms (GPT-2)."""
+    """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms
+    (GPT-2).
+    """
     return (2 * blocks) ** -0.5 if role in ("out", "down") else 1.0
 
 
 def _deepnorm(role: Role, blocks: float) -> float:
-    """beta = (8 N)^(-1/4) for all but W_Q and W_K (DeepNet, decoder only; goes with alpha = (2
+    """beta = (8 N)^(-1/4) for all but W_Q and W_K (DeepNet, decoder only; used with alpha = (2
     N)^(1/4)).
     """
     return 1.0 if role in ("query", "key") else (8 * blocks) ** -0.25
@@ -56,7 +56,7 @@ def _path_length(role: Role, blocks: float) -> float:
 
 
 def _uniform_attention(role: Role, blocks: float) -> float:
-    """W_Q = W_K = 0: every token reads all it may see equally (Xiong, section 3.3)."""
+    """W_Q = W_K = 0: each token attends to all visible tokens equally (Xiong, section 3.3)."""
     return 0.0 if role in ("query", "key") else 1.0
 
 
@@ -70,7 +70,7 @@ class Initialisation:
     gain: Callable[[Role, float], float] = _alone
     of_xavier: bool = False
     """Whether values, outputs and the FFN have Xavier's variance at any depth, as Xiong's theorem 1
-    takes them to have.
+    assumes.
     """
 
 
@@ -98,29 +98,31 @@ INITIALISATIONS: dict[str, Initialisation] = {
 
 
 def get_initialisation(name: str) -> Initialisation:
-    """The initialisation of that name; ConfigError with the nearest name otherwise."""
+    """The initialisation of that name. Raises ConfigError with the nearest name for an unknown
+    one.
+    """
     return look_up("initialisation", name, INITIALISATIONS)
 
 
 @torch.no_grad()
 def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Generator, *, blocks: int) -> None:
-    """Draws every matrix of the sublayers' attention and FFN maps from that initialisation; biases
-    of their linear maps become zero.
+    """Draws every matrix of the sublayers' attention and FFN maps from this initialisation, and
+    sets the biases of their linear maps to zero.
 
-    Rules that depend on depth take the model to have `blocks` blocks. Norms keep gain 1 and offset
-    0. Raises ConfigError for a field that does not show its matrices, and for weights that are
-    functions of depth: a block's own cannot be drawn.
+    `blocks` is the number of blocks for rules that depend on it. Norms keep gain 1 and offset 0.
+    Raises ConfigError for a field that does not expose its matrices, and for weights that are
+    functions of depth, as a block's own weights cannot be drawn.
     """
     rule = get_initialisation(name)
     parts = list(sublayers)
     if coefficients_of(parts):
-        raise ConfigError("these weights are functions of depth: initialise the blocks at their knots before they become so")
+        raise ConfigError("these weights are functions of depth: initialise the blocks at their knots first")
     for sublayer in parts:
         check_present(sublayer, "initialised")
         field = sublayer.field
         if not isinstance(field, ExposesWeights):
             raise ConfigError(
-                f"cannot initialise a field of type {type(field).__name__}: it does not show its weight matrices by `matrices()`"
+                f"cannot initialise a field of type {type(field).__name__}: it does not expose its weight matrices by `matrices()`"
             )
         for weight, role, _ in field.matrices():
             weight.normal_(0.0, rule.gain(role, blocks) * rule.std(weight.shape[1], weight.shape[0]), generator=generator)

@@ -1,9 +1,9 @@
-"""Measured orders of convergence, in both limits that a Transformer has: more steps per segment,
-and more blocks.
+"""Measured orders of convergence in the two limits of a Transformer: more steps per segment, and
+more blocks.
 
 The models are small, in float64, with a seeded state of unit size, a smooth activation and eps = 0.
-They are not smaller, because in a narrow model a token now and then comes near the zero of a norm,
-which puts the asymptotic range of a fifth-order method below rounding.
+In narrower models a token sometimes comes near the zero of a norm. The asymptotic range of a
+fifth-order method is then below rounding.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ STEPS: dict[int, tuple[int, ...]] = {
 }
 BLOCKS = (12, 16, 24, 32, 48)
 KNOTS = 2
-"""Blocks whose weights the depth limit interpolates."""
+"""The number of blocks whose weights the depth limit interpolates."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Convergence:
-    """Errors |X - X_exact|/|X_exact| at the end against the number of steps per segment, or of
-    blocks, and the fitted order.
+    """Errors |X - X_exact|/|X_exact| at the end by the number of steps per segment or of blocks,
+    and the fitted order.
     """
 
     limit: str
@@ -54,11 +54,11 @@ class Convergence:
 
     @property
     def order(self) -> float:
-        """p of the least-squares fit log e = a - p log n + c/n; the last term is the next order's
-        share of the error, e = C n^-p (1 + c/n).
+        """p of the least-squares fit log e = a - p log n + c/n, the logarithm of e = C n^-p (1 +
+        c/n).
 
-        Without it a fifth-order method seems to have order 5.2 as close to rounding as one can get:
-        its leading coefficient is made small.
+        The last term is the next order's share of the error. Without it a fifth-order method with a
+        small leading coefficient appears to have order 5.2, even close to rounding.
         """
         n, e = np.array(self.sizes), np.array(self.errors)
         if not (np.isfinite(e) & (e > 0)).all():
@@ -68,9 +68,7 @@ class Convergence:
 
 
 def own_methods() -> list[str]:
-    """The names of our explicit methods, of the orders that float64 lets one measure on these
-    models (`STEPS`).
-    """
+    """The names of own explicit methods whose order can be measured in float64 (`STEPS`)."""
     own = {name: method for name, method in METHODS.items() if isinstance(method, HasReversibleForm)}
     return [name for name, method in own.items() if method.order in STEPS and not getattr(method, "implicit", False)]
 
@@ -92,9 +90,9 @@ def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "l
     """T fixed, D to infinity, weights smooth in depth: the discrete model tends to dX/dt = (v_attn
     + v_ffn)/2.
 
-    Plain blocks, one Euler step per segment (the discrete Transformer): order 1, a Lie-Trotter
-    splitting. Symmetric blocks with accurate segments (rk4): order 2, Strang's. Weights are linear
-    in depth between `KNOTS` blocks (theory, section 2).
+    Plain blocks, one Euler step per segment (the discrete Transformer), have order 1 (Lie-Trotter
+    splitting). Symmetric blocks with accurate segments (rk4) have order 2 (Strang splitting).
+    Weights are linear in depth between `KNOTS` blocks (theory, section 2).
     """
     model, x0 = _problem(placement, norm, seed)
     exact = _depth_limit(placement, norm, seed)
@@ -111,11 +109,11 @@ def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "l
 
 
 def averaged_segments(depth: Depth) -> list[Segment]:
-    """The depth limit dX/dt = (v_attn + v_ffn)/2 with weights linear in t between the blocks'
-    midpoints, constant beyond the outer ones.
+    """The depth limit dX/dt = (v_attn + v_ffn)/2. Weights are linear in t between the blocks'
+    midpoints and constant outside the outer midpoints.
 
-    Written without `Depth.refine`, whose limit it is: one segment for each piece on which the
-    weights are smooth.
+    It does not use `Depth.refine`, whose limit it is. Each piece on which the weights are smooth is
+    one segment.
     """
     attention, ffn = depth.sublayers[0], depth.sublayers[1]
     weights = [[dict(sublayer.named_parameters()) for sublayer in list(depth.sublayers)[k::2]] for k in (0, 1)]
@@ -156,8 +154,8 @@ def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, Float[Tensor, "
     return model, Draw(seed).normal(1, 4, 96)
 
 
-# Exact solutions serve many measurements. They are taken by many equal steps: an adaptive method
-# near rounding gains nothing.
+# Exact solutions are cached. They use many equal steps, as an adaptive method near rounding is not
+# more accurate.
 
 
 @functools.cache

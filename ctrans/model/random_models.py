@@ -1,4 +1,4 @@
-"""Random models, states and texts to test statements on. Everything is float64."""
+"""Random models, states and texts for testing statements, in float64."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ VOCABULARY = 11
 
 
 def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: object) -> GPT:
-    """A small GPT with weights as training leaves them: Xavier's plus noise, biases, learned gains
-    and offsets, frozen.
+    """A small frozen GPT with weights like those of a trained model: Xavier's plus noise, biases,
+    learned gains and offsets.
 
-    Width 8, two heads, two blocks, any norm, activation and mask, unless `changes` say otherwise;
-    `spread` 0 is as initialised.
+    The defaults are width 8, two heads, two blocks and a random norm, activation and mask;
+    `changes` replaces them. `spread` is the size of the noise; with 0 the weights are those of the
+    initialisation.
     """
     chosen = {
         "vocab_size": VOCABULARY,
@@ -54,12 +55,12 @@ def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: 
 
 
 def smooth_model(draw: Draw, depth: int, dt: float = 1.0) -> GPT:
-    """A `pre` model of width 16 as initialised, with LayerNorm and GELU."""
+    """A `pre` model of width 16 with LayerNorm and GELU and initial weights."""
     return random_model(draw, "pre", spread=0, depth=depth, width=16, dt=dt, norm="layernorm", activation="gelu")
 
 
 def random_state(draw: Draw, made: GPT, batch: int = 1, tokens: int | None = None) -> Float[Tensor, "batch tokens width"]:
-    """A hidden state for the model, entries of size 1/10 to 10."""
+    """A random hidden state for the model, with entries of size 1/10 to 10."""
     return draw.log_uniform(-1, 1) * draw.normal(batch, tokens or 1 + draw.integer(5), made.config.width)
 
 
@@ -69,15 +70,13 @@ def random_text(draw: Draw, batch: int = 2, length: int = 5) -> Int[Tensor, "bat
 
 
 def described(made: GPT) -> str:
-    """The model in a few words, for a case."""
+    """A short description of the model."""
     config = made.config
     return f"{config.placement}, {config.norm}, {config.depth} blocks, width {config.width}, dt {config.dt:.3g}"
 
 
 def random_block(draw: Draw, placement: str) -> tuple[GPT, Float[Tensor, "1 tokens width"]]:
-    """One block with learned-looking gains, offsets and biases, and a state of up to 8 tokens for
-    it, both of any size.
-    """
+    """A random block with noisy gains, offsets and biases, and a random state of up to 8 tokens."""
     heads = 1 + draw.integer(2)
     width = heads * (1 + draw.integer(4)) + (heads == 1)
     config = GPTConfig(

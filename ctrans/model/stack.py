@@ -1,8 +1,8 @@
-"""A whole stack of blocks as one velocity, the same weights at every time: dX/dt = N_f(stack(X))
+"""A whole stack of blocks as one velocity with the same weights at all times: dX/dt = N_f(stack(X))
 over [0, T], in any number of steps.
 
-The OT-Transformer (Kan et al., arXiv:2501.18793) is this with blocks of steps of length 1 inside, T
-= 1, and 1/T times as many steps.
+The OT-Transformer (Kan et al., arXiv:2501.18793) has T = 1 and 1/dt steps. The blocks inside have
+steps of length 1.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 MOST_STEPS = 10_000
-"""Steps over a stack: each is a segment, which instruments look at one by one."""
+"""The largest number of steps of a stack. Instruments visit each step as a segment."""
 
 
 class Stack(nn.Module):
-    """f(x) = blocks one after the other, each of its own steps of length 1.
+    """f(x): the blocks in order, with steps of length 1.
 
-    Where the last sublayer only adds its output, f ends in a linear map: f(x) = y + h W_2 (+ b), y
-    and h being what the last sublayer is given and the features of its map, so that f(x) =
-    output_projection(pre_projection(x)) with features [h y] and last [W_2 I].
+    If the last sublayer only adds its output, f ends in a linear map: f(x) = y + h W_2 (+ b). y is
+    the last sublayer's input, and h the features of its map. Then f(x) =
+    output_projection(pre_projection(x)) with features [h y] and last map [W_2 I].
     """
 
     mixes_tokens = True
@@ -45,8 +45,8 @@ class Stack(nn.Module):
 
     @property
     def output_projection(self) -> AddedTo:
-        """[W_2 I]; not there where the last sublayer's output is not simply added, or its map names
-        no last linear map.
+        """[W_2 I]. Raises AttributeError if the last sublayer does more than add its output, or its
+        map has no known last linear map.
         """
         sublayer, length = self._ending()
         return AddedTo(sublayer.field.output_projection, length * sublayer.gain)
@@ -67,7 +67,7 @@ class Stack(nn.Module):
 
 
 class AddedTo(nn.Module):
-    """[h y] -> c (W h + b) + y: what `nn.Linear` is to [c W, I], by the parameters of one."""
+    """[h y] -> c (W h + b) + y: the linear map [c W, I] with the parameters of one `nn.Linear`."""
 
     def __init__(self, map_: nn.Linear, scale: float):
         super().__init__()
@@ -89,8 +89,8 @@ class AddedTo(nn.Module):
 
 
 def stacked(blocks: Depth, steps: int, dt: float, norm: Norm | None) -> Depth:
-    """`steps` segments of length dt of the one velocity N_f(blocks(X)), or without a norm
-    blocks(X); weights are shared by all.
+    """`steps` segments of length dt with the one velocity N_f(blocks(X)), or blocks(X) without a
+    norm. All segments share the weights.
     """
     check_count("steps", steps, MOST_STEPS)
     velocity = Sublayer(Stack(blocks), "attention", output_norm=norm)
@@ -98,17 +98,17 @@ def stacked(blocks: Depth, steps: int, dt: float, norm: Norm | None) -> Depth:
 
 
 def check_stack(placements: list[Placement], streams: int, experts: bool) -> None:
-    """Raises ConfigError for blocks that make no velocity."""
+    """Raises ConfigError for blocks that cannot be one velocity."""
     around = next((placement.name for placement in placements if placement.state_norm), None)
     if around is not None:
         raise ConfigError(
-            f"placement {around!r} has a norm around the state, and a stack that is a velocity has no state of its own: choose "
+            f"placement {around!r} has a norm around the state, and a stack as a velocity has no state of its own: choose "
             "pre, peri, output or none, or leave out stack_steps"
         )
     if streams > 1:
-        raise ConfigError("a stack that is a velocity has one stream: choose another residual, or leave out stack_steps")
+        raise ConfigError("a stack as a velocity has one stream: choose another residual, or leave out stack_steps")
     if experts:
         raise ConfigError(
-            "ffn 'moe' balances its experts by what each is given, which is not looked at inside a stack: choose another ffn, or leave "
-            "out stack_steps"
+            "ffn 'moe' balances its experts by their load, which ctrans does not measure inside a stack: choose another ffn, or leave out "
+            "stack_steps"
         )

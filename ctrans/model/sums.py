@@ -1,5 +1,5 @@
-"""SHA256SUMS: what binds the files of a checkpoint to each other, so that one that is damaged or of
-another run is never read.
+"""SHA256SUMS: hashes of all files of a checkpoint, so that ctrans never reads a damaged checkpoint
+or one with files of another run.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from solvers import ConfigError
 
 SUMS = "SHA256SUMS"
 STATE = "train.json"
-"""A training run's file beside the model; where it is, there are sums."""
+"""The file of a training run next to its model. A checkpoint with this file has sums."""
 NAME = 64 + len("  ")
-"""Where the name begins in a line of sums."""
+"""The position of the name in a line of sums."""
 
 
 def sums(checkpoint: Path) -> bytes:
-    """The SHA-256 of every file, as `sha256sum` writes them."""
+    """The SHA-256 of each file in the format of `sha256sum`."""
     files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != SUMS]
     return "".join(f"{_digest(path)}  {path.relative_to(checkpoint)}\n" for path in files).encode()
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, in words, or None where all are there and each
-    has its recorded hash.
+    """The damage to a checkpoint's files in words; None if all files exist and have their recorded
+    hashes.
     """
     try:
         recorded, actual = (checkpoint / SUMS).read_bytes(), sums(checkpoint)
@@ -45,13 +45,13 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def check_bound(checkpoint: Path) -> None:
-    """Raises ConfigError where a training run's checkpoint is damaged, or has files of another; a
-    model saved alone has no sums.
+    """Raises ConfigError for a training run's checkpoint that is damaged or has files of another
+    run. A model saved alone has no sums.
     """
     run = [name for name in (SUMS, STATE) if os.path.exists(checkpoint / name)]
     found = damage(checkpoint) if run else None
     if found is not None:
-        raise ConfigError(f"{found}: bring the whole checkpoint back, or give another one of the run")
+        raise ConfigError(f"{found}: restore the whole checkpoint, or give another one of the run")
 
 
 def _digest(path: Path) -> str:

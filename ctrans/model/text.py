@@ -1,4 +1,4 @@
-"""Text as tokens: bytes, vocabulary 256, so that any file works and nothing is downloaded."""
+"""Text as tokens: bytes, with a vocabulary of 256. Any file works, and nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from solvers import ConfigError
 
 VOCABULARY = 256
 WORK = 1000
-"""Bytes that a token takes at least in whatever is computed of it."""
+"""The least memory in bytes that a computation needs for each token."""
 
 
 def default_text() -> bytes:
-    """The language documentation that every CPython ships (`pydoc_data.topics`): about 450 to 700
-    kB of English prose.
+    """The language documentation that comes with CPython (`pydoc_data.topics`): 450 to 700 kB of
+    English prose.
     """
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise ConfigError(
-            "this Python ships no pydoc_data, the default text: name your own with --file PATH or --text '...'"
-        ) from None
+        raise ConfigError("this Python has no pydoc_data, the default text: give a text by --file PATH or --text '...'") from None
     return "\n\n".join(topics[key] for key in sorted(topics)).encode()
 
 
 def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
-    """The bytes of a file, or of a text in UTF-8, or the default text. Raises ConfigError naming
-    the file and what is wrong with it.
+    """The bytes of a file, of a text in UTF-8, or of the default text. Raises ConfigError for a
+    file that cannot be read.
     """
     if file is not None and text is not None:
         raise ConfigError("both a file and a text are given: choose one of --file and --text")
@@ -48,18 +46,16 @@ def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
 
 
 def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens"]:
-    """`batch` windows of `length` tokens each, spread evenly over the data.
+    """`batch` windows of `length` tokens each, spread evenly over the data: (batch, length).
 
-    A text shorter than `length` gives shorter windows. Raises ConfigError for fewer than two: there
-    is no next token to speak of.
+    A text shorter than `length` gives shorter windows. Raises ConfigError for fewer than two
+    tokens, which have no next token.
     """
     return windows(np.frombuffer(data, dtype=np.uint8), batch, length)
 
 
 def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> Int[Tensor, "batch tokens"]:
-    """`batch` windows of `length` token ids each, spread evenly over all, as `to_tokens`, whose
-    errors it has.
-    """
+    """The same for token ids."""
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")
     length = min(length, len(ids))

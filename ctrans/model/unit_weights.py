@@ -1,8 +1,7 @@
-"""Weights on the sphere, as nGPT has them: every matrix normalised along its embedding dimension.
+"""Weights on the sphere (nGPT): each matrix is normalised along its embedding dimension.
 
-A projection after every optimiser's step and no parametrisation: matrices stay plain parameters, so
-that kernels, checkpoints and whatever reads a matrix meet the weights themselves, and the gradient
-is that of the weights, as in the paper.
+This is a projection after each optimiser step, not a parametrisation. So matrices stay plain
+parameters, and the gradient is that of the weights, as in the paper.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from ctrans.sublayer import Sublayer
 
 @torch.no_grad()
 def put_on_spheres(sublayers: Iterable[Sublayer], embeddings: Iterable[nn.Embedding | nn.Linear] = ()) -> None:
-    """Rows of length 1 of matrices that read the state and of embeddings, columns of length 1 of
-    those that write to it.
+    """Normalises the rows of embeddings and of matrices that read the state, and the columns of
+    matrices that write to it.
 
-    On states of the sphere of radius sqrt(d) a unit row gives an output of the size of 1, which
-    nGPT's rescaling s_u sqrt(d) is for on its sphere of radius 1. A row or column of zeros stays.
+    On states of the sphere of radius sqrt(d) a unit row gives an output of size 1. nGPT's rescaling
+    s_u sqrt(d) has the same effect on its sphere of radius 1. A row or column of zeros stays.
     """
     for sublayer in sublayers:
         if isinstance(sublayer.field, ExposesWeights):

@@ -1,7 +1,6 @@
-"""A file of weights: safetensors with a checksum of what they are, written whole or not at all, and
-never a pickle.
+"""Files of weights: safetensors with a checksum, written whole or not at all, and never a pickle.
 
-The checksum stands in the metadata, because a flipped bit in a weight would otherwise be a weight.
+The metadata hold the checksum, because safetensors does not detect a flipped bit in a weight.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from ctrans.given_files import read_file
 from solvers import ConfigError
 
 CHECKSUM = "crc32"
-"""What the metadata call it; a file without one is not checked."""
+"""The key of the checksum in the metadata. A file without it is not checked."""
 PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pickle"}
-"""How files begin that are often taken for weights, and are never read here."""
+"""The first bytes of files that are often mistaken for weights. ctrans never reads them."""
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Writes them there with their checksum. Raises OSError."""
+    """Writes the weights with their checksum. Raises OSError."""
     whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     write_durably(path, safetensors_bytes(whole, {"format": "pt", CHECKSUM: _checksum(whole), **metadata}))
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights, and the metadata that they were saved with. Raises ConfigError for a file of
-    another format, or a damaged one.
+    """The weights and their metadata. Raises ConfigError for a file of another format or a damaged
+    file.
     """
     data = read_file(path)
     try:
@@ -56,11 +55,10 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file, the same bytes for the same weights and metadata: the library writes
-    metadata in an order of chance.
+    """The bytes of a safetensors file, the same for the same weights and metadata. The library
+    itself writes metadata in random order.
 
-    The header is 8 bytes of length and then JSON, padded with spaces; what follows is addressed
-    from its end.
+    The header is 8 bytes of length and then JSON, padded with spaces. Offsets count from its end.
     """
     made: bytes = safetensors.torch.save(dict(weights), dict(metadata))
     end = 8 + int.from_bytes(made[:8], "little")
@@ -72,7 +70,7 @@ def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Writes the file whole or leaves what was there, and returns when it is on the disk. Raises
+    """Writes the file whole or leaves the old one, and returns when it is on the disk. Raises
     OSError.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -84,7 +82,7 @@ def write_durably(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)  # the new name is on the disk only when its directory is
+    directory = os.open(path.parent, os.O_RDONLY)  # the new name is on the disk when its directory is
     try:
         os.fsync(directory)
     finally:
@@ -92,7 +90,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sha256_of(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and bytes of all tensors, in the order of their names."""
+    """SHA-256 of the names, types, shapes and bytes of all tensors, in the order of their names."""
     digest = hashlib.sha256()
     for piece in _pieces(weights):
         digest.update(piece)
@@ -108,7 +106,7 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
 
 
 def _pieces(weights: Mapping[str, Tensor]) -> Iterator[Any]:
-    """What a sum is of: bytes, and views of memory."""
+    """The pieces that are hashed: bytes and views of memory."""
     for name in sorted(weights):
         value = weights[name]
         yield f"{name} {value.dtype} {tuple(value.shape)}".encode()

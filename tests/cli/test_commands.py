@@ -258,7 +258,7 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
         (["simulate", "--width", "40000000", "--heads", "1"], "GB and this machine has"),
         (["convergence", "--method", "torchdiffeq:dopri5"], "only runs with adaptive steps"),
         (["convergence", "--limit", "width"], "unknown limit 'width'"),
-        (["convergence", "--limit", "depth", "--method", "rk4"], "--method only matters"),
+        (["convergence", "--limit", "depth", "--method", "rk4"], "--method applies to the substeps limit only"),
         (["convergence", "--norm", "batch"], "unknown norm 'batch'"),
     ],
 )

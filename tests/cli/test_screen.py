@@ -145,7 +145,7 @@ def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_pat
         (["--compare", "lama"], "did you mean 'llama'"),
         (["--compare", "pre:dt=1,2"], "unknown architecture '2'"),
         (["--compare", "pre:norm=lnorm"], "did you mean"),
-        (["--compare", "dt=x"], "give numbers with commas"),
+        (["--compare", "dt=x"], "give numbers separated by commas"),
         (["--compare", "dt=0"], "dt = 0.0"),
         (["--compare", "dts=1"], "did you mean 'dt'"),
         (["--compare", "placement=perri"], "did you mean 'peri'"),

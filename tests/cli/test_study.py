@@ -102,7 +102,7 @@ WRONG = {
     ("kim-growth", "--export", "xls"): "csv",
     ("kim-growth", "--stage", "build"): "--stage: the study of prediction",
     ("kim-growth", "--file", "a", "--bin", "b"): "exclude each other",
-    ("vision", "--file", "a"): "leave --file and --bin out",
+    ("vision", "--file", "a"): "leave out --file and --bin",
     ("kim-growth", "--report", "--out", "/proc/none"): "give the --out of a study",
 }
 

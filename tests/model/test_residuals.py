@@ -356,7 +356,7 @@ def test_another_name_is_the_same_residual_and_the_plain_one_is_saved_as_it_alwa
             "by matrices of the state, .* Choose hyper_connections or mhc, the static ones",
         ),
         ({"residual": "depth_scaled", "placement": "post"}, "residual 'depth_scaled' with placement 'post' scales"),
-        ({"residual": "depth_scaled", "placement": "pre", "depth_weights": "linear"}, "counts blocks"),
+        ({"residual": "depth_scaled", "placement": "pre", "depth_weights": "linear"}, "depends on the number of blocks"),
         ({"residual": "mhc", "placement": "post"}, "residual 'mhc' with placement 'post' would have a norm around all streams"),
         ({"residual": "mhc", "streams": 1}, "streams = 1 for residual 'mhc'"),
         ({"streams": 2}, "streams = 2 has no meaning for residual 'plain'"),

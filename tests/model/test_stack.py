@@ -134,7 +134,7 @@ def test_stacks_that_make_no_velocity_are_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
         GPTConfig(**{"placement": "pre", **changes})
     if changes == {"stack_steps": 0}:
-        with pytest.raises(ConfigError, match="needed at once"):
+        with pytest.raises(ConfigError, match="needs all its weights at once"):
             GPT(small_config("pre", stack_steps=2), on_demand=True)
 
 

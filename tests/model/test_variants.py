@@ -214,7 +214,7 @@ def test_a_parallel_block_is_one_segment_whose_field_is_the_sum_of_both_maps():
     last = sublayer.field.output_projection
     assert torch.allclose(sublayer.field.pre_projection(u) @ last.weight.T + last.bias, sublayer.field(u), atol=1e-13)
     assert made.at_depth(6).depth.times[-1] == pytest.approx(0.3)
-    with pytest.raises(ConfigError, match="placement post/pre is of two sublayers"):
+    with pytest.raises(ConfigError, match="placement post/pre needs two sublayers"):
         small_config("post/pre", parallel_blocks=True)
 
 
