@@ -70,7 +70,7 @@ def test_weights_are_not_read_into_another_architecture_than_they_were_saved_wit
     good = (tmp_path / CONFIG).read_text()
     changed = json.dumps({**json.loads(good), name: CHANGED[name]})
     (tmp_path / CONFIG).write_text(changed)
-    with pytest.raises(ConfigError, match=r"config\.json' was changed since the weights were saved"):
+    with pytest.raises(ConfigError, match=r"config\.json' was changed after"):
         load(tmp_path)
     (tmp_path / CONFIG).write_text(good)
     assert load(tmp_path).config == model.config
@@ -177,7 +177,7 @@ def test_a_run_gives_its_best_model_and_never_another_in_its_place(tmp_path):
     first, second = small_model("peri"), small_model("pre")
     save(first, tmp_path / "checkpoints" / "1")
     (tmp_path / "last").symlink_to("checkpoints/1")
-    with pytest.raises(ConfigError, match="best', the best model of the run, is missing: give a checkpoint by its own name"):
+    with pytest.raises(ConfigError, match="best', the best model of the run, is missing: give another checkpoint"):
         load(tmp_path)
     (tmp_path / "best").symlink_to("checkpoints/2")
     with pytest.raises(ConfigError, match="best', the best model of the run, leads nowhere"):
