@@ -83,7 +83,7 @@ def test_a_new_attention_is_one_entry(monkeypatch):
     model = model_with(attention="mean", placement="pre")
     screening = check_enrolled(model)
     assert screening.steps["forward"].result.used <= 1
-    assert "does not show" in screening.steps["attention"].why
+    assert "does not expose" in screening.steps["attention"].why
     assert set(screening.steps["backward"].result.gradients.sublayers[0].matrices) == {"W_V", "W_O"}
     found = command("simulate", "--attention", "mean", "--placement", "pre", "--no-reference")
     assert found["placements"]["pre"]["bounds"] is not None
@@ -116,7 +116,7 @@ class SquaredReLU(nn.Module):
 def test_a_new_ffn_is_one_entry(monkeypatch):
     monkeypatch.setitem(FFNS, "squared-relu", SquaredReLU)
     screening = check_enrolled(model_with(ffn="squared-relu", placement="pre"))
-    assert any("SquaredReLU does not say how large" in note for note in screening.steps["forward"].notes)
+    assert any("SquaredReLU has no method bound" in note for note in screening.steps["forward"].notes)
     assert check_enrolled(model_with(ffn="squared-relu", placement="peri")).steps["forward"].result.used <= 1
     assert command("simulate", "--ffn", "squared-relu", "--no-reference")["placements"]["peri"]["status"] == "success"
 

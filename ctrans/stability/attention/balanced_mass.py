@@ -3,15 +3,15 @@ partitioning.
 
 With delta(p) = min over signs s of abs(sum_i s_i p_i), p(S) = (1 +- delta)/2 at the best S, so
 theta = 1 - delta^2 (Emadi, definition 4.1). Rows with few entries are solved exactly. A longer row
-gets a bracket: any signs found bound delta from above, and three theorems bound it from below.
+gets a bracket: any choice of signs bounds delta from above, and three theorems bound it from below.
 
-Heads: for any set H of entries, delta(p) >= delta(p_H) - p(not H), since the other entries cannot
-contribute more than their mass. With H the heaviest entry, of mass p_1 > 1/2, it is attained by
-putting all others on the other side: delta = 2 p_1 - 1 and theta = 4 p_1 (1 - p_1) exactly.
+Heads: for any set H of entries, delta(p) >= delta(p_H) - p(not H), since the other entries
+contribute at most their mass. With H the heaviest entry, of mass p_1 > 1/2, all others on the other
+side attain it: delta = 2 p_1 - 1 and theta = 4 p_1 (1 - p_1) exactly.
 
 Merging: an entry other than the heaviest that exceeds 1 - 2 p_1 lies opposite p_1 in a best
-partition, since beside p_1 it leaves more than the abs(1 - 2 p_1) that p_1 against all others does.
-So it may be merged with p_1, into one entry of their difference.
+partition. On the side of p_1 it leaves a difference above abs(1 - 2 p_1), which p_1 against all
+others leaves. So it can merge with p_1 into one entry of their difference.
 
 Parity: p_i = k_i q + r_i with whole k_i puts every signed sum within sum_i abs(r_i) of a multiple
 of q that is odd if sum k_i is, so then delta(p) >= q - sum_i abs(r_i). With q the median of an odd
@@ -30,21 +30,21 @@ from torch import Tensor
 from solvers import ConfigError
 
 EXACT = 30
-"""Rows with up to so many nonzero entries are solved exactly."""
+"""Rows with up to this many nonzero entries are solved exactly."""
 
 LEVELS = (12, 20, 28, 34)
-"""How many entries of a longer row are combined exactly: more only for rows whose bracket is still
-too wide.
+"""Entries of a longer row that are combined exactly. The next level runs only for rows whose
+bracket is still too wide.
 """
 
 BUDGET = 2**22
-"""How many numbers a work array may hold."""
+"""Largest number of entries of a work array."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BalancedMass:
-    """lower <= theta <= upper for each row, one number where the row is solved exactly. A masked
-    row, which reads nothing, has 0.
+    """lower <= theta <= upper for each row, equal if the row is solved exactly. A masked row, which
+    reads nothing, has 0.
     """
 
     lower: Float[Tensor, "*rows"]
@@ -53,18 +53,18 @@ class BalancedMass:
 
     @property
     def width(self) -> Float[Tensor, "*rows"]:
-        """upper - lower, the certificate: theta is known to this."""
+        """upper - lower."""
         return self.upper - self.lower
 
 
 @torch.no_grad()
 def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9) -> BalancedMass:
-    """theta(p) = 1 - delta(p)^2 of every row, in float64; exact up to `EXACT` nonzero entries, a
-    bracket beyond.
+    """theta(p) = 1 - delta(p)^2 of each row, in float64: exact up to `EXACT` nonzero entries, else
+    a bracket.
 
-    Search in a long row ends when its bracket is no wider than `tolerance`. Rows of zeros are
-    masked. Rows are scaled to sum to 1. Raises ConfigError for rows that are not finite, have a
-    negative entry, or do not sum to 1 up to their own precision.
+    The search in a long row ends when its bracket is at most `tolerance` wide. Rows of zeros are
+    masked, others are scaled to sum to 1. Raises ConfigError if a row is not finite, has a negative
+    entry, or does not sum to 1 up to its precision.
     """
     if not tolerance > 0:
         raise ConfigError(f"tolerance = {tolerance!r}: give a positive width, such as 1e-9")
@@ -81,18 +81,18 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
             above, below = _bracket(heaviest, tolerance)
         top, rest = heaviest[:, 0], heaviest[:, 1:].sum(-1)
         for found, delta in ((lower, above), (upper, below)):
-            # for a peaked row, 1 - delta^2 would lose the digits of a small theta
+            # for a peaked row 1 - delta^2 loses the digits of a small theta
             found[chosen] = torch.where(top > 0.5, 4 * top * rest, 1 - delta.square())
     lower, upper, masked = (found.reshape(p.shape[:-1]) for found in (lower, upper, masked))
     return BalancedMass(lower, upper, masked)
 
 
 def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " rows"]:
-    """delta = min over signs of abs(sum_i s_i x_i), exactly (to rounding), by meeting in the
-    middle: 2^(entries/2) work a row.
+    """delta = min over signs of abs(sum_i s_i x_i), exact up to rounding, by meeting in the middle:
+    2^(entries/2) work per row.
 
-    Every signed sum is +-a +-b with a, b >= 0 sums of the two halves of the row; for each a, the
-    nearest b is looked up.
+    Each signed sum is +-a +-b with a, b >= 0 sums of the two halves of the row. A search finds the
+    nearest b of each a.
     """
     half = (x.shape[-1] + 1) // 2
     per_row = 2 ** max(half - 1, 0)
@@ -101,15 +101,13 @@ def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " row
 
 
 def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Bounds on delta from above and below, for rows (rows, entries) in descending order that sum
-    to 1.
-    """
+    """Upper and lower bounds on delta, for rows (rows, entries) in descending order that sum to 1."""
     above = (2 * x.cumsum(-1) - 1).abs().amin(-1)
     below = torch.maximum(2 * x[:, 0] - 1, _parity(x)).clamp(min=0)
     index = torch.arange(x.shape[0], device=x.device)
     for step, level in enumerate(LEVELS):
         index, x = _wide(index, x, above, below, tolerance)
-        # merging sorts again: not worth it while most rows are wide
+        # merging sorts again, which does not pay while most rows are wide
         x = _merge(x) if step else x
         size = min(level, x.shape[-1])
         head = smallest_difference(x[:, :size])
@@ -121,14 +119,14 @@ def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
 
 
 def _wide(index: Tensor, x: Tensor, above: Tensor, below: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Those of the rows x, with their indices, whose bracket is still too wide."""
+    """The rows x, and their indices, whose bracket is still too wide."""
     wide = above[index].square() - below[index].square() > tolerance
     return index[wide], x[wide]
 
 
 def _merge(x: Tensor) -> Tensor:
-    """Rows with the same delta and fewer entries: those certain to lie opposite the largest are
-    merged with it.
+    """Rows with the same delta and fewer entries: entries that must lie opposite the largest merge
+    with it.
     """
     sums, top = x.sum(-1, keepdim=True), x[:, :1]
     forced = (x > sums - 2 * top) & (torch.arange(x.shape[-1], device=x.device) > 0)
@@ -138,7 +136,7 @@ def _merge(x: Tensor) -> Tensor:
 
 
 def _parity(x: Tensor) -> Tensor:
-    """q - sum abs(r) where sum k is odd, else nothing (-1), with q the median."""
+    """q - sum abs(r) if sum k is odd, else -1, with q the median."""
     q = x.gather(-1, _count(x) // 2)
     k = (x / q).round()
     bound = q.squeeze(-1) - (x - k * q).abs().sum(-1)
@@ -146,9 +144,9 @@ def _parity(x: Tensor) -> Tensor:
 
 
 def _search(x: Tensor, size: int) -> Tensor:
-    """A difference found by choosing the signs of `size` entries anew, the best for the signs of
-    the others in the best simple partition: entries of all magnitudes, or those around the median,
-    where nearly equal entries change sides.
+    """A difference found from the best simple partition by choosing the best signs of `size`
+    entries again: entries of all magnitudes, or those around the median, where nearly equal entries
+    change sides.
     """
     signed = torch.stack([partition(x) for partition in PARTITIONS])
     sums = signed.sum(-1)
@@ -163,12 +161,12 @@ def _search(x: Tensor, size: int) -> Tensor:
 
 
 def _count(x: Tensor) -> Tensor:
-    """How many nonzero entries each row has, as a column."""
+    """The number of nonzero entries of each row, as a column."""
     return (x != 0).sum(-1, keepdim=True)
 
 
 def _lighter(x: Tensor, difference: Tensor) -> Tensor:
-    """What is left of a difference by giving each entry in turn to the lighter side."""
+    """The remaining difference after each entry in turn goes to the lighter side."""
     left = difference.clone()
     for column in x.T.contiguous():
         left.sub_(column).abs_()
@@ -176,7 +174,7 @@ def _lighter(x: Tensor, difference: Tensor) -> Tensor:
 
 
 def _balance(x: Tensor) -> Tensor:
-    """The entries with the signs that giving each in turn to the lighter side results in."""
+    """The entries with signs, each in turn on the lighter side."""
     columns = x.T.contiguous()
     turns = torch.empty_like(columns)
     left = torch.zeros_like(columns[0])
@@ -190,8 +188,8 @@ def _balance(x: Tensor) -> Tensor:
 
 
 def _window(x: Tensor) -> Tensor:
-    """The sorted entries with one sign on a run of half of them and the other elsewhere: what
-    nearly equal entries need.
+    """The sorted entries with one sign on a run of half of them and the other elsewhere, for nearly
+    equal entries.
     """
     sums = torch.nn.functional.pad(x.cumsum(-1), (1, 0))
     place, half = torch.arange(x.shape[-1], device=x.device), _count(x) // 2
@@ -212,7 +210,7 @@ def _meet(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _absolute_sums(x: Tensor) -> Tensor:
-    """The absolute values of all signed sums of each row's entries, one of each pair +-s."""
+    """The absolute values of all signed sums of each row's entries, one per pair +-s."""
     if not x.shape[-1]:
         return x.new_zeros(x.shape[0], 1)
     sums = x[:, :1]
@@ -222,11 +220,11 @@ def _absolute_sums(x: Tensor) -> Tensor:
 
 
 def _chunks(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Indices of rows to be solved together, each group with its largest number of nonzero entries;
-    rows of none are left out.
+    """Groups of rows to solve together: their indices and the largest number of nonzero entries.
+    Rows without any are left out.
 
-    Short rows are grouped by their number, as the work doubles with every second entry; long ones
-    as they fit the budget.
+    Short rows are grouped by that number, because the work doubles with every second entry; long
+    rows fill the budget.
     """
     sizes, order = counts.sort()
     first = int((sizes == 0).sum())
@@ -238,7 +236,7 @@ def _chunks(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 
 def _check_rows(rows: Tensor) -> Tensor:
-    """Which rows are all zero; ConfigError unless the others are distributions."""
+    """A mask of the rows that are all zero. Raises ConfigError unless the others are distributions."""
     wide = rows.double()
     sums = wide.sum(-1)
     masked = (wide == 0).all(-1)

@@ -1,4 +1,4 @@
-"""The block norm |X|_{inf,rms} = max_i |x_i|_2 / sqrt(d) and what a map does to it locally (Emadi,
+"""The block norm |X|_{inf,rms} = max_i |x_i|_2 / sqrt(d), and a map's local gain in it (Emadi,
 definition 3.1).
 """
 
@@ -30,11 +30,10 @@ def block_gain(
     iterations: int = 8,
     generator: torch.Generator | None = None,
 ) -> float:
-    """`gain_of_rows` of a function that maps (batch, tokens, width) to the same shape, sequence by
-    sequence, at the state x.
+    """`gain_of_rows` at the state x of a function that maps (batch, tokens, width) to the same
+    shape, sequence by sequence.
 
-    `rows` are the output tokens to look at, by default all. The function must have second
-    derivatives.
+    `rows` are the output tokens, all by default. The function must have second derivatives.
     """
     rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
     linear = linearise(lambda x: chosen(function(x), rows), one_for_each(rows, x))
@@ -49,27 +48,25 @@ def map_gain(
     rows: Int[Tensor, " rows"],
     generator: torch.Generator | None = None,
 ) -> float:
-    """`gain_of_rows` of a map at the state x, of which no more is computed than those output tokens
-    ask for.
-    """
+    """`gain_of_rows` of a map at the state x, computed for the output tokens `rows` alone."""
     return gain_of_rows(linearise(lambda x: map_at(field, kind, x, rows), one_for_each(rows, x)), generator=generator)
 
 
 def one_for_each(rows: Int[Tensor, " rows"], x: Float[Tensor, "tokens width"]) -> Float[Tensor, "rows tokens width"]:
-    """The state once for every output token that is looked at."""
+    """The state, once for each output token in `rows`."""
     return x.detach().expand(len(rows), *x.shape).contiguous()
 
 
 def chosen(x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows 1 width"]:
-    """Of each state the token that is looked at."""
+    """Token rows[i] of state i."""
     return x[torch.arange(len(rows), device=x.device), rows].unsqueeze(-2)
 
 
 def map_at(
     field: nn.Module, kind: Kind, x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows 1 width"]:
-    """f(x) at one token of each state: from that token alone where f does not mix them, or as f
-    itself gives it (`SupportsTokenSubset`).
+    """f(x) at one token of each state: from that token alone if f does not mix tokens, or by f's
+    own method (`SupportsTokenSubset`).
     """
     if isinstance(field, SupportsTokenSubset):
         return field.at_tokens(x, rows).unsqueeze(-2)
@@ -80,7 +77,7 @@ def map_at(
 def step_at(
     sublayer: Sublayer, h: float, x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows 1 width"]:
-    """The discrete step at one token of each state; norms and residual act on each token alone."""
+    """The discrete step at one token of each state. Norms and residual act on each token alone."""
     x = sublayer.enter(x)
     own = chosen(x, rows)
     v = map_at(sublayer.field, sublayer.kind, sublayer.given(x), rows)
@@ -90,12 +87,12 @@ def step_at(
 
 @torch.no_grad()
 def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch.Generator | None = None) -> float:
-    """max_i sup of |sum_j J_ij h_j|_2 over tokens |h_j|_2 <= 1: |J|_{inf,rms -> inf,rms} of a map's
-    Jacobian, from below.
+    """Lower bound on max_i sup of |sum_j J_ij h_j|_2 over tokens |h_j|_2 <= 1: |J|_{inf,rms ->
+    inf,rms} of a map's Jacobian.
 
-    Attained by the h found, so a lower bound, which no iteration lets fall: from a unit y for
-    output token i, h_j = J_ij' y / |J_ij' y|, then y = sum_j J_ij h_j / |.|. `linear` is that of
-    `one_for_each` row to its token i, (rows, 1, width); time and memory grow with their number.
+    The iterates h attain it, and it never decreases: from a unit y for output token i, h_j = J_ij'
+    y / |J_ij' y|, then y = sum_j J_ij h_j / |.|. `linear` maps `one_for_each` state to its token i,
+    (rows, 1, width). Time and memory grow with the number of rows.
     """
     like = linear.y
     y = torch.randn(len(like), like.shape[-1], dtype=like.dtype, generator=generator).to(like.device).unsqueeze(-2)
@@ -107,6 +104,6 @@ def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Each row over its length; rows of zeros stay."""
+    """Each row divided by its length; rows of zeros stay."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0)

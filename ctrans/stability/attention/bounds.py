@@ -1,9 +1,9 @@
 """Attention sensitivity (Emadi): theta by head and row, the norm of the softmax Jacobian, and
 Lipschitz bounds in the block norm.
 
-All bounds are local, at the given state: the norm of the Jacobian there is below them (theorems
-5.1-5.3). The printed forms have no biases and take activations of slope 1; the corrected ones below
-hold with the biases and activations that models have.
+All bounds are local: they bound the norm of the Jacobian at the given state (theorems 5.1-5.3). The
+printed forms have no biases and assume activations of slope 1. The corrected forms here hold for
+the model's biases and activations.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def attention_theta(
     *,
     tolerance: float = 1e-9,
 ) -> BalancedMass:
-    """theta of every row (*batch, heads, tokens) of the map's attention at its input U, in float64.
+    """theta of each row (*batch, heads, tokens) of the map's attention at its input U, in float64.
 
-    `padding` is true where a token is padding: no row reads it, and its own row is masked, as is a
-    row left with nothing to read.
+    `padding` is true where a token is padding. No row reads it, and its own row is masked, as is a
+    row without any other token to read.
     """
     p = attention.probabilities(u)
     if padding is None:
@@ -61,15 +61,15 @@ def attention_theta(
 
 
 def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
-    """|W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|) |V_h| / sqrt(d_h)), theta_h the largest of
-    head h's rows.
+    """Theorem 5.1: |W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|)
+    |V_h| / sqrt(d_h)), theta_h the largest of head h's rows.
 
-    B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no offsets, and with them is false
-    (`biases=False` gives that form). Those of values do not enter: they meet changes of attention
-    that sum to zero. Those of keys shift a row's scores alike and do not enter either, but where
-    positions turn the keys, or scores are capped (`HeadMatrices`). Rotations do not change the
-    norms of Q and K, and a cap of slope at most 1 makes no change of scores larger, so the theorem
-    holds with both. Raises ConfigError for normalised queries and keys, for which it says nothing.
+    B = max_i |u_i|_2 of the inputs. Theorem 5.1 has no offsets and is false with them;
+    `biases=False` gives that form. Offsets of values do not enter, because changes of attention sum
+    to zero over a row. Offsets of keys shift a row's scores equally, so they enter only if
+    positions rotate the keys or scores are capped (`HeadMatrices`). The theorem holds with
+    rotations, which keep the norms of Q and K, and with caps, whose slope is at most 1. Raises
+    ConfigError for normalised queries and keys, which it does not cover.
     """
     if attention.normalised_scores:
         raise ConfigError(
@@ -90,7 +90,7 @@ def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *
 
 def norm_slope(norm: Norm | None, x: Float[Tensor, "*batch tokens width"]) -> float:
     """max_i |J_N(x_i)|_2 <= max_i slope(x_i), as max|gamma|/min_i sigma(x_i), in the block norm; 1
-    where there is no norm.
+    without a norm.
     """
     return 1.0 if norm is None else float(norm.slope(x).detach().max())
 
@@ -101,8 +101,8 @@ def norm_slope_anywhere(norm: Norm | None) -> float:
 
 
 class BothBounds(NamedTuple):
-    """A bound as it holds for the model, and as it is printed: without biases of queries, and slope
-    1 of the activation.
+    """A bound for the model as it is (`own`), and as printed: without biases of queries and with
+    activations of slope 1.
     """
 
     own: float
@@ -111,14 +111,13 @@ class BothBounds(NamedTuple):
 
 def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> BothBounds:
     """slope(N_state) (1 + h |gain W| slope(N_out) L_f s slope(N_in)) >= |J| of the step X + h r(X),
-    each slope where it acts.
+    each slope at its norm's input.
 
-    The printed one takes Lip(N) = max|gamma|/sqrt(eps), as the paper does.
+    The printed bound uses Lip(N) = max|gamma|/sqrt(eps). Raises ConfigError for residuals that are
+    not linear in the map's output.
     """
     if sublayer.image is not None or sublayer.streams > 1:
-        raise ConfigError(
-            "theorems 5.2 and 5.3 are for residuals of one stream that are linear in the map's output, not for this one"
-        )
+        raise ConfigError("theorems 5.2 and 5.3 need a residual of one stream that is linear in the map's output")
     u = sublayer.given(x)
     maps, after = map_bound_at(sublayer, u), x + h * sublayer(x)
     norms = ((sublayer.input_norm, x), (sublayer.output_norm, sublayer.field(u)), (sublayer.state_norm, after))
@@ -134,8 +133,8 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
 
 
 def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"]) -> BothBounds:
-    """L_f of the sublayer's map at its input U: a constant of its own, as FFNs have, or theorem
-    5.1; of a sum the sum of both.
+    """L_f of the sublayer's map at its input U: the map's own constant, as FFNs have, or theorem
+    5.1. Parallel branches add.
     """
     each = [(branch.steepest, _steepest(branch.field, branch.given(u))) for branch in sublayer.branches.values()]
     return BothBounds(math.fsum(s * both.own for s, both in each), math.fsum(s * both.printed for s, both in each))
@@ -150,7 +149,7 @@ def _steepest(field: object, u: Tensor) -> BothBounds:
         own, printed = (attention_bound(field, largest, theta, biases=biases).bound for biases in (True, False))
         return BothBounds(own, printed)
     raise ConfigError(
-        f"no Lipschitz bound is known for a field of type {type(field).__name__}: it does not say `lipschitz()`{why_not(field)}"
+        f"no Lipschitz bound is known for a field of type {type(field).__name__}: it has no method lipschitz(){why_not(field)}"
     )
 
 

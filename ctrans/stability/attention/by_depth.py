@@ -1,4 +1,4 @@
-"""Attention sensitivity by depth: theta, Emadi's bounds and S of every attention sublayer, and
+"""Attention sensitivity by depth: theta, Emadi's bounds and S of each attention sublayer, and
 Lipschitz bounds of blocks.
 """
 
@@ -25,21 +25,25 @@ from solvers import ConfigError
 from solvers.segment import Map
 
 ROWS = 8
-"""At how many tokens the local value of a map is measured."""
+"""Number of output tokens at which the local value of a map is measured."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionLayer:
-    """One attention sublayer at its state. Lists run over heads; theta over every row that reads
-    something.
+    """One attention sublayer at its state. Lists run over heads, and theta is over all rows that
+    are not masked.
 
-    `theta_width` is the widest bracket, `masked` the number of rows that read nothing. `softmax_norm` is max theta/tau. `bound` is
-    theorem 5.1, `printed` its form without biases, `measured` the local value found at `ROWS` tokens, `ratio` bound over measured;
-    where the theorem does not cover the attention, these and the paths are nan and `note` says why. `path` is
-    |dX_{k+1}/dX_k| |X_k|/|X_{k+1}| through the attention rows alone (`attention_path`), nan where its Jacobian is not known.
-    G = |W_O||W_Q||W_K||W_V|, B = sqrt(d) |U|_{inf,rms} of the map's input U, S = (theta/tau) B^2 G, and `log_sensitivity` the
-    three logarithms that add up to log S (Emadi, E.6). `stream` is B of the hidden state, which the paper's S grows with. Where
-    the state is not finite, `finite` is false and figures are nan.
+    - `theta_width`: the widest bracket; `masked`: the number of rows that read nothing
+    - `softmax_norm`: max theta/tau
+    - `bound`: theorem 5.1; `printed`: its form without biases; `measured`: the local value at
+      `ROWS` tokens; `ratio`: bound over measured. The bounds and their two terms (`value_path`,
+      `attention_path`) are nan if the theorem does not cover the attention, and `note` gives the
+      reason
+    - `path`: |dX_{k+1}/dX_k| |X_k|/|X_{k+1}| through the attention rows alone (`attention_path`)
+    - `G` = |W_O||W_Q||W_K||W_V|, `B` = sqrt(d) |U|_{inf,rms} of the map's input U, `S` =
+      (theta/tau) B^2 G; `log_sensitivity`: the three logarithms with sum log S (Emadi, E.6)
+    - `stream`: B of the hidden state, with which the paper's S grows
+    - `finite`: whether the state is finite; if not, figures are nan
     """
 
     index: int
@@ -67,9 +71,9 @@ class AttentionLayer:
 
 @dataclasses.dataclass(frozen=True)
 class BlockLayer:
-    """One block's step at its state: theorems 5.2, 5.3 with the norms' slopes there (`bound`), as
-    printed with Lip(N) = max|gamma|/sqrt(eps) everywhere (`printed`), the local value found, and
-    bound over it.
+    """One block's step at its state: theorems 5.2 and 5.3 with the norms' slopes at that state
+    (`bound`) or with Lip(N) = max|gamma|/sqrt(eps) (`printed`), the `measured` local value, and
+    `ratio` = bound/measured.
     """
 
     index: int
@@ -80,12 +84,12 @@ class BlockLayer:
 
 
 class AttentionByDepth(Instrument):
-    """Theta, theorem 5.1, G and S of attention sublayers, each at the state that enters it.
+    """`AttentionLayer` of each attention sublayer at its input state.
 
-    `segments` are those that are looked at, all by default. Local values are measured on the first
-    sequence. `padding` is true where a token is padding and concerns theta alone. Raises
-    ConfigError for attention that does not show its heads; for normalised queries and keys, which
-    the theorem does not cover, what is measured is given without the bounds.
+    `segments` limits the segments; None means all. Local values are those of the first sequence.
+    `padding` is true where a token is padding, and affects theta alone. Normalised queries and keys
+    have no bounds, because the theorem does not cover them. Raises ConfigError for attention that
+    does not expose its heads.
     """
 
     def __init__(
@@ -122,18 +126,18 @@ def attention_layers(
     padding: Bool[Tensor, "batch tokens"] | None = None,
     seed: int = 0,
 ) -> list[AttentionLayer]:
-    """`AttentionByDepth` along states that are known."""
+    """`AttentionByDepth` along given states."""
     found: list[AttentionLayer] = observe(depth, states, [AttentionByDepth(padding=padding, seed=seed)])[0]
     return found
 
 
 class BlockBoundsByDepth(Instrument):
-    """Every block's Lipschitz bound at the state that enters it, for any placement: the product
-    over its sublayers of slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)). `pre` is theorem
-    5.2, `post` theorem 5.3, with step h.
+    """Lipschitz bound of each block at its input state, for any placement: the product over its
+    sublayers of slope(N_state) (1 + h gain slope(N_out) L_f slope(N_in)). For `pre` it is theorem
+    5.2, for `post` theorem 5.3, with step h.
 
-    `blocks` are those that are looked at, all by default. It keeps the graph of one block. Raises
-    ConfigError for maps without a Lipschitz bound.
+    `blocks` limits the blocks; None means all. It keeps the graph of one block. Raises ConfigError
+    for maps without a Lipschitz bound.
     """
 
     def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int = 0):
@@ -167,8 +171,8 @@ class BlockBoundsByDepth(Instrument):
         return self._layers
 
     def _step(self, at: StepContext, place: int) -> Map:
-        """The step of all tokens; of the tokens looked at alone from the last map on that mixes
-        them.
+        """The step of all tokens, or, from the last map on that mixes tokens, of the measured
+        tokens alone.
         """
         block = [self._depth.sublayers[at.k - place + p] for p in range(self._per_block)]
         mixing = [p for p, sublayer in enumerate(block) if mixes_tokens(sublayer.field, sublayer.kind)]
@@ -185,15 +189,13 @@ class BlockBoundsByDepth(Instrument):
 def block_layers(
     depth: Depth, states: Sequence[Float[Tensor, "batch tokens width"]], *, iterations: int = 8, seed: int = 0
 ) -> list[BlockLayer]:
-    """`BlockBoundsByDepth` along states that are known."""
+    """`BlockBoundsByDepth` along given states."""
     found: list[BlockLayer] = observe(depth, states, [BlockBoundsByDepth(iterations=iterations, seed=seed)])[0]
     return found
 
 
 def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
-    """By how much each part of log S changes from the first attention layer to the last, finite
-    ones (Emadi, E.6).
-    """
+    """Change of each part of log S from the first finite attention layer to the last (Emadi, E.6)."""
     finite = [layer.log_sensitivity for layer in layers if layer.finite]
     return {name: finite[-1][name] - finite[0][name] for name in finite[0]} if finite else {}
 
@@ -202,18 +204,18 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     assert sublayer.attention is not None, "asked of attention alone"
     field = sublayer.attention.field
     if not (isinstance(field, ExposesHeads) and isinstance(field, ExposesWeights) and isinstance(field, nn.Module)):
-        raise ConfigError(f"attention of type {type(field).__name__} does not show its rows and the matrices of its heads")
+        raise ConfigError(f"attention of type {type(field).__name__} does not expose its rows and the matrices of its heads")
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not bool(torch.isfinite(u).all()):
         return _broken(index, field.heads)
     mass = attention_theta(field, u, padding)
-    # heads first, rows after; masked rows count in no figure
+    # heads first, then rows; masked rows do not count
     lower, upper, masked = (part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked))
     highest = upper.amax(1)
     lowest = torch.where(masked, math.inf, lower).amin(1)
     mean = lower.sum(1) / (~masked).sum(1)
     b, stream = (float(torch.linalg.vector_norm(state, dim=-1).max()) for state in (u, x))
-    # padding changes which rows count, not what the map itself does
+    # padding changes which rows count, not the map
     whole = highest if padding is None else attention_theta(field, u).upper.movedim(-2, 0).flatten(1).amax(1)
     paths, printed, note = Pathways(math.nan, math.nan), math.nan, ""
     try:
@@ -260,7 +262,7 @@ def _broken(index: int, heads: int) -> AttentionLayer:
 
 
 def _looked_at(x: Tensor) -> tuple[Float[Tensor, "tokens width"], Int[Tensor, " rows"]]:
-    """The first sequence, and the output tokens at which local values are measured."""
+    """The first sequence, and the indices of the output tokens at which local values are measured."""
     first = x.flatten(0, -3)[0] if x.dim() > 2 else x
     return first, torch.linspace(0, first.shape[0] - 1, min(ROWS, first.shape[0]), device=x.device).round().long()
 

@@ -1,5 +1,5 @@
-"""Theorem 5.1 (Emadi) at one state, sharper: what attention can change depends on how far apart
-tokens are, not on how long.
+"""A sharper local form of Emadi's theorem 5.1: it depends on the distances between tokens, not on
+their lengths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from ctrans.stability.attention.bounds import attention_theta
 from solvers import ConfigError
 
 STEPS = 64
-"""Of the centre's walk: any centre gives a radius that encloses, so fewer only cost sharpness."""
+"""Steps of the search for a centre. Any centre gives an enclosing radius, so fewer steps only make
+it less sharp.
+"""
 
 
 @torch.no_grad()
@@ -23,16 +25,16 @@ def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch toke
     """max_i sum_h |W_h V_h| + theta_ih/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q_i| |K_h|) >=
     the local value of f at U.
 
-    q, k, v are the head's queries, keys and values at U, W_h the columns of W_O that it writes
-    through, and rad the radius of a ball that encloses a sequence's tokens. A change of attention
-    sums to zero over a row, so that W_h v counts from any centre; a change of all scores of a row
-    alike changes nothing, so that keys do too, unless positions turn them or a cap bends their
-    scores: keys that are equal then differ from token to token, and rad(k) is the length of the
-    longest. Emadi has 2 B^2 |Q||K||V||W_O| for the second factor, with B the longest token. Raises
-    ConfigError for normalised queries and keys, whose scores are not bilinear.
+    q, k, v are the head's queries, keys and values at U, W_h its columns of W_O, and rad the radius
+    of a ball that encloses a sequence's tokens. Changes of attention sum to zero over a row, so W_h
+    v may be measured from any centre. An equal change of all scores of a row has no effect, so keys
+    may too, unless positions rotate them or a cap bends the scores. In those cases rad(k) is the
+    length of the longest key. Emadi has 2 B^2 |Q||K||V||W_O| for the second factor, with B the
+    longest token. Raises ConfigError for normalised queries and keys, whose scores are not
+    bilinear.
     """
     if attention.normalised_scores:
-        raise ConfigError("the local bound does not cover qk_norm: it is for queries and keys linear in the input")
+        raise ConfigError("the local bound does not cover qk_norm: it needs queries and keys that are linear in the input")
     x = u.double()
     theta = attention_theta(attention, u).upper.double()
     total = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
@@ -48,10 +50,10 @@ def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch toke
 
 
 def _key_radius(k: Float[Tensor, "*batch tokens head"], head: HeadMatrices) -> Float[Tensor, "*batch"]:
-    """How far keys can be from a centre that shifts all scores of a row alike: any point, or 0
-    where the offset k_0 counts.
+    """Largest distance of a key from a centre that shifts all scores of a row equally: any point,
+    or 0 if the offset k_0 counts.
 
-    A rotation leaves a key's length, and a cap has slope at most 1.
+    A rotation keeps a key's length, and a cap has slope at most 1.
     """
     if head.key_offset is None:
         return enclosing_radius(k)
@@ -60,7 +62,7 @@ def _key_radius(k: Float[Tensor, "*batch tokens head"], head: HeadMatrices) -> F
 
 
 def enclosing_radius(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
-    """The radius of a ball around each sequence's tokens, a few per cent above the least (Badoiu
+    """The radius of a ball around each sequence's tokens, a few per cent above the smallest (Badoiu
     and Clarkson, 2003).
     """
     centre = x.mean(-2, keepdim=True)

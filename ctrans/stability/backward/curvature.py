@@ -1,5 +1,5 @@
-"""The curvature that an optimiser meets: the Gauss-Newton matrix of the loss, Adam's preconditioned
-one, and the tangent kernel.
+"""Curvature of the loss by all weights: the Gauss-Newton matrix, Adam's preconditioned one, and the
+tangent kernel.
 """
 
 from __future__ import annotations
@@ -19,37 +19,35 @@ from ctrans.walk import Instrument, Model, ModelOfModules, Turn, own_loss
 from solvers import ConfigError, SolveError
 
 PARTS = 8
-"""Number of parts that the tokens are split into: Adam's second moments are the mean of the parts'
-squared gradients.
+"""Number of parts of the tokens. Adam's second moments are the mean of the parts' squared
+gradients.
 """
 ADAM_EPS = 1e-8
 """Adam's epsilon (Kingma and Ba 2015)."""
 BETA = 0.9
 """Adam's first decay rate."""
 KERNEL = 16
-"""Of how many outputs the tangent kernel is formed."""
+"""Largest number of outputs in the tangent kernel."""
 TOLERANCE = 0.05
-"""Of lambda_max, which an optimiser's rate must stay below: a twentieth is less than the rate's own
-grid.
-"""
+"""Default relative error of lambda_max. It is finer than usual grids of learning rates."""
 
 
 def edge(learning_rate: float = 1.0, momentum: float = 0.0) -> float:
-    """2 (1 + b)/((1 - b) lr): the largest curvature that gradient descent with momentum b, averaged
-    as Adam averages it, stays at.
+    """2 (1 + b)/((1 - b) lr): the largest curvature at which gradient descent with momentum b,
+    averaged as in Adam, is stable.
 
     On lambda/2 w^2 the iteration m <- b m + (1 - b) lambda w, w <- w - lr m has the characteristic
-    polynomial z^2 - (1 + b - lr (1 - b) lambda) z + b, whose roots lie in the unit disc just as
-    long as lr (1 - b) lambda <= 2 (1 + b). Without momentum that is 2/lr, with b = 0.9 it is 38/lr:
-    Adam's edge of stability, for P^-1/2 H P^-1/2 (Cohen et al. 2022, section 2).
+    polynomial z^2 - (1 + b - lr (1 - b) lambda) z + b, whose roots lie in the unit disc if and only
+    if lr (1 - b) lambda <= 2 (1 + b). Without momentum the limit is 2/lr. With b = 0.9 it is 38/lr,
+    Adam's edge of stability for P^-1/2 H P^-1/2 (Cohen et al. 2022, section 2).
     """
     return 2 * (1 + momentum) / ((1 - momentum) * learning_rate)
 
 
 @dataclasses.dataclass(frozen=True)
 class Spectrum:
-    """lambda_max of a Gauss-Newton matrix, its relative error as estimated, and the learning rate
-    that it allows: `edge`(1)/lambda_max.
+    """lambda_max of a Gauss-Newton matrix, its estimated relative error, and the largest stable
+    learning rate: `edge`(1)/lambda_max.
     """
 
     largest: float
@@ -59,8 +57,8 @@ class Spectrum:
 
 @dataclasses.dataclass(frozen=True)
 class Curvature:
-    """Of the loss, of what Adam sees, and the effective rank of the tangent kernel of `outputs`
-    outputs (at most that many).
+    """Spectra of the loss (`plain`) and of Adam's preconditioned loss, and the effective rank, at
+    most `outputs`, of the tangent kernel.
     """
 
     plain: Spectrum
@@ -73,20 +71,20 @@ class GaussNewton(Instrument):
     """G = J' H J/N of the mean cross-entropy of N tokens: J the Jacobian of their logits by all
     weights, H = diag(p) - p p' by token.
 
-    It is the Hessian without the logits' own curvature, and Fisher's information. No matrix is
-    formed: G has the eigenvalues of B' J J' B/N with H = B B', B = diag(sqrt p) - p sqrt p', so
-    that vectors are as long as the logits, not as the weights. Adam's is P^-1/2 G P^-1/2, P =
-    sqrt(nu) + eps, nu the mean square of the gradients of `PARTS` parts of the tokens: Adam's
-    second moments, once it has seen as many batches of that size. (After a single batch nu would be
-    one square, and the few entries where it is nearly zero would decide.)
+    G is the Hessian without the logits' own curvature, and Fisher's information matrix. It is not
+    formed. G has the eigenvalues of B' J J' B/N with H = B B', B = diag(sqrt p) - p sqrt p', so
+    vectors have the size of the logits, not of the weights. Adam's matrix is P^-1/2 G P^-1/2 with P
+    = sqrt(nu) + eps. nu is the mean square of the gradients of `PARTS` parts of the tokens: Adam's
+    second moments after that many batches. After one batch, the few entries of nu near zero would
+    dominate.
 
-    The tangent kernel is K_ij = <df_i/dW, df_j/dW> for f_i the logit of token i's target less the
-    mean of its logits, of at most `KERNEL` tokens spread evenly over those looked at; its effective
-    rank is exp of the entropy of its eigenvalues' shares (Roy and Vetterli 2007).
+    The tangent kernel is K_ij = <df_i/dW, df_j/dW> for f_i the logit of token i's target minus the
+    mean of its logits, for at most `KERNEL` tokens, spread evenly. Its effective rank is exp of the
+    entropy of its eigenvalues' shares (Roy and Vetterli 2007).
 
-    It works at the turn of a walk with a loss, on a graph of the whole model of its own: about 10
-    products for each lambda_max to `tolerance`, each an evaluation and a few gradients of the
-    model. Raises ConfigError where weights are made on demand.
+    It needs a walk with a loss, and builds its own graph of the whole model. Each lambda_max takes
+    about 10 products to reach `tolerance`, each an evaluation and a few gradients. Raises
+    ConfigError if weights are made on demand.
     """
 
     def __init__(self, *, tolerance: float = TOLERANCE):
@@ -96,13 +94,11 @@ class GaussNewton(Instrument):
         if model.depth.streamed:
             raise ConfigError(f"the Gauss-Newton matrix is {ALL_AT_ONCE}")
         if own_loss(model) is not None:
-            raise ConfigError(
-                "the Gauss-Newton matrix is that of a cross-entropy of logits, and the loss here is a stand-in or one given"
-            )
+            raise ConfigError("the Gauss-Newton matrix needs a cross-entropy of logits, and this model has another loss")
         if not math.isfinite(at.loss):
-            raise SolveError("the loss is not finite, so it has no curvature")
+            raise SolveError("the loss is not finite, so its curvature is undefined")
         if not isinstance(model, ModelOfModules):
-            raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are not known: give a model of modules")
+            raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are unknown: give an nn.Module")
         self._found = curvature(model, at.tokens, at.targets, tolerance=self.tolerance)
 
     def figures(self) -> Curvature:
@@ -110,15 +106,17 @@ class GaussNewton(Instrument):
 
 
 def curvature(model: ModelOfModules, tokens: Tensor, targets: Tensor, *, tolerance: float = TOLERANCE) -> Curvature:
-    """`GaussNewton` at these tokens and targets; targets of -1 are left out."""
+    """`GaussNewton` at these tokens and targets. Targets of -1 do not count."""
     weights = list(
         {id(w): w for part in model.modules() for w in part.parameters(recurse=False) if w.is_floating_point()}.values()
     )
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"a {type(model).__name__} is no module: its attention cannot be asked for a plain path")
+        raise ConfigError(
+            f"a {type(model).__name__} is no nn.Module, so its attention cannot switch to a kernel with second derivatives"
+        )
     with requiring_gradients(weights), reference_kernels(model), second_derivatives():
         logits = _Logits(model, weights, tokens, targets)
-        # Adam's own first decay rate enters its edge, plain gradient descent has none
+        # Adam's edge has its first decay rate, plain gradient descent has none
         plain = _spectrum(logits, None, edge(), tolerance)
         scales = [1 / (nu.sqrt() + ADAM_EPS) for nu in logits.second_moments(PARTS)]
         adam = _spectrum(logits, scales, edge(momentum=BETA), tolerance)
@@ -128,8 +126,8 @@ def curvature(model: ModelOfModules, tokens: Tensor, targets: Tensor, *, toleran
 
 
 def effective_rank(kernel: Tensor) -> float:
-    """exp(-sum_i s_i log s_i), s the eigenvalues' shares: between 1 and the size, the latter where
-    all are equal; nan of zero.
+    """exp(-sum_i s_i log s_i), s the eigenvalues' shares: 1 for rank one, the size if all are
+    equal, nan for a zero matrix.
     """
     values = torch.linalg.eigvalsh(kernel.double()).clamp(min=0)
     shares = values / values.sum()
@@ -137,8 +135,8 @@ def effective_rank(kernel: Tensor) -> float:
 
 
 class _Logits:
-    """The logits y (N, vocabulary) of the tokens that have a target, as a function of the weights,
-    linearised.
+    """The logits y (N, vocabulary) of the tokens with a target, linearised as a function of the
+    weights.
     """
 
     @torch.enable_grad()
@@ -156,7 +154,7 @@ class _Logits:
         return torch.autograd.grad(self.y, self.weights, w, retain_graph=True, materialize_grads=True)
 
     def push(self, along: Sequence[Tensor]) -> Tensor:
-        """J v as the derivative of u -> J' u, which is linear."""
+        """J v, as the derivative of the linear map u -> J' u."""
         used = [(p, d) for p, d in zip(self.pulled, along, strict=True) if p.requires_grad]
         if not used:
             return torch.zeros_like(self.u)
@@ -179,8 +177,8 @@ class _Logits:
         return self.curved_back(self.push(pulled))
 
     def second_moments(self, parts: int) -> list[Tensor]:
-        """The mean square of the gradients of that many parts of the tokens, by weight: every
-        `parts`-th token is one.
+        """The mean over the parts of the squared gradients, by weight. A part is every `parts`-th
+        token.
         """
         gradient = self.p.clone()
         gradient[torch.arange(len(gradient), device=gradient.device), self.targets] -= 1
@@ -212,8 +210,8 @@ class _Logits:
 
 
 def _spectrum(logits: _Logits, scales: Sequence[Tensor] | None, allowed: float, tolerance: float) -> Spectrum:
-    """lambda_max by Rayleigh-Ritz: the square of B' J P^-1/2's largest singular value, found to
-    half the tolerance.
+    """lambda_max by Rayleigh-Ritz: the square of the largest singular value of B' J P^-1/2, to half
+    the tolerance.
     """
     like = logits.y.detach()
     both = Linearisation(like, like, lambda v: logits.gram(v, scales), lambda v: v)

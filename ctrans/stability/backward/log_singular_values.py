@@ -1,5 +1,5 @@
-"""How the singular values of a Jacobian are spread, from products with it: stochastic Lanczos
-quadrature.
+"""Mean and spread of log singular values of a Jacobian, from products with it, by stochastic
+Lanczos quadrature.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ctrans.walk import Instrument, StepContext
 from solvers import ConfigError, SolveError
 
 FLOOR = 1e-4
-"""Singular values below this share of the largest count as zero: directions that a norm removes,
-whose logarithm means nothing.
+"""Singular values below this share of the largest count as zero. They belong to directions that a
+norm removes, so their logarithm has no meaning.
 """
 
 ONE_SUFFICES = 2**14
-"""Dimensions from which one probe does: its standard error is then below a ninetieth of the
-deviation.
+"""From this number of dimensions one probe is enough: its standard error is below a ninetieth of
+the deviation.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class LogSingularValues:
-    """Mean and standard deviation of log sigma over the singular values of a Jacobian that are not
-    lost, with estimated errors.
+    """Mean and standard deviation of log sigma over the nonzero singular values of a Jacobian, with
+    estimated errors.
 
-    `lost` is the share of singular values below `FLOOR` times the largest, as far as the Lanczos
-    steps resolve them.
+    `lost` is the share of singular values below `FLOOR` times the largest, which count as zero, as
+    far as the Lanczos steps resolve them.
     """
 
     mean: float
@@ -44,10 +44,9 @@ class LogSingularValues:
 
 
 class DepthSpectrum(Instrument):
-    """`log_singular_values` of J_{0:D}, the Jacobian of X_D by X_0. `graphs` must stand before it
-    in the same lane.
+    """`log_singular_values` of J_{0:D} = dX_D/dX_0. `graphs` must come before it in the same lane.
 
-    Raises ConfigError where weights are made on demand, SolveError where states are not finite.
+    Raises ConfigError if weights are made on demand, SolveError if states are not finite.
     """
 
     def __init__(self, graphs: StepGraphs, *, probes: int | None = None, steps: int = 48):
@@ -77,15 +76,15 @@ def log_singular_values(
     For a random unit z, E z' g(J'J) z = tr g(J'J)/n, and m Lanczos steps of J'J from z give the
     Gauss quadrature of z' g(J'J) z: nodes theta_i, the eigenvalues of the tridiagonal T, and
     weights, the squares of the first entries of its eigenvectors. A batch of sequences is one
-    block-diagonal J. Products with J and J': `probes` times `steps` pairs. By default there are two
-    probes, and one from `ONE_SUFFICES` dimensions on.
+    block-diagonal J. The cost is `probes` times `steps` pairs of products with J and J'. The
+    default is two probes, and one from `ONE_SUFFICES` dimensions on.
 
-    Errors: the standard error of the probes (`_standard_errors`), or what the second half of the
-    steps has changed times log2(1/(FLOOR m))/3, whichever is larger. m steps resolve singular
-    values down to about 1/m of the largest, so that on a wide spectrum each doubling of m changes
-    the mean about alike until FLOOR is resolved; a third of these doublings is what is missing in
-    measured cases. It is an estimate. Raises ConfigError for counts below 1, SolveError where J is
-    not finite or zero.
+    The error estimate is the larger of two figures. One is the standard error of the probes
+    (`_standard_errors`). The other is the change by the second half of the steps, times
+    log2(1/(FLOOR m))/3: m steps resolve singular values down to about 1/m of the largest, so on a
+    wide spectrum each doubling of m changes the mean by about the same amount until FLOOR is
+    resolved. In measured cases a third of these doublings was missing. Raises ConfigError for
+    counts below 1, SolveError if J is not finite or zero.
     """
     probes = check_count("probes", (1 if linear.x.numel() >= ONE_SUFFICES else 2) if probes is None else probes)
     check_count("steps", steps)
@@ -113,7 +112,7 @@ def _statistics(moments: Tensor) -> tuple[float, float]:
 
 
 def _lanczos(linear: Linearisation, z: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Diagonal and off-diagonal of T, with the basis kept orthogonal; they end where the space is
+    """Diagonal and off-diagonal of T, from an orthogonal basis. They end where the Krylov space is
     exhausted.
     """
     v = (z / torch.linalg.vector_norm(z)).flatten()
@@ -142,24 +141,24 @@ def _rule(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moments(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
-    """Mass, and the masses of log sigma and of its square, of the nodes that are not lost."""
+    """The quadrature of 1, log sigma and (log sigma)^2 over the nodes that do not count as zero."""
     weights, logs = _kept(nodes, weights, top)
     return torch.stack([weights.sum(), (weights * logs).sum(), (weights * logs.square()).sum()])
 
 
 def _kept(nodes: Tensor, weights: Tensor, top: float) -> tuple[Tensor, Tensor]:
-    """Weights of the nodes that are not lost, zero for the others, and log sigma."""
+    """Weights of the nodes, 0 for those that count as zero, and log sigma."""
     kept = nodes > FLOOR**2 * top
     return torch.where(kept, weights, 0.0), 0.5 * torch.where(kept, nodes, 1.0).log()
 
 
 def _standard_errors(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
-    """Those of the mean m and the deviation s of one probe, times sqrt((n + 2)/2).
+    """The standard errors of the mean m and the deviation s of one probe, times sqrt((n + 2)/2).
 
     For z uniform on the unit sphere of R^n the variance of z'Az is 2/(n + 2) (tr A^2/n - (tr
-    A/n)^2). To first order the error of m is z' (log sigma - m) z over the mass w that is kept,
-    that of s is z' ((log sigma - m)^2 - s^2) z/(2 s w); both matrices have trace 0, and what is
-    lost counts in neither.
+    A/n)^2). To first order the error of m is z' (log sigma - m) z/w and that of s is z' ((log sigma
+    - m)^2 - s^2) z/(2 s w), with w the mass of the nodes that do not count as zero. Both matrices
+    have trace 0.
     """
     weights, logs = _kept(nodes, weights, top)
     mass = float(weights.sum())
@@ -168,5 +167,5 @@ def _standard_errors(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
     centred = logs - (weights * logs).sum() / mass
     variance = (weights * centred.square()).sum() / mass
     fourth = (weights * (centred.square() - variance).square()).sum() / mass
-    resolved = torch.finfo(nodes.dtype).eps  # of an isometry s is zero, and so is its error
+    resolved = torch.finfo(nodes.dtype).eps  # an isometry has s = 0 without error
     return torch.stack([variance, fourth / (4 * variance.clamp(min=resolved))]).div(mass).sqrt()

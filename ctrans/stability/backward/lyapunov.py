@@ -1,4 +1,4 @@
-"""Lyapunov exponents along depth: at what rates small perturbations of the hidden state grow."""
+"""Lyapunov exponents along depth: the rates at which small perturbations of the hidden state grow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from solvers.run import finite
 
 @dataclasses.dataclass(frozen=True)
 class Lyapunov:
-    """Exponents per unit of depth-time, largest first, as means over the batch, with their standard
-    deviation over it (0 for one).
+    """Exponents per unit of depth-time, largest first: means over the batch, with standard
+    deviations (0 for one sequence).
 
-    `growth[k][i]` is log R_ii of segment k, again the mean: exponents are its sums over k divided
-    by the depth-time covered, `time`. It ends before `depth.times[-1]`, and `note` says so, where a
-    state is not finite.
+    `growth[k][i]` is the mean of log R_ii of segment k. An exponent is its sum over k divided by
+    the depth-time covered, `time`. Where a state is not finite, `time` is shorter than the depth
+    and `note` gives the segment.
     """
 
     exponents: list[float]
@@ -36,11 +36,11 @@ class LyapunovExponents(Instrument):
     """lambda_i = (1/T) sum_k log R_ii^(k), Q_{k+1} R^(k) = (dX_{k+1}/dX_k) Q_k, Q_0 random with
     `count` orthonormal columns.
 
-    The columns are pushed through every segment's discrete step, so that a finite T is the model's
-    own. Exponents of a short depth depend on Q_0 by O(1/T), the sum over a full set does not: it is
-    log|det J_{0:D}|/T. Raises ConfigError for a count below 1; more than a state has dimensions are
-    cut to them. A direction that a step removes has exponent -inf. One segment's weights and graph
-    are needed at a time, or `graphs` that stand before it in the same lane.
+    The instrument pushes the columns through each segment's discrete step. Exponents depend on Q_0
+    by O(1/T); their sum over a full set does not, as it is log|det J_{0:D}|/T. A direction that a
+    step removes has exponent -inf. `count` is at most the dimension of a state; ConfigError if it
+    is below 1. Memory: one segment's weights and graph, or `graphs`, which must come before it in
+    the same lane.
     """
 
     def __init__(self, *, count: int = 4, generator: torch.Generator | None = None, graphs: StepGraphs | None = None):

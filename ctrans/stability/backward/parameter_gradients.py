@@ -1,5 +1,5 @@
-"""The loss's gradient by layer and matrix, segment by segment: one sublayer's weights, gradients
-and graph at a time.
+"""The loss's gradient by layer and matrix, with one sublayer's weights, gradients and graph in
+memory at a time.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ NAMES: dict[Role, str] = {
     "down": "W_2",
     "router": "W_R",
 }
-"""The matrices of a map by role."""
+"""Names of a map's matrices by role."""
 AT_ONCE = 2**20
-"""Entries of which a norm is taken at once: 8 MB in float64, and as much for their squares."""
+"""Entries per part of a norm: 8 MB in float64, and as much for their squares."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SublayerGradient:
-    """|dL/dW|_F of each matrix by name, and `total` over all weights of the sublayer, norms and biases too.
+    """|dL/dW|_F of each matrix by name, and `total` over all weights of the sublayer, including norms and biases.
 
-    Weights that are functions of depth count as what the sublayer uses, theta(s) at its place s:
-    dL/dtheta(s) is that of equal free weights, whatever the basis, and a coefficient's gradient is
-    the sum of phi_j(s) dL/dtheta(s) over the blocks.
+    A weight that is a function of depth counts as its value theta(s) at the sublayer's place s.
+    dL/dtheta(s) does not depend on the basis. A coefficient's gradient is the sum of phi_j(s)
+    dL/dtheta(s) over the blocks.
     """
 
     kind: str
@@ -52,10 +52,10 @@ class SublayerGradient:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """The loss in nats, its gradient by sublayer, and over all weights outside of the depth
-    (embeddings, final norm, head).
+    """The loss in nats, its gradients by sublayer, and `rest`: |dL/dW|_F over all weights outside
+    the depth (embeddings, final norm, head).
 
-    Norms are of the gradients as they are; where one is not finite its norm is nan or inf.
+    Gradients are not clipped. A norm is nan or inf if its gradient is not finite.
     """
 
     loss: float
@@ -64,25 +64,21 @@ class Gradients:
 
 
 class ParameterGradients(Instrument):
-    """|dL/dW| of every weight. No weight's `grad` is touched, frozen ones count too.
+    """|dL/dW| of each weight, including frozen ones. It does not change any weight's `grad`.
 
-    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, from P = dL/dX_T backward: beside the walk's states it holds
-    the gradient of one weight at a time, and of the head's all at once. What embedding and head
-    share (a tied head) counts once, with both parts of its gradient, and the head's part is held
-    until then; of what they do not share nothing is held but a norm.
+    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, from P = dL/dX_T backward. In addition to the walk's states
+    it keeps the gradient of one weight at a time, and those of the head all at once. A weight that
+    embedding and head share (a tied head) counts once, with the sum of both gradients; its head
+    gradient is kept until the embedding.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._sublayers: list[SublayerGradient] = []
 
     def head(self, model: Model, at: Turn) -> None:
-        """The gradients of weights that the embedding has too are kept until it is reached; of an
-        untied head's only the norm is.
-
-        All of the head's gradients are there at once while the norms are taken.
-        """
+        """Keeps the gradients of weights that the embedding shares, and the norm of the others."""
         if not isinstance(model, ModelOfModules):
-            raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are not known: give a model of modules")
+            raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are unknown: give an nn.Module")
         self._loss, self._outside = at.loss, outside(model)
         with tracked(self._outside) as weights, torch.enable_grad():
             used = leaves(model.embed(at.tokens))
@@ -98,7 +94,7 @@ class ParameterGradients(Instrument):
 
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
         with tracked(self._outside) as weights:
-            # the zero has a gradient even where nothing in the embedding has one
+            # the added zero has a gradient even if nothing in the embedding has one
             pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, self._tied)
 
     def figures(self) -> Gradients:
@@ -106,7 +102,7 @@ class ParameterGradients(Instrument):
 
 
 def leaves(x: Tensor) -> set[int]:
-    """The ids of the weights that x was made from."""
+    """The ids of the leaf tensors that x depends on."""
     found, seen, waiting = set[int](), set[Any](), [x.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -118,10 +114,10 @@ def leaves(x: Tensor) -> set[int]:
 
 
 def gradient_norms(model: ModelOfModules, tokens: Tensor, targets: Any) -> Gradients:
-    """`ParameterGradients` alone, for L the model's own loss, mean cross-entropy for language
+    """`ParameterGradients` of the model's own loss, which is the mean cross-entropy for language
     models.
 
-    Raises ConfigError for targets that do not match the tokens or are all -1.
+    Raises ConfigError if targets do not match the tokens or are all -1.
     """
     found: Gradients = walk(model, tokens, targets, [ParameterGradients()])[0]
     return found
@@ -130,7 +126,7 @@ def gradient_norms(model: ModelOfModules, tokens: Tensor, targets: Any) -> Gradi
 def _of_sublayer(at: StepContextBack) -> SublayerGradient:
     """The norms of the gradients of the sublayer's weights."""
     sublayer = at.sublayer
-    with parametrize.cached():  # so that theta(s) is one tensor as long as it is looked at
+    with parametrize.cached():  # theta(s) is one tensor inside
         with torch.no_grad():
             weights = used_weights(sublayer)
         norms: list[float] = []
@@ -138,10 +134,10 @@ def _of_sublayer(at: StepContextBack) -> SublayerGradient:
         with requiring_gradients(weights.values()), torch.enable_grad():
             y = sublayer.step(at.x.detach(), at.h)
             for name, weight in weights.items():
-                # one after the other, as all gradients together are as large as the weights
+                # one at a time: all gradients together are as large as the weights
                 (gradient,) = torch.autograd.grad(y, weight, at.p, retain_graph=True, materialize_grads=True)
                 norms.append(_norm([gradient]))
-                # several matrices may have one role
+                # several matrices can have one role
                 for matrix, size in _by_matrix(sublayer, name, weight, gradient, norms[-1]).items():
                     by_matrix[matrix] = math.hypot(by_matrix.get(matrix, 0.0), size)
                 del gradient
@@ -156,12 +152,12 @@ def pull(
     weights: Mapping[Any, Tensor],
     into: dict[Any, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """(y, (dy/dx)' p) for y = function(x), p = 1 where it is None; adds (dy/dW)' p of the weights
-    in use.
+    """(y, (dy/dx)' p) for y = function(x), with p = 1 if it is None. Adds (dy/dW)' p of each weight
+    to `into`.
     """
     x = x.detach().requires_grad_()
     y = function(x)
-    # not before: weights on demand are known once they are used
+    # after the call, because weights on demand are known once they are used
     gradient, *others = torch.autograd.grad(y, [x, *weights.values()], p, materialize_grads=True)
     for key, other in zip(weights, others, strict=True):
         into[key] = into[key] + other if key in into else other
@@ -169,7 +165,7 @@ def pull(
 
 
 def used_weights(sublayer: Sublayer) -> dict[str, Tensor]:
-    """What the sublayer uses, by name: parameters, weights on demand, and theta(s) in place of its
+    """The sublayer's weights by name: parameters, weights on demand, and theta(s) in place of its
     coefficients.
     """
     free = {name: weight for name, weight in weights_of(sublayer).items() if "parametrizations." not in name}
@@ -183,14 +179,14 @@ def used_weights(sublayer: Sublayer) -> dict[str, Tensor]:
 
 
 def outside(model: ModelOfModules) -> list[nn.Module]:
-    """The modules that are no part of the depth."""
+    """The modules outside the depth."""
     inside = set(model.depth.modules())
     return [part for part in model.modules() if part not in inside]
 
 
 @contextlib.contextmanager
 def requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, those weights require gradients, frozen or not."""
+    """Inside the context, these weights require gradients, frozen or not."""
     before = [(weight, weight.requires_grad) for weight in weights]
     try:
         for weight, _ in before:
@@ -203,10 +199,10 @@ def requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
-    """Inside, the modules' own weights require gradients; gives them by what they are, however
-    often they are made.
+    """Inside the context, the modules' own weights require gradients. Yields them by a key that is
+    the same each time a weight is made.
 
-    Those on demand come in when their module is called, so that nothing is made that is not used.
+    Weights on demand are added when their module is called, so unused ones are never made.
     """
     found: dict[Hashable, Tensor] = {}
     with contextlib.ExitStack() as stack:
@@ -230,21 +226,20 @@ def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
 
 @torch.no_grad()
 def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, size: float) -> dict[str, float]:
-    """The norms of a weight's gradient, itself of that size, by the matrices that the map shows of
-    it, else by its name if it is one.
+    """The norms of a weight's gradient by the matrices that the map exposes of it, else by its name
+    if it is a matrix. `size` is the norm of the whole gradient.
     """
     if not isinstance(sublayer.field, ExposesWeights):
         return {name: size} if gradient.dim() == 2 else {}
     found: dict[str, float] = {}
     kept = weight.data
     try:
-        weight.data = gradient  # so that the map itself cuts it into matrices
+        weight.data = gradient  # the map itself then cuts the gradient into matrices
         for matrix in sublayer.field.matrices():
             if matrix.copied is weight or matrix.weight.untyped_storage().data_ptr() == gradient.untyped_storage().data_ptr():
                 role = NAMES[matrix.role]
-                whole = (
-                    matrix.weight.numel() == gradient.numel()
-                )  # which may be shown scaled, and the gradient is of what is scaled
+                # an exposed matrix may be scaled, but the gradient is of the unscaled weight
+                whole = matrix.weight.numel() == gradient.numel()
                 found[role] = math.hypot(found.get(role, 0.0), size if whole else _norm([matrix.weight]))
         return found
     finally:
@@ -252,8 +247,8 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, 
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:
-    """In float64, in which squares do not underflow, of a part at a time; the order of the tensors
-    does not matter.
+    """|.|_F of all tensors together, in float64 so that squares do not underflow. The order of the
+    tensors does not matter.
     """
     parts = (part for tensor in tensors for part in tensor.reshape(-1).split(AT_ONCE))
     return math.sqrt(math.fsum(float(part.double().square().sum()) for part in parts))

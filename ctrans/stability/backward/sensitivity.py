@@ -1,5 +1,5 @@
-"""Backward sensitivity: the largest singular value of the Jacobians through which gradients pass,
-by depth.
+"""Backward sensitivity by depth: the largest singular value of the Jacobians that gradients pass
+through.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from solvers.run import finite
 from solvers.segment import Map
 
 TOLERANCE = 1e-3
-"""Relative error at which an iteration stops."""
+"""Default relative error at which the iteration for a singular value stops."""
 
 OnSegment = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-    """|J|_2, at most `error` times itself too small by the residual's estimate; None where it does
-    not exist, and `note` says why.
+    """|J|_2 and its estimated relative error: the true value may be larger. Both are None if |J|_2
+    does not exist, and `note` gives the reason.
     """
 
     value: float | None
@@ -44,12 +44,12 @@ class Sensitivity:
 class SensitivityByDepth:
     """Sensitivities by depth, of the discrete model at its own states.
 
-    `sublayers[k]` is S_k = |dv_k/dX|_2 of segment k's velocity. `blocks[i]` is |dX_{i+1}/dX_i|_2 of block i, and `products[i]` is
-    |J_{i:D}|_2 of all blocks from i to the end: by that much a gradient at the end can have grown when it reaches block i. Each is
-    the largest over the sequences.
+    `sublayers[k]` is S_k = |dv_k/dX|_2 of segment k's velocity. `blocks[i]` is |dX_{i+1}/dX_i|_2 of
+    block i. `products[i]` is |J_{i:D}|_2 of all blocks from i to the end: the largest factor by
+    which a gradient grows from the end back to block i. Each is the largest over the sequences.
 
-    `conditions[i]` are |J_{i:D}|_2 |X_i|/|X_D| of every sequence by itself: by how much relative
-    changes of its X_i can grow on the way to the end; empty where not known.
+    `conditions[i]` has |J_{i:D}|_2 |X_i|/|X_D| of each sequence: the largest growth of a relative
+    change of X_i up to the end. It is empty if unknown.
     """
 
     sublayers: list[Sensitivity]
@@ -59,12 +59,12 @@ class SensitivityByDepth:
 
     @property
     def condition(self) -> list[float | None]:
-        """That of the worst sequence, by block."""
+        """The condition of the worst sequence, by block."""
         return [max(each, default=None) for each in self.conditions]
 
 
 def _conditions(products: Tensor | None, start: Tensor, end: Tensor) -> list[float]:
-    """|J_{i:D}||X_i|/|X_D| by sequence; none where a factor is not known."""
+    """|J_{i:D}||X_i|/|X_D| by sequence; empty if a factor is unknown."""
     if products is None or not (finite(products) and finite(start) and finite(end)):
         return []
     return [j * a / b if b else math.inf for j, a, b in zip(*(part.tolist() for part in (products, start, end)), strict=True)]
@@ -73,7 +73,7 @@ def _conditions(products: Tensor | None, start: Tensor, end: Tensor) -> list[flo
 ToldSensitivity = Callable[[Sensitivity], Sensitivity]
 Steps = Sequence[Linearisation | None]
 FoundSensitivity = tuple[Sensitivity, Singular | None]
-"""|J|_2, and its singular triplets by sequence where they exist."""
+"""|J|_2, and its singular triplets by sequence if they exist."""
 NOT_FINITE = "the Jacobian is not finite"
 LEFT_OUT = Sensitivity(None, None, 0, "left out")
 ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
@@ -83,20 +83,19 @@ class Sensitivities(Instrument):
     """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along the walk (Kan, eq. 16 and 18; theory, section
     7).
 
-    Of a batch of sequences, each is the largest over the sequences. Nothing is formed: the cost is
-    about 20 evaluations and their gradients for each sublayer and block, as many of all later
-    blocks for each product. With `starts`, only so many blocks i are looked at, spread evenly, for
-    their own |dX_{i+1}/dX_i|_2 and their product; that is most of the work in a deep model.
-    `progress(k)` is called when each of the 2D + D + D figures is done.
+    Each figure is the largest over the sequences of the batch. No Jacobian is formed. The cost is
+    about 20 evaluations with gradients for each sublayer and block, and the same number for all
+    later blocks for each product. Products are most of the work in a deep model. With `starts`,
+    only that many blocks i, spread evenly, get |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2. `progress(k)` is
+    called after each of the 2D + D + D figures.
 
-    Sublayers and blocks need the memory of one block: its weights, its graph. Products look ahead:
-    they keep the graph of the whole depth, which holds all weights; where those are made on demand
-    (`depth.streamed`) products are left out.
+    Sublayers and blocks need the memory of one block's weights and graph. Products keep the graph
+    of the whole depth with all weights. If weights are made on demand (`depth.streamed`), there are
+    no products.
 
-    What is not finite, and what depends on it, has None as its value; the rest is computed. So have
-    products along states that end before the depth does. `graphs`, where given, stand before it in
-    the same lane, and are shared with whoever else needs them; `whole` gives J_{0:D}'s leading
-    singular values where somebody else has found them, or None.
+    A figure is None if it is not finite, if it depends on one that is not, or if it is a product
+    along states that end early. `graphs` must come before this instrument in the same lane.
+    `whole()` returns the leading singular values of J_{0:D} if they are known already, else None.
     """
 
     def __init__(
@@ -113,9 +112,7 @@ class Sensitivities(Instrument):
 
     @property
     def sublayers(self) -> list[Sensitivity]:
-        """S_k of the segments that were reached: known on the way, and the products only by
-        `figures`.
-        """
+        """S_k of the segments reached so far. Products are known after the walk, in `figures`."""
         return self._sublayers
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -137,7 +134,7 @@ class Sensitivities(Instrument):
         elif looked_at or kept:
             self._steps.append(linearised_step(at.sublayer, at.h, at.x))
         if place == self._depth.per_block - 1:
-            # the last block is J_{D-1:D} too, and those are wanted of every sequence
+            # the last block is also J_{D-1:D}, which needs each sequence to the tolerance
             last = bool(self._wanted) and block == self._depth.blocks - 1
             self._last = _of_chain(self._steps, self.tolerance, each=last) if looked_at else (LEFT_OUT, None)
             self._blocks.append(self._told(self._last[0]))
@@ -149,7 +146,7 @@ class Sensitivities(Instrument):
         reached, blocks = len(self._blocks), self._depth.blocks
         left_out, wanted = ALL_AT_ONCE if self._depth.streamed else LEFT_OUT.note, self._wanted
         if reached < blocks:
-            left_out, wanted = f"the states end after {reached} of {blocks} blocks, so that X_D is not known", set()
+            left_out, wanted = f"the states end after {reached} of {blocks} blocks, so X_D is unknown", set()
         known = {blocks - 1: self._last} if wanted else {}
         whole = None if self.whole is None or 0 not in wanted - known.keys() else self.whole()
         if whole is not None:
@@ -180,13 +177,13 @@ def backward_sensitivity(
 
 
 def _sizes(x: Tensor) -> Float[Tensor, " sequences"]:
-    """|X| of every sequence."""
+    """|X| of each sequence."""
     sizes: Tensor = torch.linalg.vector_norm(x.double(), dim=(-2, -1)).reshape(-1)
     return sizes
 
 
 def _spread(count: int, starts: int | None) -> set[int]:
-    """So many of the indices 0 .. count - 1, spread evenly; all for None."""
+    """`starts` of the indices 0 .. count - 1, spread evenly; all if it is None."""
     return set(range(count) if starts is None else torch.linspace(0, count - 1, starts).round().int().tolist())
 
 
@@ -198,29 +195,28 @@ def _of_products(
     told: ToldSensitivity,
     known: Mapping[int, FoundSensitivity],
 ) -> list[tuple[Sensitivity, Tensor | None]]:
-    """|J_{i:D}|_2 for the wanted i, from the last to the first, and that of every sequence; those
-    of `known` are taken from there.
+    """|J_{i:D}|_2 of the wanted i and its value for each sequence, computed from the last i to the
+    first unless `known`.
     """
     products: list[tuple[Sensitivity, Tensor | None]] = []
     guess: Tensor | None = None  # of the right singular vectors
     for i in reversed(range(len(parts))):
         found, each, right = Sensitivity(None, None, 0, left_out), None, guess
         if i in wanted:
-            # every sequence to the tolerance: the worst relative to its own states need not be the
-            # one with the largest |J|
+            # each sequence to the tolerance: the worst relative to its states may not have the
+            # largest |J|
             rest = [step for part in parts[i:] for step in part]
             found, leading = known[i] if i in known else _of_chain(rest, tolerance, guess, each=True)
             each, right = (None, None) if leading is None else (leading.values[..., 0].double().reshape(-1), _right(leading))
         products.insert(0, (told(found), each))
-        # the left singular vectors of J_{i:D} change little with i, and one pull takes the right
-        # ones along
+        # the left singular vectors of J_{i:D} change little with i; one pull gives the right ones
         on = i > min(wanted - known.keys(), default=i) and None not in parts[i - 1]
         guess = None if right is None or not on else _chain(parts[i - 1]).pull(right)
     return products
 
 
 def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation | None:
-    """dX+/dX of the discrete step X+ = step(X) of length h; None where the state is not finite."""
+    """dX+/dX of the discrete step X+ = step(X) of length h; None if the state is not finite."""
     if not finite(x):
         return None
     with reference_kernels(sublayer):
@@ -228,17 +224,15 @@ def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch token
 
 
 def step_linearisations(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Linearisation | None]:
-    """The linearised discrete step of every segment along the depth from X_0: the graph of the
-    whole depth, which holds all weights.
+    """`linearised_step` of each segment along the depth from X_0. It keeps the graph of the whole
+    depth with all weights.
     """
     found: list[Linearisation | None] = walk_depth(depth, x0, [StepGraphs()])[0]
     return found
 
 
 class StepGraphs(Instrument):
-    """`linearised_step` of every segment, all kept: for one instrument or for several, which then
-    ask for a segment's with `of`.
-    """
+    """Keeps `linearised_step` of each segment. Other instruments in the lane share it through `of`."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._steps: list[Linearisation | None] = []
@@ -247,7 +241,7 @@ class StepGraphs(Instrument):
         self.of(at)
 
     def of(self, at: StepContext) -> Linearisation | None:
-        """That of the segment, which has to follow those known."""
+        """The step of this segment, computed at the first call. Segments must come in order."""
         if at.k == len(self._steps):
             self._steps.append(linearised_step(at.sublayer, at.h, at.x))
         return self._steps[at.k]
@@ -259,15 +253,13 @@ class StepGraphs(Instrument):
 def sublayer_sensitivity(
     sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"], *, tolerance: float = TOLERANCE
 ) -> Sensitivity:
-    """S = |dv/dX|_2 of the sublayer's velocity v at X. An FFN acts on each token alone, so that
-    each is a problem of its own.
-    """
+    """S = |dv/dX|_2 of the sublayer's velocity v at X. Each token of an FFN is a separate problem."""
     if not finite(x):
         return Sensitivity(None, None, 0, "the state is not finite")
     try:
         with reference_kernels(sublayer):
             linear = linearise(sublayer.velocity, x)
-    except ConfigError as error:  # the tangent space of an image that a zero gain has flattened
+    except ConfigError as error:  # a zero gain makes the image of a norm degenerate
         return Sensitivity(None, None, 0, str(error))
     return summary(leading_singular(linear, problem=2 if mixes_tokens(sublayer.field, sublayer.kind) else 1, tolerance=tolerance))
 
@@ -275,8 +267,8 @@ def sublayer_sensitivity(
 def sensitivity(
     function: Map, x: Float[Tensor, "*batch tokens width"], *, problem: int = 2, tolerance: float = TOLERANCE
 ) -> Sensitivity:
-    """|dy/dx|_2 of any function with second derivatives, its Jacobian taken over the last `problem`
-    axes of x.
+    """|dy/dx|_2 of a function with second derivatives. The last `problem` axes of x belong to one
+    Jacobian.
     """
     return summary(leading_singular(linearise(function, x), problem=problem, tolerance=tolerance))
 
@@ -289,7 +281,7 @@ def summary(found: Singular) -> Sensitivity:
 
 
 def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None, *, each: bool = False) -> FoundSensitivity:
-    """|J|_2 of step after step, and what is known of every sequence where the steps exist."""
+    """|J|_2 of the steps one after another, with the triplets of each sequence if all steps exist."""
     if None in steps:
         return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None
     found = leading_singular(_chain(steps), each=each, tolerance=tolerance, start=guess)

@@ -1,4 +1,4 @@
-"""The leading singular values of a function's Jacobian, from products with it: no matrix is formed."""
+"""Leading singular values of a function's Jacobian, from products with it. No matrix is formed."""
 
 from __future__ import annotations
 
@@ -16,43 +16,41 @@ from solvers import ConfigError
 from solvers.segment import Map
 
 CYCLE = 32
-"""Vectors kept before a restart, in the default; those of a hidden state of 256 tokens by 768 take
-50 MB in float32.
+"""Default number of Krylov vectors before a restart. For a state of 256 tokens by 768 they take 50
+MB in float32.
 """
 LIMIT = 200
-"""Products with J and J' before giving up on the tolerance: the error estimate then says what was
-reached.
+"""Default limit on products with J and J'. At the limit the iteration stops, and the error estimate
+says how accurate the values are.
 """
 FEWEST = 10
-"""Products before the estimate is believed, beside the wanted ones: a space that has not met the
-largest value can look converged to another. With 4 of them, 1.5% of 600 small random cases came out
-wrong, by up to 7%; with 8, none.
+"""Products, beyond the number of wanted values, before the error estimate counts. A space without
+the leading vector can look converged to another value. In 600 small random cases 4 products gave
+1.5% wrong values, by up to 7%; 8 products gave none.
 """
 LAG = 8
-"""Products over which the growth of the values is judged. A plateau at a close second value can
-last for 4.
+"""Number of products over which the growth of the values is measured. A plateau at a close second
+value can last for 4.
 """
 GUESS = 0.3
-"""Length of the random part added to a guess of length 1."""
+"""Length of the random vector that is added to a guess of length 1."""
 SAFETY = 4.0
-"""Errors are given as so many times the estimate that ends the iteration. Where values crowd
-without a gap a start may have next to nothing of the largest, and another passes for it: in 2 of
-100 cases (linear, quadratic, root and logarithmic spectra of 50 to 2000 values, Gaussian matrices)
-the truth was further away than the estimate, by up to 4.1 times. No residual sees what the start
-lacks: with probability 1 - p over starts in n dimensions what may be missed after m products is the
-e with e T_m-1(1 + 2e)^2 = 2n/(pi p^2) (Kaniel, Saad), 1% at m = 31, n = 200, p = 0.02, which is too
-loose to stop by.
+"""Reported errors are this factor times the estimate that ends the iteration. Where values crowd
+without a gap, a start vector may have almost no component along the largest one. In 2 of 100 cases
+(linear, quadratic, root and logarithmic spectra of 50 to 2000 values, Gaussian matrices) the true
+error was larger than the estimate, by up to 4.1 times. A residual cannot detect a component that
+the start vector lacks. The a priori bound is too loose to stop by: with probability 1 - p over
+starts in n dimensions the error e after m products satisfies e T_m-1(1 + 2e)^2 = 2n/(pi p^2)
+(Kaniel, Saad), which is 1% at m = 31, n = 200, p = 0.02.
 """
 CLUSTER = 4
-"""How many values beyond the wanted ones may belong to one cluster with them, in the error
-estimate.
-"""
+"""The error estimate treats up to this many values after a wanted one as a cluster with it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Linearisation:
-    """y = function(x), with v -> J v and u -> J' u at that x, each as often as wanted for about the
-    cost of one evaluation.
+    """y = function(x) with the products `push`: v -> J v and `pull`: u -> J' u at that x. Each
+    product costs about one evaluation.
     """
 
     x: Float[Tensor, "*input"]
@@ -63,15 +61,15 @@ class Linearisation:
 
 @torch.enable_grad()
 def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
-    """J v as the derivative of u -> J' u, which is linear: two graphs, built once, serve every
-    later product.
+    """The function's Jacobian at x, as products. J v is the derivative of the linear map u -> J' u,
+    so two graphs, built once, serve all products.
 
-    The function must have second derivatives, which fused attention has not: see
+    The function must have second derivatives. Fused attention has none: see
     `ctrans.fields.reference_kernels`.
     """
     x = x.detach().requires_grad_()
     y = function(x)
-    if not y.requires_grad:  # a function that does not depend on x has the Jacobian 0
+    if not y.requires_grad:  # J = 0 where the function does not depend on x
         y = y + 0.0 * x.sum()
     u = torch.zeros_like(y, requires_grad=True)
     (pulled,) = torch.autograd.grad(y, x, u, create_graph=True, materialize_grads=True)
@@ -88,20 +86,20 @@ def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
 
 @contextlib.contextmanager
 def second_derivatives() -> Iterator[None]:
-    """Says which map is in the way where autograd finds a kernel that has none."""
+    """Raises ConfigError, with the kernel's name, where a kernel inside has no second derivatives."""
     try:
         yield
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise
         raise ConfigError(
-            f"a map has no second derivatives, which its Jacobian needs ({str(error).splitlines()[0]}): an attention with a fused "
-            "kernel needs a path without it, taken where its attribute `use_reference_kernel` is true (`HasReferenceKernel`)"
+            f"a map has no second derivatives, which its Jacobian needs ({str(error).splitlines()[0]}): give a fused attention "
+            "a second path that it takes where its attribute `use_reference_kernel` is true (`HasReferenceKernel`)"
         ) from None
 
 
 def compose(parts: Sequence[Linearisation]) -> Linearisation:
-    """The linearisation of part after part, the first one first: J = J_last ... J_first."""
+    """The linearisation of the parts one after another: J = J_last ... J_first."""
 
     def push(v: Tensor) -> Tensor:
         for part in parts:
@@ -118,11 +116,11 @@ def compose(parts: Sequence[Linearisation]) -> Linearisation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Singular:
-    """Leading singular triplets J v = sigma u of every problem in a batch, largest first.
+    """Leading singular triplets J v = sigma u of each problem in a batch, largest first.
 
     `errors` estimate how far each value is below the true one, from the residual J'u - sigma v.
-    Values are Ritz values, never above the true ones but for rounding. `products` counts pairs of J
-    v and J' u. Where J is not finite, values are nan.
+    Values are Ritz values, so they exceed the true ones by rounding only. `products` counts pairs
+    of J v and J' u. Values are nan where J is not finite.
     """
 
     values: Float[Tensor, "*batch count"]
@@ -132,18 +130,18 @@ class Singular:
 
     @property
     def largest(self) -> float:
-        """|J|_2 of the whole batch: the largest value of all problems."""
+        """|J|_2 of the whole batch."""
         return float(self.values.max())
 
     @property
     def error(self) -> float:
-        """By how much `largest` may be too small, relative to it."""
+        """Estimated relative error of `largest`, which may be too small."""
         gap = float((self.values + self.errors).max()) - self.largest
         return gap / self.largest if self.largest else gap
 
 
 def first_of(parts: Sequence[Singular], count: int) -> Singular | None:
-    """Those of the first `count` problems, of several batches in their order; None where there are
+    """The triplets of the first `count` problems of several batches, in order. None if there are
     fewer.
     """
     if sum(len(part.values) for part in parts) < count:
@@ -169,29 +167,29 @@ def leading_singular(
     restarts.
 
     - `linear`: J, as products with it and its transpose
-    - `problem`: the last so many axes of the linearisation's x are one Jacobian; all axes before
-      them are a batch of independent ones, iterated side by side
-    - `count`: how many values are wanted; a repeated one is found as often as it occurs among them
-    - `each`, `tolerance`: it stops when the estimated relative error is at most `tolerance`: of the
-      largest value of the batch, or with `each` of all wanted values of every problem
-    - `start`: a guess of the first right singular vectors; `generator` draws one where there is
-      none
-    - `cycle`, `limit`: vectors that are kept before a restart, and products at most
+    - `problem`: number of trailing axes of the linearisation's x that belong to one Jacobian; the
+      axes before them are a batch of independent problems
+    - `count`: number of wanted values; repeated values count as often as they occur
+    - `each`, `tolerance`: the iteration stops when the estimated relative error is at most
+      `tolerance`, for the largest value of the batch, or with `each` for all wanted values of each
+      problem
+    - `start`: a guess of the first right singular vectors; `generator` draws one if it is None
+    - `cycle`, `limit`: number of vectors before a restart, and largest number of products
 
-    The estimate for the square of a value, a Ritz value of J'J, is the least over j of |residuals
-    of it and the j after it|^2 over the distance to the next, and never more than its residual.
-    Ritz values stand in for the unknown ones in that distance, which misleads where values crowd
-    together: there the growth of the values over the last products counts, if it says more. Errors
-    are `SAFETY` times that: an estimate, which covered the truth in all but 1% of the spectra
-    tried, and no bound.
+    The square of a value is a Ritz value of J'J. Its error estimate is the minimum over j of
+    |residuals of this and the next j Ritz values|^2 divided by the distance to the Ritz value after
+    them, and at most its own residual. That distance uses Ritz values in place of the unknown
+    eigenvalues, which misleads where values crowd together. The recent growth of the values
+    replaces the estimate if it is larger. Reported errors are `SAFETY` times the estimate. They
+    covered the true error in 99% of the spectra tested, but they are no bound.
 
-    Raises ConfigError for a count or limit below 1, a cycle that leaves no room beside the wanted
-    vectors, or a tolerance that is not positive.
+    Raises ConfigError if count or limit is below 1, cycle is below count + 2, or tolerance is not
+    positive and finite.
     """
     for name, value in (("count", count), ("limit", limit)):
         check_count(name, value)
     if cycle < count + 2:
-        raise ConfigError(f"cycle = {cycle} leaves no room beside {count} wanted vectors: take at least {count + 2}")
+        raise ConfigError(f"cycle = {cycle} is too small for {count} wanted vectors: give at least {count + 2}")
     if not 0 < tolerance < math.inf:
         raise ConfigError(f"tolerance = {tolerance!r}: give a positive finite number, such as 1e-3")
     shape = linear.x.shape
@@ -216,8 +214,8 @@ def leading_singular(
 
 
 def _starts(like: Tensor, count: int, start: Tensor | None, generator: torch.Generator | None) -> list[Tensor]:
-    """Random directions. The first is mixed with the guess: from the guess alone a larger value
-    might be out of reach.
+    """Random directions. The first is mixed with the guess, because the guess alone may be
+    orthogonal to a larger value's vector.
     """
     generator = generator or torch.Generator().manual_seed(0)
     drawn = [torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device) for _ in range(count)]
@@ -239,8 +237,8 @@ class _Space:
         self.bad = torch.zeros(basis.shape[0], dtype=torch.bool, device=basis.device)
 
     def extend(self, candidate: Tensor) -> None:
-        """Adds the candidate's part orthogonal to the basis; a full basis is first cut down to its
-        best Ritz vectors.
+        """Adds the candidate's part orthogonal to the basis. A full basis is first cut to its best
+        Ritz vectors.
         """
         if self.size == self.basis.shape[1]:
             self._restart()
@@ -274,8 +272,8 @@ class _Space:
         return bool((values + errors).max() - top <= tolerance * top)
 
     def _solve(self) -> None:
-        """Ritz pairs, residuals A y - lambda y of the first, and from them the errors of
-        sqrt(lambda).
+        """Computes Ritz pairs, the residuals A y - lambda y of the leading ones, and the error
+        estimates of sqrt(lambda).
         """
         basis, image = self.basis[:, : self.size], self.image[:, : self.size]
         projected = (basis @ image.mT).double()
@@ -291,8 +289,8 @@ class _Space:
         self.errors = torch.maximum((wanted + shift).sqrt() - wanted.sqrt(), self._trend()) + unknown
 
     def _trend(self) -> Tensor:
-        """(m/2) d value/dm after m products, what is left to gain where the values grow like s -
-        c/m^2, as at an edge without gap.
+        """(m/2) d value/dm after m products: the remaining growth if values grow like s - c/m^2, as
+        at a spectral edge without a gap.
         """
         self.history = [*self.history[-LAG:], self.values]
         before = self.history[0]
@@ -309,8 +307,8 @@ class _Space:
 
 
 def _shift(found: Tensor, residuals: Tensor, count: int) -> Tensor:
-    """How far the first `count` Ritz values may be below eigenvalues: see `leading_singular`."""
-    after = torch.nn.functional.pad(found, (0, 1))  # beyond the last Ritz value nothing is known but that A is not negative
+    """How far the first `count` Ritz values may be below the eigenvalues, as in `leading_singular`."""
+    after = torch.nn.functional.pad(found, (0, 1))  # after the last Ritz value only A >= 0 is known
     shifts = []
     for i in range(min(count, found.shape[1])):
         cluster = residuals[:, i : i + CLUSTER].square().cumsum(-1)
@@ -320,6 +318,6 @@ def _shift(found: Tensor, residuals: Tensor, count: int) -> Tensor:
 
 
 def _unit(v: Tensor) -> Tensor:
-    """v / |v| along the last axis; zero where v is."""
+    """v / |v| along the last axis; 0 where v is 0."""
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     return v / torch.where(length == 0, 1.0, length)

@@ -1,5 +1,5 @@
-"""Finite-time Lyapunov exponents by input token: at what rate a small change of its embedding grows
-on its way to the last state.
+"""Finite-time Lyapunov exponents by input token: the rate at which a small change of its embedding
+grows up to the last state.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from solvers import ConfigError
 from solvers.run import finite
 
 ENTRIES = 1 << 20
-"""So many entries of a state are carried at a time: rows of the Jacobian come in batches, whose
-memory is that of one segment.
-"""
+"""Entries of a state per batch of Jacobian rows. The memory is that of one segment."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenExponents:
-    """lambda_j = (1/T) log |dX_T[reader]/dX_0[j]|_2 of every input token j of one sequence, T the
-    depth-time, in nats a unit of it.
+    """lambda_j = (1/T) log |dX_T[reader]/dX_0[j]|_2 of each input token j of one sequence, in nats
+    per unit of the depth-time T.
 
-    Positive where a change of the token grows on its way to the state of token `reader`, -inf where
-    it does not get there.
+    Positive if a change of token j grows up to the last state of token `reader`, -inf if it has no
+    effect there.
     """
 
     tokens: list[int]
@@ -38,11 +36,10 @@ class TokenExponents:
 
 
 def token_exponents(model: Model, sequence: Int[Tensor, " tokens"], *, reader: int = -1) -> TokenExponents:
-    """`TokenExponents` by the rows of the Jacobian: as many ways back as the state has numbers,
-    each of the discrete model's own steps.
+    """`TokenExponents` from the rows of the discrete model's Jacobian: one backward pass for each
+    channel of the state.
 
-    Raises ConfigError for a reader that is no token of the sequence, and states that are not
-    finite.
+    Raises ConfigError if `reader` is no token of the sequence, or the Jacobian is not finite.
     """
     count = len(sequence)
     if not -count <= reader < count:
@@ -55,8 +52,8 @@ def token_exponents(model: Model, sequence: Int[Tensor, " tokens"], *, reader: i
 
 
 def reader_jacobian(model: Model, sequence: Int[Tensor, " tokens"], reader: int) -> Float[Tensor, "state tokens state"]:
-    """dX_T[reader]/dX_0: entry i, j, l is the change of the reader's i-th number with token j's
-    l-th.
+    """dX_T[reader]/dX_0: entry i, j, l is the derivative of the reader's channel i by channel l of
+    token j.
     """
     size = model.embed(sequence.unsqueeze(0)).shape[-1]
     together = max(1, ENTRIES // (size * len(sequence)))
@@ -67,12 +64,14 @@ def reader_jacobian(model: Model, sequence: Int[Tensor, " tokens"], reader: int)
         parts.append(costates.figures())
     found = torch.cat(parts)
     if not finite(found):
-        raise ConfigError("the Jacobian is not finite, so that there are no exponents: see where states end by simulate")
+        raise ConfigError(
+            "the Jacobian is not finite, so there are no exponents: ctrans simulate shows the segment where states become non-finite"
+        )
     return found
 
 
 class _Rows:
-    """The model with the loss sum over c of X_T[c, reader, rows[c]], whose gradient is a row of the
+    """The model with the loss sum_c X_T[c, reader, rows[c]]. Its gradient is one row of the
     Jacobian for each sequence c.
     """
 

@@ -1,4 +1,4 @@
-"""How far one optimiser step of one sublayer's weights moves the output of the depth."""
+"""How far one optimiser step on one sublayer's weights moves the last state."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from solvers import ConfigError, SolveError
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The first step of an optimiser: dW as a function of dL/dW, at a learning rate that the
-    response is proportional to.
-    """
+    """The first step of an optimiser: dW = -lr direction(dL/dW). Responses are proportional to lr."""
 
     learning_rate: float
     direction: Callable[[Tensor], Tensor]
@@ -37,7 +35,7 @@ and Ba 2015).
 
 @dataclasses.dataclass(frozen=True)
 class Responses:
-    """r_k of some segments for one optimiser at one learning rate."""
+    """r_k of the measured segments, for one optimiser at one learning rate."""
 
     learning_rate: float
     segments: list[int]
@@ -45,8 +43,8 @@ class Responses:
 
     @property
     def spread(self) -> float:
-        """The largest over the smallest: 1 where every layer moves the output alike, inf where one
-        cannot move it, nan where none can.
+        """The largest r_k over the smallest: 1 if all layers move the output equally, inf if some
+        cannot move it, nan if none can.
         """
         least, largest = min(self.values), max(self.values)
         return largest / least if least > 0 else math.inf if largest > 0 else math.nan
@@ -56,12 +54,11 @@ class UpdateResponse(Instrument):
     """r_k = |dX_D/dW_k dW_k|_F/|X_D|_F, dW_k = -lr u(dL/dW_k) one step of the optimiser on all
     weights of segment k, norms too.
 
-    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}, its step's effect on X_{k+1} is one product with the same
-    Jacobian, and J_{k+1:D} takes it to the end: one product for each later segment and optimiser.
-    It is a derivative, so that r_k is proportional to lr, and the true change differs from it by
-    O(lr^2). Weights that are functions of depth count as free ones. `graphs` must stand before it
-    in the same lane. Raises ConfigError where weights are made on demand, as later segments' are
-    needed with the earlier.
+    dL/dW_k = (dX_{k+1}/dW_k)' P_{k+1}. One product with the same Jacobian gives the step's effect
+    on X_{k+1}, and one product with each later segment takes it to the end. r_k is a derivative: it
+    is proportional to lr, and the true change differs by O(lr^2). Weights that are functions of
+    depth count as free weights. `graphs` must come before it in the same lane. Raises ConfigError
+    if weights are made on demand, because the products need all segments at once.
     """
 
     def __init__(self, graphs: StepGraphs, segments: Collection[int] | None = None, updates: Mapping[str, Update] | None = None):
@@ -111,7 +108,7 @@ def effects(at: StepContextBack, updates: Mapping[str, Update]) -> dict[str, Ten
         with requiring_gradients(weights), torch.enable_grad():
             y = sublayer.step(at.x.detach(), at.h)
             gradients = torch.autograd.grad(y, weights, at.p, retain_graph=True, materialize_grads=True)
-            # the product with dX/dW as the derivative of u -> (dX/dW)' u, which is linear
+            # the product with dX/dW is the derivative of the linear map u -> (dX/dW)' u
             u = torch.zeros_like(y, requires_grad=True)
             pulled = torch.autograd.grad(y, weights, u, create_graph=True, materialize_grads=True)
             found = {}

@@ -1,4 +1,4 @@
-"""How a sublayer's sensitivity follows its weights' scale."""
+"""How a sublayer's sensitivity depends on the scale of its weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ctrans.walk import Instrument, StepContext
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
-    """S(c) = |dv/dX|_2 with the weights scaled by c, and the slope of log S against log c over all
-    c; nan where S is unknown.
+    """S(c) = |dv/dX|_2 with the weights scaled by c, and the slope of log S against log c. The
+    slope is nan if an S is unknown.
     """
 
     scaling: str
@@ -39,18 +39,16 @@ def sensitivity_slope(
     """d log S / d log c: 1 where nothing normalises f, 0 behind an output norm (Kan, propositions 7
     and 8; theory, section 7).
 
-    `eps` is put in place of the norms' own, because with eps > 0 the invariance fails where f is
-    not large against it. Scaling W1 is invariant only for a positively homogeneous phi without
-    bias; its slope falls to 0 as phi saturates to one.
+    `eps` replaces that of the norms, because with eps > 0 the invariance fails where f is small.
+    Scaling W1 is invariant only for a positively homogeneous phi without bias. Its slope falls to 0
+    as phi saturates.
     """
     found = [sublayer_sensitivity(scaled(sublayer, scaling, c, eps=eps), x, tolerance=tolerance).value for c in factors]
     return Slope(scaling, list(factors), found, log_slope(factors, found))
 
 
 class SlopeAt(Instrument):
-    """`sensitivity_slope` of one segment, at the state that enters it; None where the walk does not
-    reach it.
-    """
+    """`sensitivity_slope` of segment k at its input state. None if the walk does not reach it."""
 
     def __init__(self, k: int, scaling: str, *, tolerance: float = TOLERANCE):
         self.k, self.scaling, self.tolerance = k, scaling, tolerance

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from ctrans.findings import Finding, Reading, Readings
+from ctrans.findings import SEVERITIES, Finding, Reading, Readings, in_words
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
 from ctrans.stability.diagnosis.forward_instruments import VelocitySensitivities, sensitivity_readings
 from ctrans.stability.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.stability.diagnosis.reading import cut, place_of
 from ctrans.stability.diagnosis.weight_readings import weight_readings
-from ctrans.stability.diagnosis.words import in_words
 from ctrans.walk import Attempt, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
 from solvers.deprecated import old_member, old_names
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
 """Of how many tokens a Jacobian is, and of how many sequences the worst one counts."""
+WIDTH = 80
+"""Columns of a diagnosis as text."""
 TOLERANCE = 0.02
 """Relative error at which a Jacobian's norm is known well enough."""
 
@@ -81,9 +83,35 @@ class Diagnosis:
                 close[name] = max(each, key=lambda reading: check.excess(reading.value))
         return close
 
+    @property
+    def summary(self) -> str:
+        """The number of findings by severity, and the number of checks that were measured."""
+        looked = f"{len(self.examined)} of {len(CHECKS)} kinds of finding were examined"
+        if self.unexamined:
+            looked += ", the others need parts or options that are not here"
+        if self.healthy:
+            return f"nothing found in single parts; {looked}"
+        severities = [each.severity for each in self.findings]
+        words = ", ".join(f"{severities.count(each)} {each}" for each in SEVERITIES if each in severities)
+        return f"{len(severities)} finding{'s' * (len(severities) > 1)} ({words}); {looked}"
+
     def __str__(self) -> str:
-        """What `ctrans diagnose` prints."""
-        return in_words(self)
+        """The diagnosis as text of `WIDTH` columns."""
+        lines = textwrap.wrap(f"diagnosis: {self.summary}", WIDTH)
+        for i, finding in enumerate(self.findings, 1):
+            lines += ["", f"{i}. {finding.check} ({finding.severity})"]
+            for word, text in in_words(dataclasses.asdict(finding)).items():
+                lines += textwrap.wrap(text, WIDTH, initial_indent=f"   {word:<7}", subsequent_indent=" " * 10)
+        close = [
+            f"close to a limit: {name}: {r.place}: {r.figure} (a finding {CHECKS[name].limit})" for name, r in self.near.items()
+        ]
+        missing = [f"not measured: {name}: {why}" for name, why in self.unknown.items()]
+        if self.unexamined:
+            needs = [f"{name} (needs {CHECKS[name].requires or 'a walk'})" for name in self.unexamined]
+            missing.append(f"not examined, so neither found nor ruled out: {'; '.join(needs)}")
+        for part in (close, missing):
+            lines += ["", *(line for each in part for line in textwrap.wrap(each, WIDTH, subsequent_indent="  "))] if part else []
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

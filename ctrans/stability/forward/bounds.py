@@ -1,4 +1,4 @@
-"""Forward stability: the bounds that theory puts on the moments of the hidden state."""
+"""Forward stability: theoretical bounds on the moments of the hidden state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from solvers import ConfigError
 class ForwardBounds:
     """Bounds on the moments at depth-time 0 and at each segment's end.
 
-    `mean_abs` and `rms` are the sharper bounds; `variance` follows from rms as N/(N-1) rms^2 for N
-    entries. `seed_mean_abs` and `seed_variance` are the papers' own statements, None where they
-    make none, and `seed_note` says why.
+    `mean_abs` and `rms` are the sharper bounds, and `variance` is N/(N-1) rms^2 for N entries.
+    `seed_mean_abs` and `seed_variance` are the papers' own bounds, None if they have none for this
+    model, and `seed_note` gives the reason.
     """
 
     mean_abs: list[float]
@@ -51,8 +51,8 @@ class ForwardBounds:
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-    """What a bound needs of one segment: its sublayer's norms, the least sigma of its input norm
-    there, and its map's bound.
+    """One segment with the figures that a bound needs: the least sigma of its input norm, its map's
+    bound and its difference bound.
     """
 
     sublayer: Sublayer
@@ -69,21 +69,23 @@ class _Measured:
 
 
 class BoundsByDepth(Instrument):
-    """What MA, RMS and variance of X_k cannot exceed, from X_0 and the weights (theory, section 6).
+    """Bounds on MA (mean absolute value), RMS and variance of X_k, from X_0 and the weights
+    (theory, section 6).
 
-    Sharper: MA(X_k) <= MA(X_0) + sum_j h_j rho_j and the same for RMS, with h_j segment j's length
-    and rho_j a bound on the RMS of its velocity: g + b behind an output norm; without one
-    |f|/sqrt(d) from the norms of the weights at the largest input, which behind an input norm does
-    not depend on X, so that growth is linear. A norm around the state sets the bound to g + b. With
-    `none` the input's bound is the state's own r, and |f| <= a r + c compounds: to r + h (a r + c)
-    in the discrete model, to e^(ah) r + c (e^(ah) - 1)/a in the ODE (Gronwall), where a map that
-    grows with r^2, as a gated FFN, has none. `discrete` says which of the two; where norms stand
-    they are one. The ODE's bounds are for its exact solution: an integrator can exceed them by its
-    own error, and a norm around the state then too.
+    Sharper bound: MA(X_k) <= MA(X_0) + sum_j h_j rho_j, and the same for RMS. h_j is segment j's
+    length and rho_j bounds the RMS of its velocity. Behind an output norm rho is g + b. Without one
+    it is |f|/sqrt(d) at the largest input, from the norms of the weights; behind an input norm this
+    does not depend on X, so growth is linear. A norm around the state sets the bound to g + b.
 
-    Seed: Kan, theorem 4 for output norms without state norm; theorem 3 with eq. 82 for `pre`, its
-    D_i taken as sigma of each token along the states given (as printed it drops sqrt(d)), with the
-    same step for FFN sublayers. The states are only used there, and X_0.
+    Without norms (`none`) the input's bound is the state's own r, and |f| <= a r + c compounds: to
+    r + h (a r + c) in the discrete model, to e^(ah) r + c (e^(ah) - 1)/a in the ODE (Gronwall). In
+    the ODE a map that grows with r^2, such as a gated FFN, has no bound. `discrete` selects the
+    discrete model; with norms both bounds are equal. The ODE's bounds hold for its exact solution,
+    so an integrator can exceed them by its own error.
+
+    Papers' bound: Kan, theorem 4 for output norms without a state norm, and theorem 3 with eq. 82
+    for `pre`. Its D_i is sigma of each token along the given states (as printed it lacks sqrt(d)),
+    and FFN sublayers take the same step. Only this bound uses the states after X_0.
     """
 
     def __init__(self, *, discrete: bool = True):
@@ -97,21 +99,21 @@ class BoundsByDepth(Instrument):
         self._segments.append(_measure(at))
 
     def figures(self) -> ForwardBounds:
-        """Of all the depth, also where the walk ended before. Raises ConfigError where no bound on
-        a map is known.
+        """Bounds over the whole depth, even if the walk ended early. Raises ConfigError if a map
+        has no known bound.
         """
         rest = zip(self._depth.sublayers, self._depth.lengths, strict=True)
         unseen = [_Measured(s, h, math.nan, *_bound_of(s)) for s, h in list(rest)[len(self._segments) :]]
         return _forward_bounds(self._x0, [*self._segments, *unseen], len(self._segments), self.discrete)
 
     def spreads(self) -> list[float | None]:
-        """s_k, the largest distance between two tokens of segment k's velocity, or of its state
-        behind a norm around it.
+        """s_k: the largest distance between two tokens of segment k's velocity, or of its state if
+        a norm acts on the state.
 
-        2 sqrt(d) g behind an output norm or one around the state. Behind an input norm alone the
-        smaller of twice the bound on a token's length and 2 sqrt(d) g L, L a Lipschitz constant of
-        the map (`difference_bound`), in which what every token has in common cancels. None without
-        norms, and behind an input norm alone for a map of which neither is known.
+        It is 2 sqrt(d) g behind an output norm or a state norm. Behind an input norm alone it is
+        the smaller of twice the bound on a token's length and 2 sqrt(d) g L, with L a Lipschitz
+        constant of the map (`difference_bound`). None without norms, or if both bounds of the map
+        are unknown.
         """
         return [token_spread(each.sublayer, each.bound, each.apart) for each in self._segments]
 
@@ -119,32 +121,31 @@ class BoundsByDepth(Instrument):
 def forward_bounds(
     depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]], *, discrete: bool = True
 ) -> ForwardBounds:
-    """`BoundsByDepth` along states that are known; its formulas and errors."""
+    """`BoundsByDepth` along given states, with its formulas and errors."""
     found: ForwardBounds = observe(depth, states, [BoundsByDepth(discrete=discrete)])[0]
     return found
 
 
 def map_bound(sublayer: Sublayer) -> TokenBound:
-    """How long the output tokens of the sublayer's map can be; ConfigError where the map does not
-    say (`bound`).
+    """Bound on the length of the map's output tokens. Raises ConfigError if the map has no method
+    `bound`.
     """
     if not isinstance(sublayer.field, HasBound):
         raise ConfigError(
-            f"no bound is known: {type(sublayer.field).__name__} does not say how large its output can be, as a method bound() -> "
-            f"TokenBound would, and no norm acts after it{why_not(sublayer.field)}"
+            f"no bound is known: {type(sublayer.field).__name__} has no method bound() -> TokenBound for the size of its output, and no "
+            f"norm acts after it{why_not(sublayer.field)}"
         )
     return sublayer.field.bound()
 
 
 def difference_bound(sublayer: Sublayer) -> float:
     """L with |f(U)_i - f(U')_j| <= L max over tokens of |u_k - u'_l| for inputs behind the
-    sublayer's input norm; inf if not known.
+    sublayer's input norm; inf if unknown.
 
     Attention: with rows a of A and b of A', f(U)_i - f(U')_j = sum_h W_h V_h (sum_k a_hk u_k -
-    sum_l b_hl u'_l), as offsets of values and of the output come through whole in both; a
-    difference of two averages is no longer than the largest of differences, so that L = sum_h |W_h
-    V_h|_2. An FFN acts on each token alone: L is its Lipschitz constant, among tokens no longer
-    than the norm's image reaches.
+    sum_l b_hl u'_l), because offsets of values and output cancel. A difference of two averages is
+    at most the largest difference, so L = sum_h |W_h V_h|_2. FFN: L is its Lipschitz constant over
+    tokens in the norm's image.
     """
     norm = sublayer.input_norm
     if norm is None or not needs_map_bound(sublayer):
@@ -163,10 +164,10 @@ def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
 
 
 def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = math.inf) -> float | None:
-    """`BoundsByDepth.spreads` of one sublayer, with its map's bound and `difference_bound` where
-    these are known.
+    """`BoundsByDepth.spreads` of one sublayer, from its map's bound and `difference_bound` if these
+    are known.
 
-    None for a state of several streams, whose mixing is another thing that moves two states apart.
+    None for a state of several streams, because mixing them also moves tokens apart.
     """
     if sublayer.streams > 1:
         return None
@@ -183,24 +184,23 @@ def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = ma
 
 
 def needs_map_bound(sublayer: Sublayer) -> bool:
-    """Whether how large a sublayer's velocity can be depends on its map."""
+    """Whether a bound on the sublayer's velocity needs a bound of its map."""
     return sublayer.state_norm is None and sublayer.output_norm is None
 
 
 def needs_radius(sublayer: Sublayer) -> bool:
-    """Whether how large a sublayer's velocity can be depends on how large the state is."""
+    """Whether a bound on the sublayer's velocity depends on the size of the state."""
     return sublayer.image is not None or (sublayer.output_norm is None and sublayer.input_norm is None)
 
 
 def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) -> float:
-    """How long a token of r(X) can be where no token of X, as it has entered, is longer than
-    `radius`; the map's `bound` where it is known.
+    """Bound on the length of a token of r(X) if no token of the entered X is longer than `radius`.
 
-    g sqrt(d) (max|gamma| + max|beta|) behind an output norm, g the largest gain; else g f at the
-    largest input of the map f: s times such a length behind an input norm, |a| times the radius
-    without one. A residual that moves towards a norm's image has r = g (N v - X), which is no
-    longer than g times that length plus the radius. nan where it takes a map's bound that is not
-    known.
+    Behind an output norm it is g sqrt(d) (max|gamma| + max|beta|), with g the largest gain.
+    Otherwise it is g times the map's `bound` at its largest input: s sqrt(d) (max|gamma| +
+    max|beta|) behind an input norm, |a| times the radius without one. A residual that moves towards
+    a norm's image has r = g (N v - X), bounded by g times that length plus the radius. nan if it
+    needs a map's bound and that is None.
     """
     if sublayer.image is not None:
         assert sublayer.residual is not None, "the image is the residual's"
@@ -215,7 +215,7 @@ def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) 
 
 
 def _reach(norm: Norm) -> float:
-    """How long a token of the norm's image can be."""
+    """The largest length of a token in the norm's image."""
     return norm.level * math.sqrt(norm.width)
 
 
@@ -233,7 +233,7 @@ def _measure(at: StepContext) -> _Measured:
 
 
 def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
-    """The map's bound where it is needed, and why it is not known."""
+    """The map's bound if it is needed, and the reason if it is unknown."""
     if not needs_map_bound(sublayer):
         return None, ""
     try:
@@ -270,8 +270,8 @@ def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, 
 
 
 class Jump(NamedTuple):
-    """By how much a state can be longer, and its mean absolute entry larger, once its streams are
-    mixed; and what is read of it.
+    """Factors by which mixing streams can grow a state's length and its mean absolute entry, and
+    the length of the weights that read it.
     """
 
     length: float = 1.0
@@ -280,7 +280,7 @@ class Jump(NamedTuple):
 
     @classmethod
     def of(cls, sublayer: Sublayer) -> Jump:
-        """|M|_2, the largest column of |M|, and |a|; 1 for a state of one stream."""
+        """|M|_2, the largest column sum of |M|, and |a|; all 1 for a state of one stream."""
         residual = sublayer.residual
         if residual is None or not isinstance(residual, MixesStreams):
             return cls()
@@ -289,7 +289,9 @@ class Jump(NamedTuple):
 
 
 def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
-    """By how much a token no longer than `radius` can grow in a segment without state norm."""
+    """Bound on the growth of a token's length in a segment without a state norm, for tokens no
+    longer than `radius`.
+    """
     sublayer, h = segment.sublayer, segment.h
     bound = None if sublayer.output_norm is not None else segment.known()
     if discrete or bound is None or sublayer.input_norm is not None:
@@ -297,7 +299,7 @@ def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
     read = Jump.of(sublayer).read
     if bound.curvature:
         raise ConfigError(
-            f"no bound is known for the ODE: {type(sublayer.field).__name__} can grow with the square of its input, which no norm bounds"
+            f"no bound is known for the ODE: {type(sublayer.field).__name__} grows with the square of an input that no norm bounds"
         )
     gain = sublayer.largest_gain * bound.gain * read
     with np.errstate(over="ignore"):
@@ -306,14 +308,14 @@ def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
 
 
 def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | str:
-    """The papers' bound on |X_k|_F, or why they have none."""
+    """The papers' bound on |X_k|_F, or the reason why they have none."""
     sublayers = [segment.sublayer for segment in segments]
     start = float(torch.linalg.vector_norm(x0.double()))
     entries, tokens, width = x0.numel(), x0.shape[-2], x0.shape[-1]
     if any(s.state_norm is not None for s in sublayers):
-        return "the papers bound no state that a norm acts on"
+        return "the papers have no bound for a state with a norm around it"
     if any(s.residual is not None for s in sublayers):
-        return "the papers' theorems are for residuals without gains"
+        return "the papers' theorems need residuals without gains"
     outputs = [s.output_norm for s in sublayers if s.output_norm is not None]
     inputs = [s.input_norm for s in sublayers if s.input_norm is not None]
     if len(outputs) == len(sublayers):
@@ -321,11 +323,11 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         lengths = torch.tensor([segment.h for segment in segments], dtype=torch.float64)
         return [start + t * math.sqrt(entries) * worst for t in (0.0, *lengths.cumsum(0).tolist())]
     if outputs or len(inputs) < len(sublayers):
-        return "the papers' theorems are for one placement, pre, peri or output, in all sublayers"
+        return "the papers' theorems need one placement, pre, peri or output, in all sublayers"
     if not all(norm.divides for norm in inputs):
-        return "the papers' theorem is for input norms that divide a token by its size"
+        return "the papers' theorem needs input norms that divide a token by its size"
     if any(segment.known().curvature for segment in segments):
-        return "the papers' theorem is for maps with an affine bound, and a gated FFN has none"
+        return "the papers' theorem needs maps with an affine bound, and a gated FFN has none"
     values = [start]
     for segment, norm in zip(segments[:reached], inputs, strict=False):
         gain, constant, _ = segment.known()

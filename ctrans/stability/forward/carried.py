@@ -1,5 +1,5 @@
-"""States that go through the depth beside the text's own: perturbed and substituted inputs, and any
-of these with larger weights.
+"""Further states that pass through the depth during a walk: perturbed inputs, also with larger
+weights.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from ctrans.stability.forward.weight_scaling import times
 from ctrans.walk import Instrument, StepContext, walk_depth
 
 Start = tuple[float, Float[Tensor, "*batch tokens width"]]
-"""(c, X_0): the state goes through the discrete model with f_k -> c f_k in every segment."""
+"""(c, X_0): the state passes through the discrete model with f_k -> c f_k in each segment."""
 
 
 class CarriedStates(Instrument):
-    """X_D from each X_0 of several (c, X_0), all of one shape, as extra lanes of one batch: a map
-    is evaluated once for all.
-    """
+    """X_D for several (c, X_0) of one shape, as one batch: each map is evaluated once for all."""
 
     def __init__(self, starts: Sequence[Start]):
         self._factors, self._starts = zip(*starts, strict=True)
@@ -38,6 +36,6 @@ class CarriedStates(Instrument):
 
 
 def carried(depth: Depth, starts: Sequence[Start]) -> list[Float[Tensor, "*batch tokens width"]]:
-    """`CarriedStates` alone."""
+    """`CarriedStates` as a walk of its own."""
     found: list[Tensor] = walk_depth(depth, starts[0][1], [CarriedStates(starts)])[0]
     return found

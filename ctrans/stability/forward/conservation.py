@@ -1,5 +1,5 @@
-"""What the dynamics conserve: laws that hold in the ODE whatever the weights, and how far a
-trajectory drifts from them.
+"""Conservation laws of the ODE, which hold for all weights, and the drift of a trajectory from
+them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ctrans.walk import Instrument, StepContext, observe
 
 @dataclasses.dataclass(frozen=True)
 class ConservationLaw:
-    """A conservation law: where it holds, and by how much a step from X to Y over a time h breaks
-    it.
+    """A conservation law: the sublayers where it holds, and the `drift` of a step from X to Y over
+    a time h.
     """
 
     name: str
@@ -54,14 +54,14 @@ LAWS = (
 
 
 class DriftByDepth(Instrument):
-    """The law that holds for this depth and its violation in each segment, largest over tokens;
-    None where no law holds.
+    """The law of this depth and its violation in each segment, largest over tokens; None if no law
+    holds.
 
-    `peri` and `output` with LayerNorm conserve each token's mean in the coordinates of the norm, in
-    the ODE and in any Runge-Kutta method, so their drift is rounding. A norm around the state keeps
-    it on that norm's image: exactly in the ODE, to the method's error in an integrator without
-    projection, to eps/sigma^2 in the discrete model (theory, section 3). Where a gain is zero the
-    law says nothing and the drift is nan.
+    `peri` and `output` with LayerNorm conserve each token's mean in the norm's coordinates. This
+    holds in the ODE and in any Runge-Kutta method, so the drift is rounding. A norm around the
+    state keeps it on the norm's image: exactly in the ODE, up to the method's error in an
+    integrator without projection, up to eps/sigma^2 in the discrete model (theory, section 3). If a
+    gain is zero, the drift is nan.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -80,6 +80,6 @@ class DriftByDepth(Instrument):
 def conservation_drift(
     depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]]
 ) -> tuple[ConservationLaw, list[float]] | None:
-    """`DriftByDepth` along states that are known."""
+    """`DriftByDepth` along given states."""
     found: tuple[ConservationLaw, list[float]] | None = observe(depth, states, [DriftByDepth()])[0]
     return found

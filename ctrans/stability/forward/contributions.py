@@ -1,5 +1,5 @@
-"""What each sublayer contributes to the last state and to a logit: sums that are exact at the
-norms' scales as they are.
+"""Contribution of each sublayer to the last state and to a logit, as exact sums with the norms'
+scales held fixed.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from ctrans.walk import Instrument, ModelOfModules, StepContext, walk
 from solvers import ConfigError
 
 ROUNDING = 1e-3
-"""By how much scale times parts may miss the norm, relatively, in float32; more says that the norm
-is no scaling of its input.
+"""Largest relative difference, in float32, between a norm and its affine form. Above it the norm
+does not scale its input.
 """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contributed:
-    """X_K = sum_k `parts`[k] + `offsets`: parts[0] came from the embedding, parts[k + 1] from
-    sublayer k, offsets from norms' beta.
+    """X_K = sum_k `parts`[k] + `offsets`: parts[0] from the embedding, parts[k + 1] from sublayer
+    k, offsets from norms' beta.
     """
 
     parts: Float[Tensor, "count *batch tokens width"]
     offsets: Float[Tensor, "*batch tokens width"]
 
     def through(self, norm: Norm, x: Float[Tensor, "*batch tokens width"]) -> Contributed:
-        """The same behind a norm, which at its scale at x is affine: N(v) = gamma * C v/sigma(x) +
-        beta.
+        """The same behind a norm. With its scale fixed at x it is affine: N(v) = gamma * C
+        v/sigma(x) + beta.
 
-        Raises ConfigError for a norm that is not such a scaling at x.
+        Raises ConfigError if the norm does not have this form at x.
         """
         scaled = norm.gamma * norm.standardize(x)
         centre = x - x.mean(-1, keepdim=True) if norm.centred else x
@@ -47,17 +47,17 @@ class Contributed:
 
         if not torch.allclose(affine(x), scaled, rtol=ROUNDING, atol=ROUNDING * float(scaled.abs().max())):
             raise ConfigError(
-                f"a {type(norm).__name__} is no scaling of its input, so that nothing is a sum behind it: choose another norm"
+                f"a {type(norm).__name__} does not scale its input, so there are no contributions behind it: choose another norm"
             )
         return Contributed(affine(self.parts), affine(self.offsets) + norm.beta)
 
 
 class Contributions(Instrument):
-    """`Contributed` of the last state along the walk. A sublayer adds h r_k(X_k); a norm around the
-    state scales what was there by then, and streams that mix do so in every part.
+    """`Contributed` of the last state. A sublayer adds h r_k(X_k). A norm around the state scales
+    all parts so far, and mixing of streams applies to each part.
 
-    A part is what a sublayer wrote, not what the model would lose without it: others read it. It
-    keeps K + 1 states.
+    A part is the sublayer's direct output. Removing the sublayer changes more, because later
+    sublayers read it. The instrument keeps K + 1 states.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -79,19 +79,19 @@ class Contributions(Instrument):
 def logit_contributions(
     model: GPT, tokens: Int[Tensor, "batch tokens"], targets: Int[Tensor, "batch tokens"]
 ) -> tuple[Float[Tensor, "count batch tokens"], Float[Tensor, "batch tokens"]]:
-    """What the embedding and each sublayer add to the logit of every token's target less the mean
-    logit, and what offsets add.
+    """Contributions of the embedding and each sublayer to (target logit - mean logit) of each
+    token, and the offsets' contribution.
 
     logit_t - mean logit = <w_t - mean w, N_final(X_K)>, a sum over the parts of X_K at the final
     norm's scale (direct logit attribution; Elhage et al. 2021). Raises ConfigError for norms that
-    are no scalings.
+    do not scale their input.
     """
     found, x = walk(model, tokens, None, [Contributions(), _LastState()])
     return _to_logits(model, found, x, targets)
 
 
 def _to_logits(model: GPT, found: Contributed, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`logit_contributions` of parts that are known, x the last state."""
+    """`logit_contributions` of given parts of the last state x."""
     parts, offsets, x = (_mean_stream(model, each) for each in (found.parts, found.offsets, x))
     found = Contributed(parts, offsets)
     if isinstance(model.final_norm, Norm):
@@ -102,19 +102,18 @@ def _to_logits(model: GPT, found: Contributed, x: Tensor, targets: Tensor) -> tu
 
 
 def _mean_stream(model: GPT, x: Tensor) -> Tensor:
-    """What the head reads of a state."""
+    """The mean over streams, which the head reads."""
     streams = model.config.state_streams
     return x if streams == 1 else x.unflatten(-1, (streams, -1)).mean(-2)
 
 
 @dataclasses.dataclass(frozen=True)
 class ContributionsByDepth:
-    """Means over tokens of what the embedding (first), each sublayer and norms' offsets (last)
-    contribute; `names` has these.
+    """Means over tokens of the contributions of the embedding (first), each sublayer and the norms'
+    offsets (last), as in `names`.
 
-    `state` is <part, X_K>/|X_K|^2, which sums to 1, `size` |part|/|X_K|, and `logit` what is added
-    to the logit of the target less the mean logit, which sums to that; None, with `note`, where
-    that is not known.
+    `state` is <part, X_K>/|X_K|^2, which sums to 1. `size` is |part|/|X_K|. `logit` is the
+    contribution to (target logit - mean logit); None if unknown, and `note` gives the reason.
     """
 
     names: list[str]
@@ -128,8 +127,8 @@ class ContributionsByDepth:
 def contributions_by_depth(
     model: ModelOfModules, tokens: Tensor, targets: Int[Tensor, "batch tokens"] | None = None
 ) -> ContributionsByDepth:
-    """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that are no
-    scalings.
+    """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that do not
+    scale their input.
     """
     found, x = walk(model, tokens, None, [Contributions(), _LastState()])
     each = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double()
@@ -137,7 +136,7 @@ def contributions_by_depth(
     state = ((each * x).sum(-1) / square).flatten(1).mean(1)
     size = (each.norm(dim=-1) / square.sqrt()).flatten(1).mean(1)
     names = ["embedding", *(f"{k} {part.kind}" for k, part in enumerate(model.depth.sublayers)), "offsets"]
-    logit, note = None, "contributions to a logit need a head of our own models' form, and a target of every token"
+    logit, note = None, "contributions to a logit need a ctrans GPT and targets"
     if isinstance(model, GPT) and targets is not None:
         try:
             parts, offsets = _to_logits(model, found, x, targets)

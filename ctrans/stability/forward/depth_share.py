@@ -1,4 +1,4 @@
-"""What the depth adds to its input: how much, how it grows, and whether it leaves tokens apart."""
+"""Share of the depth in the state: its size, its growth, and the similarity of tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from ctrans.walk.instrument import of_text
 
 @dataclasses.dataclass(frozen=True)
 class DepthShare:
-    """What the sublayers do to the state, at depth-time 0 and at every segment's end.
+    """Effect of the sublayers on the state, at depth-time 0 and at each segment's end.
 
-    `added` is |X_k - Y_k|/|X_k|, Y the state without them: Y_0 = X_0, Y_{k+1} = Y_k or, where a
-    norm stands around the state, that norm of it. 0 says that the depth does nothing, 1 that the
-    state owes all to it. `growth` is p of |X_k - Y_k| ~ k^p between the middle block and the end:
-    1/2 for contributions that are independent of each other, 1 for equal ones, and 1 more for each
-    further doubling over the second half; nan for a depth of one block, or one that adds nothing.
-    `similarity` is the mean cosine between two tokens of a sequence, nan where there is one: at 1
-    they are one token (rank collapse).
+    - `added`: |X_k - Y_k|/|X_k|, Y the state without sublayers: Y_0 = X_0, and Y_{k+1} is Y_k or,
+      with a norm around the state, that norm of Y_k. 0 means that the depth does nothing, 1 that
+      the depth makes up the whole state
+    - `growth`: p of |X_k - Y_k| ~ k^p between the middle block and the end: 1/2 for independent
+      contributions, 1 for equal ones, and 1 more for each further doubling over the second half;
+      nan for a depth of one block or one that adds nothing
+    - `similarity`: the mean cosine between two tokens of a sequence, nan for one token. At 1 all
+      tokens are parallel (rank collapse)
     """
 
     added: list[float]
@@ -33,7 +34,7 @@ class DepthShare:
 
 
 class DepthShares(Instrument):
-    """`DepthShare` along the walk. Nothing but the states is looked at."""
+    """`DepthShare` along the walk, from the states alone."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth, self._without = depth, x0
@@ -63,11 +64,10 @@ class DepthShares(Instrument):
 
 
 def token_similarity(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None = None) -> float:
-    """The mean of <x_i, x_j>/(|x_i||x_j|) over pairs i != j of a sequence's tokens, and over the
-    batch; nan for one token.
+    """Mean of <x_i, x_j>/(|x_i||x_j|) over pairs i != j of a sequence's tokens and over the batch;
+    nan for one token.
 
-    Of tokens that are `kept`, where these are not all; a sequence that has one of them has no pair
-    and does not count.
+    With `kept`, only those tokens count, and a sequence with fewer than two of them does not.
     """
     unit = torch.nn.functional.normalize(x.double(), dim=-1)
     tokens = torch.full(x.shape[:-2], x.shape[-2], device=x.device)

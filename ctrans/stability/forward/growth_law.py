@@ -1,5 +1,5 @@
-"""How hidden states grow: the law that fits a moment by depth, and the better of several by
-Akaike's criterion.
+"""Growth of hidden states: laws fitted to a moment by depth, ranked by Akaike's information
+criterion (AIC).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from scipy.optimize import least_squares, minimize_scalar
 
 Array = NDArray[np.float64]
 RESOLVED = 1e-10
-"""Relative misfits below this count as none: of two laws that fit exactly, the one with fewer
-parameters is better.
+"""Relative misfits below this count as exact, so that of two exact laws the one with fewer
+parameters wins.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A law m(t) fitted to a moment by depth: its parameters by name, the RMS of log m - log law,
-    and Akaike's criterion.
+    """A law m(t) fitted to a moment by depth: its parameters by name, `misfit` = RMS of log m - log
+    law, and AIC.
     """
 
     law: str
@@ -33,8 +33,8 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class GrowthLaw:
-    """All fits, best first by AIC; `weights` are their Akaike weights, the support for each law
-    among these.
+    """All fits, best first by AIC. `weights` are their Akaike weights, the relative support for
+    each law.
     """
 
     fits: list[Fit]
@@ -47,8 +47,8 @@ class GrowthLaw:
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A growth law of `count` parameters: fits log m to given times (from 0, scaled to end at 1)
-    and tells parameters and fit.
+    """A growth law with `count` parameters. `fit(s, log m)`, times s from 0 to 1, returns the
+    parameters by name and the fitted log m.
     """
 
     count: int
@@ -65,7 +65,7 @@ def _exponential(s: Array, log: Array) -> tuple[dict[str, float], Array]:
 
 
 def _polynomial(degree: int) -> Callable[[Array, Array], tuple[dict[str, float], Array]]:
-    """m(s) = sum_j c_j binom s^j (1-s)^(k-j) with all c_j > 0, so that it is positive."""
+    """m(s) = sum_j c_j binom(k, j) s^j (1-s)^(k-j) with all c_j > 0, so m is positive."""
 
     def fit(s: Array, log: Array) -> tuple[dict[str, float], Array]:
         basis = np.stack([math.comb(degree, j) * s**j * (1 - s) ** (degree - j) for j in range(degree + 1)], -1)
@@ -82,7 +82,7 @@ def _polynomial(degree: int) -> Callable[[Array, Array], tuple[dict[str, float],
 
 
 def _power(s: Array, log: Array) -> tuple[dict[str, float], Array]:
-    """m = start (1 + s/onset)^exponent; for a given onset a straight line in the logarithms."""
+    """m = start (1 + s/onset)^exponent. For a given onset it is a straight line in the logarithms."""
 
     def at(log_onset: float) -> tuple[float, float, Array]:
         z = np.log1p(s / math.exp(log_onset))
@@ -92,8 +92,8 @@ def _power(s: Array, log: Array) -> tuple[dict[str, float], Array]:
     def misfit(log_onset: float) -> float:
         return float(np.square(at(log_onset)[2] - log).sum())
 
-    # from a tenth of the first step to ten times the whole depth; later onsets are exponentials in
-    # disguise
+    # from a tenth of the first step to ten times the whole depth; later onsets look like
+    # exponentials
     grid = np.linspace(math.log(s[1] / 10), math.log(10), 60)
     best = grid[int(np.argmin([misfit(value) for value in grid]))]
     around = best - (grid[1] - grid[0]), best + (grid[1] - grid[0])
@@ -115,10 +115,9 @@ def growth_law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | N
     """The law of LAWS with the least AIC = n log(RSS/n) + 2k + 2k(k+1)/(n-k-1), RSS of log m - log
     law, k parameters with RSS/n.
 
-    Errors are relative to the moment, so that every layer counts the same, however much the last
-    ones have grown. Times in the parameters are fractions of the depth. Values that are not
-    positive and finite are left out; a law needs at least three more points than parameters, and
-    where none has them the answer is None.
+    Errors are relative to the moment, so all layers have equal weight. Times in the parameters are
+    fractions of the depth. Values that are not positive and finite do not count. A law needs at
+    least three more points than parameters; the result is None if no law has enough.
     """
     t, m = np.asarray(times, dtype=float), np.asarray(values, dtype=float)
     known = np.isfinite(m) & (m > 0)

@@ -1,6 +1,4 @@
-"""What mixing does by itself: the gain of the product of the mixing matrices of hyper-connections,
-by depth.
-"""
+"""Gain of the product of hyper-connections' mixing matrices, by depth."""
 
 from __future__ import annotations
 
@@ -14,11 +12,12 @@ from solvers import ConfigError
 
 
 def mixing_gains(depth: Depth) -> list[float]:
-    """|M_k ... M_0|_2 after every segment k: how much longer a state becomes, at most, by mixing alone.
+    """Gains |M_k ... M_0|_2 after each segment k: the largest growth of a state's length by mixing
+    alone.
 
-    The costate meets the transposes, so that this bounds what mixing does to gradients too. Doubly
-    stochastic M leave it at 1; free ones let it grow or vanish exponentially with the number of
-    segments. Raises ConfigError for a depth whose state is one stream.
+    Gradients pass through the transposes, so it also bounds the effect of mixing on them. Doubly
+    stochastic M keep it at 1; free M can make it grow or vanish exponentially with the number of
+    segments. Raises ConfigError if the state is one stream.
     """
     mixing: list[Tensor] = []
     for k, sublayer in enumerate(depth.sublayers):
@@ -29,7 +28,7 @@ def mixing_gains(depth: Depth) -> list[float]:
 
 
 def product_gains(mixing: Float[Tensor, "segments n n"]) -> list[float]:
-    """|M_k ... M_0|_2 for every k, of given matrices."""
+    """|M_k ... M_0|_2 of given matrices for each k."""
     product = torch.eye(mixing.shape[-1], dtype=mixing.dtype)
     gains = []
     for each in mixing:

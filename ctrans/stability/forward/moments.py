@@ -14,8 +14,8 @@ from ctrans.walk.instrument import of_text
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """Of all entries of a hidden state: mean absolute value, sample variance, root mean square
-    |X|/sqrt(nd).
+    """Moments of all entries of a hidden state: mean absolute value, sample variance, root mean
+    square |X|/sqrt(nd).
     """
 
     mean_abs: float
@@ -24,13 +24,13 @@ class Moments:
 
 
 def moments(x: Float[Tensor, "*batch tokens width"]) -> Moments:
-    """The moments over every entry, computed in float64 where the device has it."""
+    """The moments over all entries, in float64 if the device has it."""
     x = x.detach().double() if x.device.type != "mps" else x.detach()
     return Moments(float(x.abs().mean()), float(x.var()) if x.numel() > 1 else 0.0, float(x.square().mean().sqrt()))
 
 
 class MomentsByDepth(Instrument):
-    """`Moments` of X_0 and of X at every segment's end."""
+    """`Moments` of X_0 and of X at each segment's end."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._each = [moments(of_text(x0, self.kept))]

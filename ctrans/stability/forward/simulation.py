@@ -1,5 +1,5 @@
-"""One run of a model over a text, seen by depth: moments, bounds, conservation, and the distance
-between the discrete model and its ODE.
+"""One run of a model over a text by depth: moments, bounds, conservation, and the distance between
+the discrete model and its ODE.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ctrans.walk import Attempt, DescribedModel, kept_of, observe
 from solvers import ConfigError, Method, Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
-"""How the ODE is solved that the discrete model is compared with, in float64."""
+"""How the reference solution of the ODE is computed, in float64."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """A trajectory by depth, of the discrete model or of a method for its ODE (`discrete`). Lists
-    run over depth-time 0 and every segment's end that was reached.
+    """A trajectory by depth, of the discrete model (`discrete`) or of a method for its ODE. Lists
+    run over depth-time 0 and the end of each segment reached.
 
-    `distance` is |X - X_ode|/|X_ode| of the trajectory, `discrete_distance` the same for the
-    discrete model (None where the reference or the discrete model failed before that depth).
-    `drift` is the violation of the conservation law `law` in each segment, one less than there are
-    times. `used` is the mean absolute value over its sharper bound. `bounds` and `used` are None
-    where no bound on a map is known, which `unbounded` then says. `warnings` are what is to be
-    known of a method that got to the end. `reference` is how the ODE was solved, None where it was
-    not asked for, and `unreferenced` why that failed, where it did: distances are None from there
-    on.
+    - `distance`: |X - X_ode|/|X_ode| of the trajectory; None from where the reference failed
+    - `discrete_distance`: the same for the discrete model
+    - `drift`: violation of the conservation law `law` in each segment, so one entry fewer than
+      `times`
+    - `used`: the mean absolute value over its sharper bound
+    - `bounds`, `used`: None if a map has no known bound; `unbounded` gives the reason
+    - `warnings`: the method's warnings about a run that reached the end
+    - `reference`: how the ODE was solved, None without a reference; `unreferenced`: why that failed
     """
 
     placement: str
@@ -78,18 +78,18 @@ def simulate(
     reference: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
-    """X(t) of the model on those tokens by that method, and what theory says of it.
+    """X(t) of the model on these tokens by a method, with the bounds and laws of theory.
 
-    - `model`: one of ctrans; `ctrans.simulate` takes any `nn.Module` and the path of a checkpoint
-      too, and opens them
-    - `tokens`: token ids, or what else the model reads as one tensor
-    - `method`, `steps`, `rtol`, `atol`, `norm`: as `solvers.solve` takes them. A trajectory that
-      breaks off is returned up to there with its status
-    - `reference`: whether the ODE is solved accurately beside it; without, distances to it are None
-    - `progress(k)`: called for each segment done, three times over: the trajectory, the discrete
-      model (if the trajectory is another) and the reference
+    - `model`: a ctrans model; `ctrans.simulate` also takes any `nn.Module` or the path of a
+      checkpoint
+    - `tokens`: token ids, or another input tensor of the model
+    - `method`, `steps`, `rtol`, `atol`, `norm`: as in `solvers.solve`. A trajectory that fails is
+      returned up to the failure, with its status
+    - `reference`: whether to solve the ODE accurately too; if not, distances are None
+    - `progress(k)`: called after each segment of the trajectory, of the discrete model (if the
+      trajectory is another) and of the reference
 
-    Raises ConfigError for a request that makes no sense.
+    Raises ConfigError for invalid arguments.
     """
     start = time.perf_counter()
     solution = model.trajectory(
@@ -135,14 +135,14 @@ def simulate(
 def _reference(
     model: DescribedModel, tokens: Tensor, progress: Callable[[int], None] | None
 ) -> tuple[Sequence[Tensor], str, str | None]:
-    """The ODE's states, as far as they can be had, how they were, and why not to the end where they
-    were not.
+    """The ODE's states as far as the solution succeeds, how they were computed, and why it failed,
+    if it did.
     """
     how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
     twin: Any = copy.deepcopy(model)  # a module, whatever its class
     try:
         solution: Solution = twin.double().trajectory(tokens, **REFERENCE, throw=False, progress=progress)
-    except ConfigError as error:  # a norm's image that a gain has flattened: there is no ODE to solve
+    except ConfigError as error:  # a zero gain makes a norm's image degenerate, so there is no ODE
         return [], how, str(error)
     return solution.states, how, None if solution.status is Status.SUCCESS else solution.message
 
@@ -158,6 +158,6 @@ def _distances(
 
 
 def _shortened(bounds: ForwardBounds, count: int) -> ForwardBounds:
-    """The bounds at the times that were reached."""
+    """The bounds at the first `count` times."""
     shorter: dict[str, Any] = {name: None if value is None else value[:count] for name, value in vars(bounds).items()}
     return ForwardBounds(**shorter)

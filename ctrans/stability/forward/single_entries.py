@@ -18,8 +18,8 @@ from solvers.run import finite
 
 @dataclasses.dataclass(frozen=True)
 class Massive:
-    """By depth: the largest |entry|, its ratio to the median |entry|, and the channel it is in. nan
-    and -1 where not finite.
+    """By depth: the largest |entry|, its ratio to the median |entry|, and its channel; nan and -1
+    if the state is not finite.
     """
 
     largest: list[float]
@@ -28,8 +28,8 @@ class Massive:
 
 
 def massive_activations(states: Sequence[Float[Tensor, "*batch tokens width"]]) -> Massive:
-    """max |X| / median |X| of every state: a few dimensions with huge entries show here and not in
-    the moments.
+    """max |X| / median |X| of each state. It shows a few channels with huge entries, which moments
+    do not.
     """
     return _columns([_massive(x.detach()) for x in states])
 
@@ -64,10 +64,11 @@ def _massive(x: Tensor) -> tuple[float, float, int]:
 @dataclasses.dataclass(frozen=True)
 class DataVariance:
     """The variance of single entries over the inputs, by depth: its mean and its largest over the
-    entries, and bounds on both.
+    entries, with bounds.
 
-    `bound` is the sharper one, `printed_bound` Kan's theorem 5, None where it makes no statement.
-    `used` and `printed_used` are the largest variance over them. nan where a state is not finite.
+    `bound` is the sharper bound. `printed_bound` is Kan's theorem 5, None where it does not apply.
+    `used` and `printed_used` are the largest variance over them. Figures are nan where a state is
+    not finite.
     """
 
     mean: list[float]
@@ -79,13 +80,12 @@ class DataVariance:
 
 
 class VarianceOverInputs(Instrument):
-    """Var(x) = E[x^2] - E[x]^2 of each entry x of X_k over the inputs of the batch, all of equal
-    weight, and what it cannot exceed.
+    """Var(x) = E[x^2] - E[x]^2 of each entry x of X_k over the inputs of the batch, with bounds.
 
     As printed (Kan, theorem 5, behind output norms): the mean over inputs of (|X_0|_F + t
-    sqrt(nd)(g_max + b_max))^2. Sharper: an entry cannot grow by more than its token, so Var(x) <=
-    max over entries of E[(|x_0| + r_k)^2], r_k the growth of a token's length that `bounds` allow;
-    behind a norm around the state, that norm's largest token squared.
+    sqrt(nd)(g_max + b_max))^2. Sharper: an entry grows by at most its token's length, so Var(x) <=
+    max over entries of E[(|x_0| + r_k)^2], with r_k the growth that `bounds` allow. With norms
+    around the state it is the norm's largest token squared.
     """
 
     def __init__(self, bounds: Callable[[], ForwardBounds]):
@@ -135,9 +135,7 @@ class VarianceOverInputs(Instrument):
 def data_variance(
     depth: Depth, states: Sequence[Float[Tensor, "inputs tokens width"]], bounds: ForwardBounds | None = None
 ) -> DataVariance:
-    """`VarianceOverInputs` along states that are known, with their bounds where these are known
-    too.
-    """
+    """`VarianceOverInputs` along given states, with their `forward_bounds` unless given."""
     found: DataVariance = observe(
         depth, states, [VarianceOverInputs(lambda: forward_bounds(depth, states) if bounds is None else bounds)]
     )[0]

@@ -1,5 +1,5 @@
-"""Spectra by depth of what a sublayer's matrices make together: Q_h'K_h and O_h V_h of each head,
-W_2 W_1 of an FFN or expert.
+"""Spectra by depth of products of a sublayer's matrices: Q_h'K_h and O_h V_h of each head, W_2 W_1
+of an FFN or expert.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from ctrans.walk import Instrument, StepContext
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProductSpectrum:
-    """Of the product `name` ("QK", "OV" or "W_2 W_1") of segment `k` and its `part`, the number of
-    the head or expert.
+    """The spectrum of the product `name` ("QK", "OV" or "W_2 W_1") in segment `k`; `part` is the
+    number of the head or expert.
 
-    `singular` values from the largest on, and `eigenvalues`, as many as the product's rank can be:
-    the others are zero. A score is x_i' Q'K x_j, so that a symmetric part with positive eigenvalues
-    has tokens read what is like them; O V is what a head that reads one token adds to the stream.
+    `singular` values, largest first, and `eigenvalues`: as many as the largest possible rank, the
+    others are zero. A score is x_i' Q'K x_j, so with a symmetric part of positive eigenvalues
+    tokens read similar tokens. O V maps a token to what a head that reads it alone adds to the
+    stream.
     """
 
     k: int
@@ -36,8 +37,9 @@ class ProductSpectrum:
 
 @dataclasses.dataclass(frozen=True)
 class SpectrumFigures:
-    """A `ProductSpectrum` as lists: real and imaginary parts of eigenvalues, the largest first;
-    their largest size, and the share of their sum of sizes that those with positive real part have.
+    """A `ProductSpectrum` as lists: real and imaginary parts of the eigenvalues, largest first.
+    `radius` is their largest modulus, `positive` the share of the sum of moduli with positive real
+    part.
     """
 
     segment: int
@@ -52,7 +54,7 @@ class SpectrumFigures:
 
 
 def spectrum_figures(spectrum: ProductSpectrum) -> SpectrumFigures:
-    """The figures of one."""
+    """`SpectrumFigures` of one spectrum."""
     values = spectrum.eigenvalues[spectrum.eigenvalues.abs().argsort(descending=True)]
     sizes = values.abs()
     return SpectrumFigures(
@@ -69,9 +71,7 @@ def spectrum_figures(spectrum: ProductSpectrum) -> SpectrumFigures:
 
 
 class Spectra(Instrument):
-    """Every `ProductSpectrum`, in order. Attention that does not show its heads and maps that do
-    not show their matrices have none.
-    """
+    """All `ProductSpectrum`s in order. Maps that expose neither heads nor matrices have none."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._found: list[ProductSpectrum] = []
@@ -87,11 +87,10 @@ class Spectra(Instrument):
 
 
 def spectrum_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner rows"]) -> tuple[Tensor, Tensor]:
-    """Singular values and eigenvalues of A B in float64, through matrices no larger than the
-    smaller dimension.
+    """Singular values and eigenvalues of A B in float64, from matrices of the smaller dimension.
 
-    With A = Q_a R_a and B' = Q_b R_b the singular values are those of R_a R_b'; the eigenvalues
-    that are not 0 are those of B A.
+    With A = Q_a R_a and B' = Q_b R_b, A B has the singular values of R_a R_b' and the nonzero
+    eigenvalues of B A.
     """
     a, b = left.double(), right.double()
     if a.shape[1] >= a.shape[0]:

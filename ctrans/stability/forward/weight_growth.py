@@ -1,4 +1,4 @@
-"""How the hidden state at the end of the depth follows the weights' scale."""
+"""How the last hidden state depends on the scale of the weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ctrans.walk.instrument import of_text
 
 @dataclasses.dataclass(frozen=True)
 class WeightGrowth:
-    """Moments of X_D with every sublayer's last linear map times c, and the slope of log MA against
-    log c over the largest two.
+    """Moments of X_D with each sublayer's last linear map times c, and the slope of log MA against
+    log c over the largest two c.
 
-    Slope 1: the state follows the weights (`pre`). 0: the norms hold it (`peri`, `output`, and any
-    norm around the state).
+    Slope 1: the state is proportional to the weights (`pre`). Slope 0: norms bound it (`peri`,
+    `output`, and any norm around the state).
     """
 
     factors: list[float]
@@ -32,8 +32,8 @@ class WeightGrowth:
 
 
 class GrowthWithWeights(Instrument):
-    """MA and Var of X_D as functions of c, f_k -> c f_k in every segment, X_0 the lane's own; inf
-    or nan where the state overflows.
+    """MA and Var of X_D as functions of c, with f_k -> c f_k in each segment and the lane's X_0;
+    inf or nan if the state overflows.
     """
 
     def __init__(self, factors: Sequence[float] = FACTORS):
@@ -53,6 +53,6 @@ class GrowthWithWeights(Instrument):
 
 
 def weight_growth(depth: Depth, x0: Float[Tensor, "*batch tokens width"], *, factors: Sequence[float] = FACTORS) -> WeightGrowth:
-    """`GrowthWithWeights` alone."""
+    """`GrowthWithWeights` from X_0."""
     found: WeightGrowth = walk_depth(depth, x0, [GrowthWithWeights(factors)])[0]
     return found

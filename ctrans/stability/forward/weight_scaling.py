@@ -1,4 +1,4 @@
-"""Scaling a sublayer's weights: the sublayer as it would be with larger ones."""
+"""A sublayer with scaled weights."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FACTORS = (1.0, 10.0, 100.0, 1000.0)
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """A way to scale weights by c: of which kind of map, whether f becomes exactly c f whatever phi
-    is, and the map so scaled.
+    """A way to scale weights by c: the kind of map, whether f becomes exactly c f for any phi, and
+    the function that scales the map.
     """
 
     kind: str
@@ -31,8 +31,8 @@ class Scaling:
 
 
 class Times(AroundMap):
-    """c f(x): the map with its last linear one times c, weight and bias; it shares f, whose weights
-    stay as they are.
+    """c f(x): the map with its last linear map, weight and bias, times c. It shares f and does not
+    change f's weights.
     """
 
     def __init__(self, field: nn.Module, c: float | Tensor):
@@ -45,20 +45,19 @@ class Times(AroundMap):
 
 
 def _inside(name: str) -> Callable[[nn.Module, float], nn.Module]:
-    """The scaling of weights inside of a map, which the map has to know."""
+    """Scaling of weights inside a map, by the map's own method `scaled`."""
 
     def of(field: nn.Module, c: float) -> nn.Module:
         if not (isinstance(field, Scalable) and name in field.scalings):
             raise ConfigError(
-                f"weights inside of a field of type {type(field).__name__} cannot be scaled, as it has no scaling {name!r}: "
-                "choose W or W2"
+                f"a field of type {type(field).__name__} has no scaling {name!r} of the weights inside it: choose W or W2"
             )
         return field.scaled(name, c)
 
     return of
 
 
-# Kan's W and V are the output and the value matrix, his W1 and W2 the FFN's.
+# In Kan, W and V are the output and the value matrix, W1 and W2 those of the FFN.
 SCALINGS: dict[str, Scaling] = {
     "W": Scaling("attention", True, Times),
     "V": Scaling("attention", True, _inside("V")),
@@ -70,11 +69,12 @@ SCALINGS: dict[str, Scaling] = {
 
 @torch.no_grad()
 def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = None) -> Sublayer:
-    """The sublayer with those weights, and the biases that act after them, times c; `eps` replaces
+    """The sublayer with these weights, and the biases that act after them, times c. `eps` replaces
     that of its norms.
 
-    The sublayer given is not changed, and shares what is not scaled. Raises ConfigError for an
-    unknown scaling, one of the other kind of map, or one that looks into a map of another library.
+    The given sublayer does not change, and shares the weights that are not scaled. Raises
+    ConfigError if the scaling is unknown, is for the other kind of map, or is not supported by the
+    map.
     """
     rule = look_up("scaling", scaling, SCALINGS)
     if rule.kind != sublayer.kind:
@@ -84,7 +84,7 @@ def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = No
 
 
 def times(sublayer: Sublayer, c: float | Tensor) -> Sublayer:
-    """f -> c f, c a number or one for each lane of the batch. It shares all weights."""
+    """f -> c f, c a number or one number per lane of the batch. All weights are shared."""
     return _with(sublayer, Times(sublayer.field, c), None)
 
 
@@ -99,9 +99,7 @@ def _with(sublayer: Sublayer, field: nn.Module, eps: float | None) -> Sublayer:
 
 
 def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:
-    """k of the least-squares fit log y = k log x + constant; nan where a y is missing or not
-    positive.
-    """
+    """k of the least-squares fit log y = k log x + constant; nan if a y is missing or not positive."""
     if any(value is None or not 0 < value < math.inf for value in y) or len(y) < 2:
         return math.nan
     a, b = torch.tensor(x, dtype=torch.float64).log(), torch.tensor(y, dtype=torch.float64).log()

@@ -1,5 +1,5 @@
-"""Measurements over seeds of freshly drawn weights, as confidence intervals, with the ranges of
-theory (section 10).
+"""Measurements over seeds of freshly drawn weights, as confidence intervals, with the theoretical
+ranges (theory, section 10).
 
 Growth of the hidden state (Xiong, lemma 2) and the gradient of the last layer by depth (Xiong,
 theorem 1).
@@ -30,13 +30,13 @@ CONFIDENCE = 0.95
 VOCABULARY = 64
 
 STREAM = 2**32
-"""How far apart the seeds of weights, inputs and targets lie, so that they are independent."""
+"""Offset between the seeds of weights, inputs and targets, so that they are independent."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """A mean over seeds and its two-sided `CONFIDENCE` interval by Student's t; the whole line for
-    a single seed.
+    """A mean over seeds and its two-sided `CONFIDENCE` interval by Student's t; infinite for a
+    single seed.
     """
 
     mean: float
@@ -44,15 +44,15 @@ class Interval:
     high: float
 
     def outside(self, low: float, high: float) -> float:
-        """By how much the interval lies outside [low, high], relative to `high`; at most 0 where it
-        contains a point of that range.
+        """Distance of the interval from [low, high], relative to `high`; at most 0 if they
+        intersect.
         """
         return max(low - self.high, self.low - high) / high
 
 
 def interval(samples: Sequence[float], together: int = 1) -> Interval:
-    """mean +- t s/sqrt(n) of independent samples; so wide that `together` such intervals all hold
-    with that confidence (Bonferroni).
+    """mean +- t s/sqrt(n) of independent samples, widened so that `together` such intervals all
+    hold with that confidence (Bonferroni).
     """
     mean = float(np.mean(samples))
     if len(samples) < 2:
@@ -73,7 +73,7 @@ class Setting:
     initialisation: str = "xiong"
     heads: int = 1
     ffn_width: int | None = None
-    """As wide as the model unless given."""
+    """The model's width if None."""
 
     @property
     def hidden(self) -> int:
@@ -81,8 +81,8 @@ class Setting:
         return self.ffn_width or self.width
 
     def model(self, placement: str, depth: int, seed: int) -> GPT:
-        """Float64, all tokens read all; the head's rows have length about 1, so that logits do not
-        grow with the width.
+        """A float64 GPT without a causal mask. The head's rows have length about 1, so logits do
+        not grow with the width.
         """
         config = GPTConfig(
             vocab_size=VOCABULARY,
@@ -111,7 +111,7 @@ XIONG = Setting()
 
 @dataclasses.dataclass(frozen=True)
 class HiddenGrowth:
-    """E|x|^2/d by block 1 .. depth, and the range that theory gives it; `where` says of which x."""
+    """E|x|^2/d by block 1 .. depth, and its theoretical range. `where` names the place of x."""
 
     where: str
     measured: list[Interval]
@@ -121,13 +121,14 @@ class HiddenGrowth:
 
 @torch.no_grad()
 def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIONG) -> list[HiddenGrowth]:
-    """Xiong, lemma 2, in its generalised form, for `pre` and `post`.
+    """E|x|^2/d by block, with the range of Xiong's lemma 2 in a generalised form, for `pre` and
+    `post`.
 
     `pre`: E|x_l|^2/d in [1 + l f, 1 + l (a + f)] with a and f of `gains`, which for Xavier is [1 +
     l/2, 1 + 3l/2]; it holds for every initialisation with independent matrices of mean zero.
     `post`: 1 + f before the FFN's norm (3/2 for Xavier), and between 1 and 1 + a before the
-    attention's, which the paper's proof has and its statement leaves out; the inputs of the first
-    block only have |x|^2 = d in the mean. Raises ConfigError for other placements.
+    attention's norm, which is in the paper's proof but not in its statement. The inputs of the
+    first block have |x|^2 = d in the mean only. Raises ConfigError for other placements.
     """
     attention, ffn = gains(setting.initialisation, depth, setting.width, setting.hidden)
     models = [(setting.model(placement, depth, seed), setting.inputs(seed)) for seed in range(seeds)]
@@ -137,7 +138,7 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIO
         low, high = [1 + k * ffn for k in blocks], [1 + k * (attention + ffn) for k in blocks]
         return [HiddenGrowth("after the block", _over_seeds(squares), low, high)]
     if placement != "post":
-        raise ConfigError(f"lemma 2 is about pre and post, not {placement!r}: choose one of them")
+        raise ConfigError(f"lemma 2 has no statement about {placement!r}: choose pre or post")
     sums = [_before_norms(model.depth, x) for model, x in models]
     ranges = {"before the attention's norm": (1.0, 1 + attention), "before the FFN's norm": (1 + ffn, 1 + ffn)}
     return [
@@ -147,7 +148,7 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIO
 
 
 def _before_norms(depth: Depth, x0: Tensor) -> list[float]:
-    """mean((X + h r(X))^2) of every segment: the input of the norm around the state."""
+    """mean((X + h r(X))^2) of each segment, at the input of the norm around the state."""
     steps = zip(depth.sublayers, depth.lengths, states_of(depth, x0), strict=False)
     return [float((x + h * sublayer(x)).square().mean()) for sublayer, h, x in steps]
 
@@ -174,7 +175,7 @@ def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XION
 
 
 def _over_seeds(samples: Sequence[Sequence[float]]) -> list[Interval]:
-    """For each place, the interval over the seeds' samples there; all hold jointly with probability
+    """For each place, the interval over the seeds' samples. All hold jointly with probability
     `CONFIDENCE` (Bonferroni).
     """
     places = list(zip(*samples, strict=True))

@@ -1,6 +1,6 @@
-"""What theory says of a model before it is trained: how much a sublayer adds to the hidden state
-(Xiong, lemma 2), how the last layer's gradient falls with depth (Xiong, theorem 1), and its bound
-by the placement of norms (Kim, proposition 3.1).
+"""Theory of a model before training: the growth of the hidden state by a sublayer (Xiong, lemma 2),
+the decay of the last layer's gradient with depth (Xiong, theorem 1), and a bound on it by placement
+(Kim, proposition 3.1).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SLOPES: dict[str, float] = {"post": 0.0, "pre": -0.5, "peri": -0.5}
 
 
 def gains(initialisation: str, depth: int, width: int, hidden: int) -> tuple[float, float]:
-    """a = d^2 s_V^2 s_O^2 and f = d d_ff s_1^2 s_2^2 / 2, s the standard deviations that an entry
-    of `INITIALISATIONS` draws with: what attention and FFN add to E|x|^2/d at most, and exactly,
-    from an input of |z|^2 = d (Xavier with d_ff = d: 1 and 1/2). Attention adds a where tokens are
-    equal, less where its average cancels.
+    """a = d^2 s_V^2 s_O^2 and f = d d_ff s_1^2 s_2^2 / 2, with s the standard deviations of an
+    entry of `INITIALISATIONS`. From an input of |z|^2 = d, attention adds at most a to E|x|^2/d and
+    the FFN exactly f (Xavier with d_ff = d: 1 and 1/2). Attention adds a if all tokens are equal,
+    and less if its average cancels.
     """
     rule = get_initialisation(initialisation)
 
@@ -39,8 +39,8 @@ def gains(initialisation: str, depth: int, width: int, hidden: int) -> tuple[flo
 
 @dataclasses.dataclass(frozen=True)
 class LastLayer:
-    """|dL/dW_2|_F of a last FFN, its bound, and the bound as printed, whose norms lack the centring
-    of LayerNorm.
+    """|dL/dW_2|_F of a last FFN, its bound, and the bound as printed, which lacks the centring of
+    LayerNorm.
     """
 
     measured: float
@@ -51,18 +51,17 @@ class LastLayer:
 def last_layer_bound(
     sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"], pull: Float[Tensor, "*batch tokens width"]
 ) -> LastLayer:
-    """|dL/dW_2|_F <= h gain sum_i |h_i| |dL/do_i| slope_i(N_out) slope_i(N_state), h_i the hidden features of token i and `pull` dL/do.
+    """Bound |dL/dW_2|_F <= h gain sum_i |h_i| |dL/do_i| slope_i(N_out) slope_i(N_state), h_i the
+    hidden features of token i and `pull` dL/do.
 
-    slope_i(N) = max|gamma|/sigma_i <= max|gamma| sqrt(d)/|C v_i| at the norm's input v_i, 1 without
-    norm: so `pre` has 1, `post` sqrt(d)/|C (x + a)| and `peri` sqrt(d)/|C a| (Kim, proposition
-    3.1). Printed is |v_i| for |C v_i|: right for RMSNorm only. Raises ConfigError for a map that is
-    no FFN, or does not end in a linear map.
+    slope_i(N) = max|gamma|/sigma_i <= max|gamma| sqrt(d)/|C v_i| at the norm's input v_i, and 1
+    without a norm. So `pre` has 1, `post` sqrt(d)/|C (x + a)| and `peri` sqrt(d)/|C a| (Kim,
+    proposition 3.1). The paper prints |v_i| for |C v_i|, which holds for RMSNorm only. Raises
+    ConfigError for a map that is no FFN, or does not end in a linear map.
     """
     _last_weight(sublayer)
     if sublayer.image is not None or sublayer.streams > 1:
-        raise ConfigError(
-            "Kim's proposition is for residuals of one stream that are linear in the map's output, not for this one"
-        )
+        raise ConfigError("Kim's proposition needs a residual of one stream that is linear in the map's output")
     with torch.no_grad():
         u = sublayer.given(x)
         features, a = sublayer.field.pre_projection(u), sublayer.field(u)
@@ -86,7 +85,7 @@ def last_layer_bound(
 def _last_weight(sublayer: Sublayer) -> Tensor:
     if sublayer.kind != "ffn" or not isinstance(sublayer.field, HasOutputProjection):
         raise ConfigError(
-            f"the last map is a {type(sublayer.field).__name__}: the statement is about the last matrix of an FFN that ends in one"
+            f"the last map is a {type(sublayer.field).__name__}: Kim's proposition needs an FFN that ends in a linear map"
         )
     return sublayer.field.output_projection.weight
 

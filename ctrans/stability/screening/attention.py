@@ -1,5 +1,5 @@
-"""What the screening says beside Kan's steps: attention sensitivity (Emadi), and the theory of
-initialisation (Xiong, Kim).
+"""The screening's steps on attention sensitivity (Emadi) and the theory of initialisation (Xiong,
+Kim).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from solvers.run import finite
 
 @dataclasses.dataclass(frozen=True)
 class AttentionStep:
-    """Attention layers and blocks by depth, and what the growth of log S from the first to the last
-    layer is made of.
+    """Attention layers and blocks by depth, and the growth of log S from the first to the last
+    layer by its parts.
     """
 
     layers: list[AttentionLayer]
@@ -42,12 +42,11 @@ class AttentionStep:
 
 
 def plan_attention(case: Case) -> StepPlan:
-    """What attention's rows alone pass on, theta, theorem 5.1 and the block bounds 5.2 and 5.3 by
-    layer (theory, section 9).
+    """Gain along the attention path, theta, theorem 5.1 and the block bounds 5.2 and 5.3 by layer
+    (theory, section 9).
 
-    Quantities: the largest gain of a layer along the attention path, of changes relative to the
-    state's size and of the worst of several sequences; and the least entropy of a head's rows, of
-    all layers and the whole text.
+    Quantities: the largest gain of a relative change along a layer's attention path, for the worst
+    of several sequences; the least entropy of a head's rows over all layers and the whole text.
     """
     depth = case.model.depth
     own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
@@ -56,7 +55,7 @@ def plan_attention(case: Case) -> StepPlan:
         field = depth.sublayers[k].branches["attention"].field
         if not isinstance(field, ExposesHeads):
             raise ConfigError(
-                f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not show{why_not(field)}"
+                f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not expose{why_not(field)}"
             )
     layers = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
     blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
@@ -68,7 +67,7 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
     notes: list[str] = []
     layers = [layer for layer in attention.figures() if layer.finite]
     if not layers:
-        raise ConfigError("no attention sublayer was reached, so there is no attention to speak of")
+        raise ConfigError("states are finite at no attention sublayer, so there are no figures of attention")
     growth = sensitivity_growth(layers)
     result = AttentionStep(layers, (found(notes, block_bounds) or []) if case.effort.blocks else [], growth)
     gain = largest([layer.path for layer in layers])
@@ -80,7 +79,7 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
     entropies = (case.heads.figures() or {}).get("least entropy of a head", [])
     least = min((reading.value for reading in entropies), default=math.nan)
     why = (
-        f"in the {len(layers)} of {count} attention layers that are looked at (segment{'s' * (len(layers) > 1)} {places}) a relative "
+        f"in the {len(layers)} of {count} measured attention layers (segment{'s' * (len(layers) > 1)} {places}) a relative "
         f"change of the state grows {three(gain)} times at most through the attention rows alone{worst}, theta is at most {theta:.3g}, and "
         + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
         + f"; the most saturated head of {'all' if len(entropies) == count else len(entropies)} layers has rows of {three(least)} nats"
@@ -91,13 +90,13 @@ def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: A
 
 @dataclasses.dataclass(frozen=True)
 class InitialisationStep:
-    """Kim's bound on the last layer's gradient at the weights as they are, and what Xiong says of
-    freshly drawn ones.
+    """Kim's bound on the last layer's gradient at the current weights, and Xiong's statements about
+    freshly drawn weights.
 
-    `low` and `high` bound what `pre` adds to E|x|^2/d over the depth, for ReLU without biases, and
-    `added` is what this model adds on this text. `slope` is d log|dL/dW_2|/d log depth, in Xiong's
-    setting: Xavier weights, dt = 1. Each of Xiong's is None for other architectures, and for
-    weights of which is not known how they were drawn: `lacks` says which premise is not there.
+    `low` and `high` bound what `pre` adds to E|x|^2/d over the depth, for ReLU without biases.
+    `added` is what this model adds on this text. `slope` is d log|dL/dW_2|/d log depth in Xiong's
+    setting: Xavier weights, dt = 1. Xiong's figures are None for other architectures and for
+    weights of unknown origin; `lacks` names the missing premise.
     """
 
     low: float | None
@@ -109,14 +108,14 @@ class InitialisationStep:
 
 
 EXACT = 1e-4
-"""By how much a measured gradient may exceed a bound that it attains, as with one token: rounding
-in float32.
+"""Relative excess over the bound that counts as float32 rounding. The bound is attained, for
+example with one token.
 """
 
 
 class LastLayerGradient(Instrument):
-    """Kim's bound on the gradient of the last sublayer's last matrix, at the state that enters it
-    and dL/dX_T; and what all sublayers together add to mean |x|^2/d.
+    """Kim's bound on the gradient of the last sublayer's last matrix, at its input state and
+    dL/dX_T. `added` is what all sublayers add to mean |x|^2/d.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -137,16 +136,15 @@ class LastLayerGradient(Instrument):
 
 
 def plan_initialisation(case: Case) -> StepPlan:
-    """Kim's proposition 3.1 measured, which is of weights as they are, whoever drew or trained
-    them; Xiong's lemma 2 and theorem 1, of freshly drawn weights, where they apply (theory, section
-    10). Not scored.
+    """Kim's proposition 3.1 at the current weights, and Xiong's lemma 2 and theorem 1 for freshly
+    drawn weights, if they apply (theory, section 10). It has no quantities.
     """
     config = case.model.config
     lacks = ""
     if not isinstance(config, GPTConfig):
-        lacks = "weights freshly drawn with mean 0 and known variances, which only ctrans's own GPTs say of theirs"
+        lacks = "weights freshly drawn with mean 0 and known variances, which ctrans knows for its own GPTs only"
     elif case.trained:
-        lacks = "weights freshly drawn with mean 0 and known variances, which these may no longer be"
+        lacks = "weights freshly drawn with mean 0 and known variances, and these may be trained"
     last = LastLayerGradient()
     return StepPlan({"part": [last]}, lambda: _conclude_initialisation(config, last, lacks))
 
@@ -163,7 +161,7 @@ def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lac
     said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.2g} times its bound"]
     growth = f"the depth adds {three(gradient.added)} to mean |x|^2/d"
     if isinstance(config, GPTConfig) and low is not None:
-        growth += f", and freshly drawn '{config.initialisation}' weights {low:.3g} to {high:.3g} in the mean"
+        growth += f", and freshly drawn '{config.initialisation}' weights add {low:.3g} to {high:.3g} in the mean"
     said.append(growth)
     if slope is not None:
         said.append(f"the gradient's exponent in depth is {slope:g} by theory")
@@ -179,14 +177,14 @@ def _mean_square(x: Tensor) -> float:
 
 
 def _of_the_papers(config: GPTConfig) -> bool:
-    """Whether the maps are those that Xiong's theory speaks of."""
+    """Whether Xiong's theory covers the maps."""
     usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
     usual = usual and not config.is_stack
     return usual and attention_options(config).idle
 
 
 def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
-    """What lemma 2 lets `pre` add to E|x|^2/d over the depth, where it applies."""
+    """Lemma 2's range of what `pre` adds to E|x|^2/d over the depth, if it applies."""
     if not _of_the_papers(config) or config.placement != "pre" or config.activation != "relu" or config.bias:
         return None, None
     attention, ffn = (

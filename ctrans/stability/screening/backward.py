@@ -1,4 +1,4 @@
-"""The screening's steps on how gradients pass, and how far uncertainty travels."""
+"""The screening's steps on gradients through depth, and on transport of uncertainty."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ from ctrans.walk import Attempt
 from solvers.run import finite
 
 SCALED = {"attention": "W", "ffn": "W2"}
-"""Which weights are scaled in a sublayer of each kind: with any of the exact scalings f becomes c
-f, so one stands for all.
-"""
+"""The scaling for each kind of sublayer. All exact scalings turn f into c f, so one is enough."""
 LARGE = (100.0, 1000.0)
-"""Factors of the weights between which an exponent of the transport is taken."""
+"""Factors of the weights that give the transport's exponent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +38,8 @@ class BackwardStep:
     """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation
     scale in the middle block.
 
-    `condition` is that of `sensitivity`, of the worst sequence; `spectrum` of J_{0:D}'s singular
-    values. None where not measured.
+    `condition` is `sensitivity.condition`, of the worst sequence. `spectrum` is of J_{0:D}. Fields
+    are None if not measured.
     """
 
     sensitivity: SensitivityByDepth
@@ -56,8 +54,8 @@ def plan_backward(case: Case) -> StepPlan:
     """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation
     scale (theory, section 7).
 
-    Quantities: the largest condition number of the blocks looked at, over several sequences; mean
-    and deviation of log sigma of J_{0:D}, the mean in units of |X_D|/|X_0|; the mean slope of log
+    Quantities: the largest condition number of the measured blocks over several sequences; mean and
+    deviation of log sigma of J_{0:D}, with sigma relative to |X_D|/|X_0|; the mean slope of log
     |dv/dX| against log c.
     """
     effort = case.effort
@@ -118,7 +116,7 @@ def _conclude_backward(
 
 
 def _ends(case: Case) -> tuple[float, float]:
-    """|X_0| and |X_D| along the graphs, which a spectrum is of."""
+    """|X_0| and |X_D| of the states of `graphs`."""
     steps = [step for step in case.graphs.figures() if step is not None]
     start, end = (float(torch.linalg.vector_norm(state.double())) for state in (steps[0].x, steps[-1].y))
     return start, end
@@ -135,19 +133,19 @@ def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
 
 
 def _grown(found: SensitivityByDepth) -> str:
-    """By how much relative changes grow at most, and how sequences differ in that."""
+    """A clause with the largest growth of relative changes, and its range over sequences."""
     known = [each for each in found.conditions if each]
-    of = [max(each) for each in zip(*known, strict=True)]  # of each sequence, over the blocks looked at
+    of = [max(each) for each in zip(*known, strict=True)]  # the largest of each sequence
     among = (
         f" in the worst of {len(of)} sequences and {three(min(of))} times in the least"
         if len(of) > 1
         else " in the first sequence"
     )
-    return f"relative changes grow up to {three(max(of))} times from the blocks looked at{among}"
+    return f"relative changes grow up to {three(max(of))} times from the measured blocks{among}"
 
 
 def _slopes(case: Case) -> list[tuple[int, Attempt]]:
-    """In the middle sublayer of each kind, with its segment."""
+    """`SlopeAt` of the middle sublayer of each kind, with its segment."""
     slopes = []
     for kind, name in SCALED.items():
         own = [k for k, sublayer in enumerate(case.model.depth.sublayers) if sublayer.kind == kind]
@@ -159,12 +157,12 @@ def _slopes(case: Case) -> list[tuple[int, Attempt]]:
 
 @dataclasses.dataclass(frozen=True)
 class TransportStep:
-    """Wasserstein distances for every perturbation and order, and the largest distance out over in,
-    both relative to the states.
+    """Wasserstein distances for each perturbation and order, and their growth relative to the
+    states.
 
-    `relative` by perturbation is (W_2 out/|X_D|)/(W_2 in/|X_0|). `scaled[i]` is W_2 out for
-    substituted tokens (noise, of other inputs) with all last maps times `factors[i]`, and `slope`
-    its exponent. `radius` is Kan's generalisation radius for these sequences.
+    `relative` is (W_2 out/|X_D|)/(W_2 in/|X_0|) by perturbation. `scaled[i]` is W_2 out for
+    substituted tokens (for inputs without tokens, noise) with all last maps times `factors[i]`, and
+    `slope` is its exponent. `radius` is Kan's generalisation radius for these sequences.
     """
 
     size: float
@@ -178,8 +176,8 @@ class TransportStep:
 
 @torch.no_grad()
 def plan_transport(case: Case) -> StepPlan:
-    """Kan's step 4: W_p between terminal states of perturbed inputs, over that between the inputs
-    (theory, section 8).
+    """Kan's step 4: W_p between terminal states of perturbed inputs, relative to that between the
+    inputs (theory, section 8).
 
     Quantities: the largest relative growth of a distance, and the exponent of the distance in the
     weights.
@@ -197,7 +195,7 @@ def _conclude_transport(
 ) -> StepVerdict:
     depth = case.model.depth
     end, own, large = carried[0], carried[1 : 1 + len(inputs)], carried[1 + len(inputs) :]
-    # inf where a state overflows
+    # inf if a state overflows
     scaled = [wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(large[::2], large[1::2], strict=True)]
     spreads = case.bounds.spreads()
     by_perturbation = [
@@ -216,12 +214,11 @@ def _conclude_transport(
     radius = generalisation_radius(sequences, length, case.model.config.width)
     result = TransportStep(SIZE, measured, relative, list(LARGE), scaled, slope, radius)
     worst = max(relative, key=lambda name: relative[name], default=None)
-    # where the worst direction is left out growth would look smaller than it does for a model in
-    # memory
+    # without the worst direction (weights on demand) growth would look smaller
     unknown = worst is None or depth.streamed
     quantities = {"W_2 growth": math.nan if unknown else max(relative.values()), "W_2 in weights": slope}
     if worst is None:
-        why = "no distance between terminal states is known, as inputs do not differ or states are not finite"
+        why = "no distance between terminal states is known, because inputs do not differ or states are not finite"
         return StepVerdict("unknown", "–", why, quantities, notes, result)
     top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
     assert top.after is not None, "its amplification is known"
@@ -235,7 +232,7 @@ def _conclude_transport(
 
 
 def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:
-    """X_0 by perturbation, where it can be had."""
+    """Perturbed X_0 by perturbation, without those that fail."""
     other = None if case.other is None else cut(case.other, len(case.other), case.effort.tokens)
     names = [name for name in PERTURBATIONS if name != "text" or other is not None]
 

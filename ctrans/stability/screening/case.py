@@ -1,4 +1,6 @@
-"""What a step of the screening is given, what it asks of the walk, and what it gives back."""
+"""Input of a screening step (`Case`), the instruments that it adds to the walk (`StepPlan`), and
+its result (`StepVerdict`).
+"""
 
 from __future__ import annotations
 
@@ -31,25 +33,25 @@ Value = TypeVar("Value")
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much work a screening may be.
+    """The size of a screening.
 
-    - `tokens`, `sequences`: how many of the text's enter the Jacobians; `tokens` also the
-      certificates
-    - `several`: how many sequences of so many tokens enter sensitivities by depth and attention
-      rows, of which the worst counts, where graphs of their depth have room (`AT_ONCE`); where
-      weights are made on demand that is `sequences`, as these would be met so many times more
-    - `tolerance`: of singular values, which are given with the error that was reached: the
-      screening meets each sublayer's matrices 11 times and more for one of them, and that is most
-      of a wide model's quick screening
-    - `starts`: the number of blocks i with a |J_{i:D}|
-    - `certified`: segments that get a certificate
-    - `layers`: attention layers that get their sensitivity, spread evenly over the depth
-    - `vectors`: how many Lyapunov exponents there are
-    - `blocks`: how many blocks' Lipschitz constants are measured
-    - `updates`: of how many segments the response to an optimiser's step is measured, spread evenly
-      over the depth
-    - `curvature`: whether Gauss-Newton matrices and the tangent kernel are looked at
-    - `lanczos`: steps of the spectrum of J_{0:D}; 0 leaves it out
+    - `tokens`, `sequences`: how many tokens and sequences of the text enter Jacobians; `tokens`
+      also limits certificates
+    - `several`: how many sequences enter sensitivities by depth and attention rows, where the worst
+      one counts. It is smaller if their graphs exceed `AT_ONCE` entries, and `sequences` if weights
+      are made on demand
+    - `tolerance`: relative error of singular values, which are reported with their error. One of
+      them takes 11 or more products with each sublayer's matrices, most of the time of a wide
+      model's quick screening
+    - `starts`: number of blocks i with a |J_{i:D}|
+    - `certified`: number of segments with a certificate
+    - `layers`: number of attention layers with a sensitivity, spread evenly over the depth
+    - `vectors`: number of Lyapunov exponents
+    - `blocks`: number of blocks with a measured Lipschitz constant
+    - `updates`: number of segments with a response to an optimiser's step, spread evenly over the
+      depth
+    - `curvature`: whether to compute Gauss-Newton matrices and the tangent kernel
+    - `lanczos`: Lanczos steps of the spectrum of J_{0:D}; 0 for no spectrum
     """
 
     tokens: int
@@ -100,12 +102,13 @@ EFFORTS: dict[str, Effort] = {
 
 @dataclasses.dataclass(frozen=True)
 class StepVerdict:
-    """The answer of one step: a verdict in a word, the figure it rests on, and one sentence of why.
+    """The result of one step: a verdict in a word, the figure that it is based on, and the reason
+    in one sentence.
 
-    - `quantities`: what it measures, by name; nan where it is unknown
-    - `errors`: the errors of those that are estimates, where they are known
-    - `notes`: what could not be computed
-    - `result`: all figures; None for a step that does not apply, whose verdict is "n/a"
+    - `quantities`: measured quantities by name; nan if unknown
+    - `errors`: errors of those that are estimates, if known
+    - `notes`: figures that could not be computed, with reasons
+    - `result`: all figures; None if the step does not apply, with verdict "n/a"
     """
 
     verdict: str
@@ -118,26 +121,25 @@ class StepVerdict:
 
     @property
     def flags(self) -> dict[str, str]:
-        """The quantities outside of their limits, and what they are called there."""
+        """The quantities outside their limits, with the verdict."""
         return flags(self.quantities)
 
 
 LaneName = Literal["text", "several", "part", "certified"]
-"""Lanes of the screening's walk: all sequences of the text; those of which the worst counts; those
-that the effort lets into other Jacobians; what is certified.
+"""Lanes of the screening's walk: the whole text; the sequences of which the worst counts; those in
+other Jacobians; the tokens of certificates.
 """
-NOT_IN_QUICK = "{} is left out, as it takes minutes in a large model: screen in full"
+NOT_IN_QUICK = "{} needs a full screening, because it takes minutes for a large model"
 CERTIFIED_TOKENS = 64
-"""How many tokens a certificate is for: its verdict is about each token alone."""
+"""Number of tokens of a certificate, whose verdict is about each token alone."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """What a step asks: instruments by the lane they look at, and what it concludes from them when
-    the walk is done.
+    """The instruments of a step, by lane, and the function that makes its verdict after the walk.
 
-    An instrument that cannot speak of a model raises ConfigError or SolveError, and so does
-    `conclude` then; put it into an `Attempt` where the step goes on without it.
+    An instrument raises ConfigError or SolveError if it does not support a model, and the step then
+    has no verdict. Wrap an instrument that the step does not need in an `Attempt`.
     """
 
     instruments: Mapping[LaneName, Sequence[Instrument]]
@@ -145,7 +147,7 @@ class StepPlan:
 
 
 class Reach(Instrument):
-    """How far states are finite."""
+    """How far the states are finite."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._finite = [finite(x0)]
@@ -155,7 +157,7 @@ class Reach(Instrument):
 
     @property
     def broken(self) -> int | None:
-        """The first segment whose state is not finite; -1 where the input itself is not."""
+        """The first segment whose state is not finite; -1 if the input is not."""
         return next((k - 1 for k, known in enumerate(self._finite) if not known), None)
 
     @property
@@ -169,11 +171,14 @@ class Reach(Instrument):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A model on a text, with another text where one is given. `trained` weights are not those of
-    the configuration's initialisation. `reach` and `bounds` look at the whole text, for every step
-    that asks, `graphs` at its lane `part`, where the model is in memory; `heads` at the rows of all
-    heads, as the diagnosis does. `worst` are the leading singular values of J_{0:D}, several
-    sequences' at a time, once known.
+    """A model on a text, with the figures that several steps share.
+
+    - `other`: another text, or None
+    - `trained`: whether weights differ from those of the configuration's initialisation
+    - `reach`, `bounds`: instruments of the whole text
+    - `graphs`: linearised steps in the lane `part`, if the model is in memory
+    - `heads`: rows of all heads, shared with the diagnosis
+    - `worst`: leading singular triplets of J_{0:D}, in batches of sequences, once known
     """
 
     model: DescribedModel
@@ -196,28 +201,28 @@ class Case:
 
     @property
     def shared_graphs(self) -> StepGraphs | None:
-        """`graphs`, or None where weights made on demand let nothing of the depth be kept."""
+        """`graphs`, or None if weights are made on demand."""
         return None if self.model.depth.streamed else self.graphs
 
     @functools.cached_property
     def jacobians(self) -> Sensitivities:
-        """Sensitivities by depth of the lane `several`, for every step that asks; one of them puts
-        it into the walk.
+        """The instrument of sensitivities by depth in the lane `several`. The backward step adds it
+        to the walk.
         """
         graphs = self.shared_graphs if self.sequences("several") == self.sequences("part") else None
         whole = None if self.model.depth.streamed else lambda: first_of(self.worst, self.sequences("several"))
         return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole)
 
     def worst_directions(self) -> Float[Tensor, "batch tokens width"]:
-        """The unit right singular vector of J_{0:D} of every sequence, for the transport step;
-        `worst` has the triplets from then on.
+        """The unit right singular vector of J_{0:D} of each sequence, for the transport step. It
+        keeps the triplets in `worst`.
         """
         x = self.model.embed(cut(self.tokens, len(self.tokens), self.effort.tokens)).detach()
         self.worst.extend(worst_directions(self.model.depth, x, tolerance=self.effort.tolerance))
         return torch.cat([each.right.squeeze(-3) for each in self.worst])
 
     def sequences(self, lane: LaneName) -> int:
-        """How many sequences there are in that lane."""
+        """Number of sequences in the lane."""
         length = cut(self.tokens, 1, self.effort.tokens).shape[1] if self.tokens.dim() == 2 else self.effort.tokens
         room = AT_ONCE // (length * self.model.config.width)
         several = self.effort.sequences if self.model.depth.streamed else max(1, min(self.effort.several, room))
@@ -225,24 +230,26 @@ class Case:
         return min(len(self.tokens), most.get(lane, len(self.tokens)))
 
     def batch(self, lane: LaneName) -> tuple[Tensor, Any]:
-        """The tokens and targets of that lane."""
+        """The tokens and targets of the lane."""
         x, y = self.tokens, self.targets
         if lane != "text":
             x, y = (cut(each, self.sequences(lane), self.effort.tokens) for each in (x, y))
         return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)) if lane == "certified" else (x, y)
 
     def start(self, lane: LaneName) -> Float[Tensor, "batch tokens width"]:
-        """X_0 of that lane."""
+        """X_0 of the lane."""
         return self.model.embed(self.batch(lane)[0]).detach()
 
 
 def spread(count: int, wanted: int) -> list[int]:
-    """At most so many of the indices 0 .. count - 1, spread evenly, the ends among them."""
+    """At most `wanted` of the indices 0 .. count - 1, spread evenly, with both ends."""
     return sorted(set(np.linspace(0, count - 1, min(wanted, count)).round().astype(int).tolist()))
 
 
 def attempt(notes: list[str], function: Callable[..., Value], *arguments: Any, **named: Any) -> Value | None:
-    """The function's value; None where it says that it cannot, and its reason goes to the notes."""
+    """The function's value. None, with the message in `notes`, if it raises ConfigError or
+    SolveError.
+    """
     try:
         return function(*arguments, **named)
     except (ConfigError, SolveError) as error:
@@ -251,9 +258,7 @@ def attempt(notes: list[str], function: Callable[..., Value], *arguments: Any, *
 
 
 def found(notes: list[str], instrument: Attempt) -> Any:
-    """The instrument's figures; None where it could not speak of the model, and its reason goes to
-    the notes.
-    """
+    """The instrument's figures. None, with the message in `notes`, if it failed."""
     figures = instrument.figures()
     if instrument.note is not None:
         notes.append(instrument.note)
@@ -261,17 +266,17 @@ def found(notes: list[str], instrument: Attempt) -> Any:
 
 
 def exponent(k: float) -> str:
-    """k with two decimals for a sentence, without a sign on zero."""
+    """k with two decimals, without a sign on zero."""
     return "unknown" if math.isnan(k) else f"{round(k, 2) + 0.0:.2f}"
 
 
 def three(value: float) -> str:
-    """Three significant digits for a sentence."""
+    """The value with three significant digits."""
     return "unknown" if math.isnan(value) else f"{value:.3g}"
 
 
 def largest(values: Sequence[float | None]) -> float:
-    """The largest of the known values; nan of none."""
+    """The largest known value; nan if there is none."""
     return max((value for value in values if value is not None and not math.isnan(value)), default=math.nan)
 
 

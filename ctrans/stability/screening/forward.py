@@ -1,4 +1,4 @@
-"""The screening's first two steps: is training well-posed, and how do hidden states grow?"""
+"""The screening's first two steps: well-posedness of training, and growth of hidden states."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from solvers.run import finite
 from solvers.solution import ADVICE
 
 FOLLOWS = 0.25
-"""Exponents in the weights above this say that the weights are followed, and above 1 + this that
-they are outrun.
+"""An exponent in the weights above this means "follows weights", one above 1 + this "outruns
+weights".
 """
 RESOLVED = 1e-6
-"""Logarithms of a ratio below this are no growth but rounding."""
+"""A log ratio below this is rounding, not growth."""
 LAW_POINTS = 8
-"""Points from which laws are compared: with fewer, Akaike's correction for small samples decides
-and not the fit.
+"""Fewest points for a comparison of laws. With fewer, AIC's small-sample correction decides instead
+of the fit.
 """
 
 
 class Certificates(Instrument):
-    """The Hamiltonian's certificates of some segments at the discrete model's costates (theory,
+    """Certificates of the Hamiltonian of some segments, at the discrete model's costates (theory,
     section 4).
     """
 
@@ -85,7 +85,7 @@ class Certificates(Instrument):
                 self._found.insert(0, found)
 
     def figures(self) -> ModelCheck:
-        """Raises what the first segment raised where none could be certified."""
+        """Raises the first segment's error if no segment could be certified."""
         if not self._found and self._refused is not None:
             raise self._refused
         names = sorted({sublayer.placement.name for sublayer in self._depth.sublayers})
@@ -100,8 +100,8 @@ class Certificates(Instrument):
 
 
 def plan_well_posedness(case: Case) -> StepPlan:
-    """Kan's step 1: is the Hamiltonian finite? The quantity is the share of certified segments
-    where it is not.
+    """Kan's step 1: whether the Hamiltonian is finite. The quantity is the share of certified
+    segments where it is infinite.
     """
     count = len(case.model.depth.sublayers)
     chosen = spread(count, case.effort.certified)
@@ -122,22 +122,22 @@ def _conclude_well_posedness(check: ModelCheck, count: int) -> StepVerdict:
     notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
     notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
     if not check.largest.costate_norm:
-        notes.append(f"{ZERO_GRADIENT}; the verdict is of any other costate")
+        notes.append(f"{ZERO_GRADIENT}; the verdict holds for any other costate")
     if not check.has_ode:
-        notes.append("there is no ODE with such a norm around the state: certified is the discrete step")
+        notes.append("there is no ODE with such a norm around the state, so the certificates are of the discrete step")
     infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
     return StepVerdict(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
 
 
 def _infinite(segments: Sequence[SegmentCheck]) -> str:
-    """Which of the certified segments have an infinite H."""
+    """A clause that names the certified segments, and those with an infinite H."""
     of = ", ".join(str(each.segment) for each in segments)
     found = [str(each.segment) for each in segments if not each.certificate.finite]
     return f"are {of}: it is infinite in {'none' if not found else 'each' if len(found) == len(segments) else ', '.join(found)}"
 
 
 def _exponent(segment: SegmentCheck) -> float:
-    """The measured one, where an ascent over weights was made; otherwise what the verdict means."""
+    """The measured exponent if there was an ascent over weights, else 0 or 1 by the verdict."""
     grown = segment.certificate.growth
     if grown is not None:
         return max(grown.exponent, 0.0)
@@ -145,8 +145,8 @@ def _exponent(segment: SegmentCheck) -> float:
 
 
 class InitialLoss(Instrument):
-    """(L, log V): the loss in nats, and that of equal probabilities for V outputs; of a loss that
-    is a model's own, L and None.
+    """(L, log V): the loss in nats, and that of equal probabilities for V outputs; log V is None
+    for a model's own loss.
     """
 
     def head(self, model: Model, at: Turn) -> None:
@@ -161,12 +161,12 @@ class InitialLoss(Instrument):
 
 @dataclasses.dataclass(frozen=True)
 class ForwardStep:
-    """Moments by depth-time as far as states are finite, their bounds and growth laws, single
+    """Moments by depth-time up to the last finite state, their bounds and growth laws, single
     entries, and weight scaling.
 
-    `used` is the mean absolute value over its sharper bound at the last time. `loss` is the loss in
-    nats and `guessing` that of equal probabilities, `share` what the depth does to its input; None
-    where not known.
+    `used` is the mean absolute value over its sharper bound at the last time. `loss` and `guessing`
+    are in nats, `guessing` for equal probabilities. `share` is the effect of the depth on its
+    input. Fields are None if unknown.
     """
 
     times: list[float]
@@ -186,11 +186,11 @@ class ForwardStep:
 
 
 def plan_forward(case: Case) -> StepPlan:
-    """Kan's step 2: moments, bounds and growth laws by depth, and under scaled weights (theory,
-    section 6); and what the depth does.
+    """Kan's step 2: moments, bounds and growth laws by depth, growth under scaled weights (theory,
+    section 6), and the effect of the depth.
 
-    Quantities: what the depth adds to its input, how that grows, how alike tokens end, the loss
-    above that of guessing, and the exponent of mean|X_D| in the weights.
+    Quantities: the depth's contribution, its growth exponent, the final similarity of tokens, the
+    loss above guessing, and the exponent of mean|X_D| in the weights.
     """
     each, massive, scaling = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
     data, loss, share = Attempt(VarianceOverInputs(case.bounds.figures)), Attempt(InitialLoss()), DepthShares()
@@ -267,7 +267,7 @@ def _why_forward(result: ForwardStep, slope: float) -> str:
 
 
 def _law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | None:
-    """None for few points, and for a moment that does not change."""
+    """The growth law; None for few points or a constant moment."""
     positive = [value for value in values if value > 0]
     if len(positive) < max(len(values), LAW_POINTS) or math.log(max(positive) / min(positive)) < RESOLVED:
         return None
@@ -275,13 +275,13 @@ def _law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | None:
 
 
 def run_away(slope: float, values: Sequence[float | None]) -> float:
-    """The slope, or inf where it is unknown because values overflowed."""
+    """The slope, or inf if it is unknown because values overflowed."""
     overflowed = any(value is not None and not math.isfinite(value) for value in values)
     return math.inf if math.isnan(slope) and overflowed else slope
 
 
 def weights_verdict(exponent: float) -> str:
-    """In a word, what larger weights do, from the exponent of what they make grow."""
+    """The verdict in a word for a figure that grows like c^exponent with weights times c."""
     if math.isnan(exponent):
         return "unknown"
     return "held" if exponent < FOLLOWS else "follows weights" if exponent < 1 + FOLLOWS else "outruns weights"

@@ -1,11 +1,11 @@
-"""The largest stable learning rate as predicted from the initial weights: few terms, each monotone
-with a reason, and a constant.
+"""Prediction of the largest stable learning rate from the initial weights: a constant and a few
+monotone terms, each with a reason.
 
     log10 eta = c - sum_j b_j x_j,  b_j >= 0,
 
-x_j a figure of the screening, or its logarithm, with the sign that its reason has. What was learned
-from which trainings is `predictor.json` in this directory. `benchmarks/prediction` fits it; a third
-of the families was trained only after the fit was committed.
+x_j is a figure of the screening, or its logarithm, with the sign of its reason. `predictor.json` in
+this directory has the fit, which `benchmarks/prediction` makes. A third of the families was trained
+only after the fit was committed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ScreenFigures = Mapping[str, float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A figure that rates depend on in one direction: `sign` 1 if a larger one needs a smaller
-    rate, -1 if it allows a larger. It enters by its logarithm, unless it is one, or a share, as it
-    is (`plain`).
+    """A figure with a monotone effect on rates: `sign` 1 if a larger figure needs a smaller rate,
+    -1 if it allows a larger one. It enters by its logarithm, or unchanged if `plain` (a share, or a
+    logarithm already).
     """
 
     why: str
@@ -36,7 +36,7 @@ class Term:
     plain: bool = False
 
     def value(self, figure: float | None) -> float:
-        """x_j; nan of a figure that is not known."""
+        """x_j; nan if the figure is unknown."""
         if figure is None or not math.isfinite(figure):
             return math.nan
         return self.sign * (figure if self.plain else math.log10(max(figure, SMALLEST)))
@@ -44,39 +44,40 @@ class Term:
 
 TERMS: dict[str, Term] = {
     "segments with infinite H": Term(
-        "where the Hamiltonian is infinite, velocities grow with the weights without a bound, and so does what a step in them does",
+        "where the Hamiltonian is infinite, velocities grow with the weights without a bound, and so does the effect of a step",
         plain=True,
     ),
-    "growth": Term(
-        "the more a state has outgrown its input, the more of it is the weights', and moves when they move", plain=True
+    "growth": Term("the more a state exceeds its input, the more of it depends on the weights and moves with them", plain=True),
+    "weight size": Term(
+        "a step of Adam moves each weight by about the rate, which is a smaller share of a larger weight", sign=-1
     ),
-    "weight size": Term("a step of Adam moves every weight by about the rate, which is less of a larger one", sign=-1),
 }
-"""By the figure's name; chosen on the two thirds that were trained first."""
+"""Terms by the figure's name, chosen on the two thirds of the families that were trained first."""
 SEALED = {"architectures": 43, "within a factor of 3": 0.77, "in the interval": 0.65, "their placement's median within it": 0.86}
-"""How it did on architectures of families that it had not seen (`python -m benchmarks.prediction
---report`; a test compares).
+"""Accuracy on architectures of held-out families (`python -m benchmarks.prediction --report`; a
+test compares).
 """
 CAVEAT = (
-    "It was learned of options around pre at dt 1 and peri at dt 0.3: peri at dt 1 took smaller rates than that, and whether it tells "
-    "architectures of one placement apart is not known."
+    "The fit used options around pre at dt 1 and peri at dt 0.3. Peri at dt 1 needed smaller rates than predicted, and whether the "
+    "prediction ranks architectures of one placement is unknown."
 )
-"""What was found of it after that (docs/why/prediction.md)."""
+"""Limits found after the fit (docs/why/prediction.md)."""
 SHARES = frozenset({"segments with infinite H"})
-"""Terms that were 0 or 1 in everything that was trained."""
+"""Terms that were 0 or 1 in all trainings."""
 TRIED = (1e-3, 0.3)
-"""The smallest and the largest rate that was tried."""
+"""The smallest and the largest rate tried."""
 FRAME: tuple[str, ...] = ("parameters", "blocks")
-"""What else is said to be outside of what was studied."""
+"""Further figures that are compared with the studied ranges."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """c, b by term, what a missing figure counts as, and what it was learned from.
+    """c (`constant`), b by term (`slopes`), the value of a missing figure (`usual`), and the ranges
+    of the fit.
 
-    - `low`, `high`: how far below and above the prediction 80% of the measured log10 eta lie, by
-      cross-validation over families
-    - `ranges`: the least and the largest of each term's and of `FRAME`'s figures among the
+    - `low`, `high`: 80% of the measured log10 eta lie at most this far below and above the
+      prediction, by cross-validation over families
+    - `ranges`: the least and the largest figure of each term and of `FRAME` among the
       `architectures`
     """
 
@@ -97,7 +98,7 @@ class Predictor:
         return self.usual[name] if math.isnan(value) else value
 
     def outside(self, figures: ScreenFigures) -> list[str]:
-        """The figures that are beyond what was studied, by more than rounding."""
+        """The figures outside the studied ranges, by more than rounding."""
         found = []
         for name, (least, largest) in self.ranges.items():
             value = figures.get(name)
@@ -110,8 +111,8 @@ class Predictor:
 
 @dataclasses.dataclass(frozen=True)
 class PredictedRate:
-    """The rate with its interval, of how many architectures it was learned, in what the model is
-    outside of them, and how it did on those that it had not seen.
+    """The rate with its interval, the number of architectures of the fit, the figures outside its
+    ranges, and its accuracy on held-out architectures.
     """
 
     rate: float
@@ -123,7 +124,9 @@ class PredictedRate:
 
 
 def predicted_rate(figures: ScreenFigures, predictor: Predictor | None = None) -> PredictedRate:
-    """What was learned, applied. ConfigError where a figure that it needs is not known."""
+    """The predictor's rate for these figures. Raises ConfigError if a figure that it needs is
+    unknown.
+    """
     known = read_predictor() if predictor is None else predictor
     missing = [name for name in known.slopes if math.isnan(TERMS[name].value(figures.get(name)))]
     if missing:
@@ -136,10 +139,10 @@ def predicted_rate(figures: ScreenFigures, predictor: Predictor | None = None) -
 
 
 def read_predictor(path: Path = FILE) -> Predictor:
-    """The committed predictor. ConfigError where there is none, or it is damaged."""
+    """The committed predictor. Raises ConfigError if it is missing or damaged."""
     if not path.is_file():
         raise ConfigError(
-            f"there is no {path.name} yet: fit one with python -m benchmarks.prediction, and commit what it writes as {str(path)!r}"
+            f"there is no {path.name}: fit one with python -m benchmarks.prediction, and commit it as {str(path)!r}"
         )
     content: Any = read_json(path)
     try:

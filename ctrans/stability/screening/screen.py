@@ -1,5 +1,5 @@
-"""Screening an architecture before it is trained: Kan's four steps (appendix B), attention
-sensitivity and initialisation theory.
+"""Screening an architecture before training: Kan's four steps (appendix B), attention sensitivity
+and initialisation theory.
 
 >>> screening = screen(model, tokens[:, :-1], tokens[:, 1:], "quick")
 >>> screening.flags, [step.why for step in screening.steps.values()]
@@ -45,12 +45,12 @@ STEPS.update({name: ScreeningStep(*step, STEP_QUANTITIES.get(name, {})) for name
 
 @dataclasses.dataclass(frozen=True)
 class Screening:
-    """What was found of one model. Every field suits JSON.
+    """The result of a screening of one model. All fields can be written as JSON.
 
-    - `broken`: the first segment whose state is not finite, None where all are
+    - `broken`: the first segment whose state is not finite, None if all are
     - `steps`: the verdict of each step, in the order of `STEPS`
-    - `diagnosis`: that of the same walk
-    - `rate`, `no_rate`: the predicted largest stable learning rate, or None and why
+    - `diagnosis`: the diagnosis from the same walk
+    - `rate`, `no_rate`: the predicted largest stable learning rate, or None and the reason
     """
 
     placement: str
@@ -66,14 +66,12 @@ class Screening:
 
     @property
     def flags(self) -> dict[str, str]:
-        """The quantities of all steps that are outside of their limits, and the verdict there."""
+        """The quantities of all steps outside their limits, with the verdict."""
         return {name: word for step in self.steps.values() for name, word in step.flags.items()}
 
     @property
     def findings(self) -> list[Finding]:
-        """The same as findings, the most severe first. Those of single parts are the diagnosis'
-        own.
-        """
+        """The same as findings, most severe first. Findings about single parts are in `diagnosis`."""
         return findings_of({name: step.quantities for name, step in self.steps.items()})
 
 
@@ -88,31 +86,33 @@ def screen(
     trained: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Screening:
-    """Every step of `STEPS` at the model's weights as they are, in one walk of these tokens there
-    and back.
+    """Runs each step of `STEPS` at the model's current weights, in one forward and backward walk of
+    the tokens.
 
-    - `model`: a GPT, another library's, or any module (`ctrans.open_model`)
-    - `tokens`, `targets`: token ids, or whatever the model reads and its loss compares with
-      (images, features)
-    - `effort`: a name of `EFFORTS`, or such an object
+    - `model`: a GPT, a model of another library, or any module (`ctrans.open_model`)
+    - `tokens`, `targets`: token ids, or the inputs and targets of the model's own loss (images,
+      features)
+    - `effort`: a name of `EFFORTS`, or an `Effort`
     - `other`: another text of the same shape, for the transport step
-    - `seed`: of perturbations and of the vectors that iterations start with
-    - `trained`: whether the weights are other than those of the configuration's initialisation
-    - `progress`: called with a word `visits(model)` times, whenever a segment is done on the way
-      down, on the way back or, where there is no loss and so no way back, for that too
+    - `seed`: seed of perturbations and of start vectors
+    - `trained`: whether the weights differ from the configuration's initialisation
+    - `progress`: called with a word `visits(model)` times: after each segment forward and backward.
+      Without a loss there is no backward walk, and those calls come at the end
 
-    A step that cannot handle the model says so in its verdict, and the others run; where a state is
-    not finite, they run as far as it is. Raises ConfigError where tokens, targets and the other
-    text do not have one shape, and for an unknown effort.
+    A step that does not support the model has the verdict "n/a" with the reason, and the others
+    run. If a state is not finite, steps use the states before it. Raises ConfigError if tokens,
+    targets and the other text have different shapes, or the effort is unknown.
     """
-    own = own_loss(model) is not None  # whose targets are its own affair
+    own = own_loss(model) is not None  # its targets may have any shape
     for name, value in (("targets", tokens if own else targets), ("other text", tokens if other is None else other)):
         if value.shape != tokens.shape:
-            raise ConfigError(f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give one shape")
+            raise ConfigError(
+                f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give the same shape"
+            )
     state = model.embed(cut(tokens, 1, 1))
     if state.dtype not in (torch.float32, torch.float64):
         kind = str(state.dtype).removeprefix("torch.")
-        raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: screen it in float32 or float64")
+        raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: use float32 or float64")
     chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
     case = Case(model, tokens, targets, other, chosen, seed, trained)
     plans = {name: _planned(step, case) for name, step in STEPS.items()}
@@ -138,9 +138,9 @@ def screen(
 
 
 def _rate(model: DescribedModel, steps: Mapping[str, StepVerdict], trained: bool) -> tuple[PredictedRate | None, str]:
-    """What is predicted of the learning rate, or why nothing is."""
+    """The predicted learning rate, or None and the reason."""
     if trained:
-        return None, "a learning rate is predicted from weights that ctrans drew, as others may be trained"
+        return None, "a learning rate is predicted only from weights that ctrans drew, because others may be trained"
     figures = {name: value for step in steps.values() for name, value in step.quantities.items()}
     if not model.depth.streamed:
         weights = {id(w): w.numel() for part in model.modules() for w in part.parameters(recurse=False)}
@@ -152,12 +152,12 @@ def _rate(model: DescribedModel, steps: Mapping[str, StepVerdict], trained: bool
 
 
 def visits(model: DescribedModel) -> int:
-    """How often `screen` tells its progress: for every segment on the way there and back."""
+    """How often `screen` calls `progress`: once per segment forward and once backward."""
     return 2 * len(model.depth.sublayers)
 
 
 def _planned(step: ScreeningStep, case: Case) -> StepPlan | StepVerdict:
-    """The step's plan; a verdict where it says that it cannot handle the model."""
+    """The step's plan, or its verdict if it does not support the model."""
     try:
         plan: StepPlan = step.plan(case)
         return plan
@@ -166,9 +166,7 @@ def _planned(step: ScreeningStep, case: Case) -> StepPlan | StepVerdict:
 
 
 def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
-    """The plan's conclusion, unless one of the instruments that it cannot do without could not
-    speak of the model.
-    """
+    """The plan's verdict. "n/a" with the reason if an instrument that it needs failed."""
     required = [each for instruments in plan.instruments.values() for each in instruments if not isinstance(each, Attempt)]
     refused = next((note for each in required if (note := guards[id(each)].note) is not None), None)
     if refused is not None:
@@ -180,15 +178,15 @@ def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
 
 
 def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict], examination: Examination) -> list[Lane]:
-    """The lanes of the walk with everyone's instruments, each guarded. Lanes of the same tokens are
-    one.
+    """The lanes of the walk with all instruments, each in an `Attempt`. Lanes of the same tokens
+    are merged.
 
-    Every lane's tokens are the first of the longer lanes', so that those of one shape are the same.
+    A lane's tokens are the first tokens of any longer lane, so equal shapes mean equal tokens.
     """
     wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
     wanted["text"] += [case.reach, case.bounds, *examination.whole.values()]
     graphs = [] if case.shared_graphs is None else [case.shared_graphs]
-    # where both lanes are one they stand first in it, for all who ask
+    # other instruments use the graphs, so they come first in their lane
     wanted["several" if case.sequences("several") == case.sequences("part") else "part"] += graphs
     for plan in plans.values():
         if isinstance(plan, StepPlan):
@@ -215,8 +213,8 @@ def _lane(case: Case, name: LaneName, instruments: Sequence[Instrument]) -> Lane
 
 
 def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:
-    """The screenings by model's name as `ctrans screen` writes them, with what each quantity is and
-    its limits.
+    """The screenings by model's name as `ctrans screen` writes them, with the description and
+    limits of each quantity.
     """
     models = {}
     for name, each in screenings.items():

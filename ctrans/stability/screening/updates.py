@@ -1,4 +1,4 @@
-"""The screening's step on training itself: what does one step of an optimiser do to the function?"""
+"""The screening's step on training: the effect of one optimiser step on the function."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ctrans.walk import Attempt
 
 @dataclasses.dataclass(frozen=True)
 class UpdateStep:
-    """The responses r_k by optimiser, and the curvature where it was looked at."""
+    """The responses r_k by optimiser, and the curvature if measured."""
 
     updates: dict[str, Responses]
     curvature: Curvature | None
 
 
 def plan_updates(case: Case) -> StepPlan:
-    """r_k = |dX_D/dW_k dW_k|/|X_D| of one step of Adam and one of gradient descent; and, in full,
-    what curvature allows.
+    """Responses r_k = |dX_D/dW_k dW_k|/|X_D| to one step of Adam and one of gradient descent; in a
+    full screening also curvature.
 
-    Quantities: the least and the largest r_k and their ratio; the size of the weights that a step
-    is taken in; learning rates at the edge of stability; the effective rank of the tangent kernel.
-    None is gauge-free, since an optimiser is not.
+    Quantities: the least and the largest r_k and their ratio; the size of the weights; learning
+    rates at the edge of stability; the effective rank of the tangent kernel. None is gauge-free,
+    because an optimiser is not.
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)
@@ -38,7 +38,7 @@ def plan_updates(case: Case) -> StepPlan:
 
 
 def weight_size(depth: nn.Module) -> float:
-    """The root mean square of all entries of its matrices; nan where it has none."""
+    """The root mean square of all entries of the depth's matrices; nan if there are none."""
     matrices = [weight for weight in depth.parameters() if weight.dim() >= 2]
     count = sum(weight.numel() for weight in matrices)
     return math.sqrt(sum(weight.detach().double().square().sum().item() for weight in matrices) / count) if count else math.nan
@@ -59,7 +59,7 @@ def _conclude(depth: nn.Module, updates: dict[str, Responses], instrument: Attem
     }
     if not max(adam.values):
         notes.insert(
-            0, "no segment's step moves the state, as the loss has no gradient in any of their weights: a head of zeros does that"
+            0, "no segment's step moves the state, because the loss has no gradient in their weights: check for a head of zeros"
         )
     errors: dict[str, float] = {}
     why = (

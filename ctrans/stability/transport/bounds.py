@@ -1,4 +1,4 @@
-"""What a distance between terminal states cannot exceed."""
+"""Bounds on the distance between terminal states."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def transport_bound(
     depth: Depth, tokens: int, distance: float, p: int = 2, spreads: Sequence[float | None] | None = None
 ) -> float | None:
     """W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + m_p sqrt(n) sum_k h_k s_k, m_p = (nd)^max(0, 1/p - 1/2);
-    None where there is no bound.
+    None if there is no bound.
 
-    s_k bounds how far apart two tokens of segment k's velocity can be, see `token_spreads`, which
-    are computed if they are not given (theory, section 8; Kan, theorem 6, corrected by m_p). A norm
-    around the state forgets what was before: there the distance is at most m_p sqrt(n) s_k, with
-    s_k of two tokens behind that norm.
+    s_k bounds the distance between two tokens of segment k's velocity. `spreads` are the s_k, by
+    default `token_spreads` (theory, section 8; Kan, theorem 6, corrected by m_p). Behind a norm
+    around the state the distance is at most m_p sqrt(n) s_k, whatever it was before, with s_k for
+    two tokens behind that norm.
     """
     check_order(p)
     spreads = token_spreads(depth) if spreads is None else spreads
@@ -34,9 +34,7 @@ def transport_bound(
 
 
 def token_spreads(depth: Depth) -> list[float | None]:
-    """`BoundsByDepth.spreads` without a walk: it reads off bounds of maps, which depend on the
-    weights alone. Compute them once.
-    """
+    """`BoundsByDepth.spreads` without a walk, from the weights alone. Compute them once."""
 
     def bound(k: int) -> float | None:
         sublayer = depth.sublayers[k]
@@ -48,11 +46,11 @@ def token_spreads(depth: Depth) -> list[float | None]:
 
 def printed_transport_bound(depth: Depth, tokens: int, distance: float, p: int = 2) -> float | None:
     """2^((p-1)/p) (C_hat W_p(mu_0, nu_0) + 4 dt D sqrt(nd) g_max): Kan, theorem 6 as printed (eq.
-    17); None but for output norms.
+    17); None unless all sublayers have output norms.
 
-    C_hat(p), which the paper leaves open, is 1 for p in {1, 2}: no entry-wise p-norm with p <= 2 is
-    below the Frobenius norm. False at p = 1, where the entry-wise norm can be sqrt(nd) times
-    Frobenius (theory, section 8).
+    C_hat(p), which the paper does not specify, is 1 for p in {1, 2}, because no entry-wise p-norm
+    with p <= 2 is below the Frobenius norm. The bound is false at p = 1, where the entry-wise norm
+    can be sqrt(nd) times Frobenius (theory, section 8).
     """
     check_order(p)
     norms = [sublayer.output_norm for sublayer in depth.sublayers if sublayer.state_norm is None]

@@ -1,4 +1,4 @@
-"""Kan's generalisation radius, and what it is worth at the size of a hidden state."""
+"""Kan's generalisation radius, and whether it is informative for a hidden state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class GeneralisationRadius:
-    """r(N, delta) = C_bar N^(-1/(nd)) + sqrt(log(1/delta)/N), with C_bar unknown; `verdict` is what
-    may be said of it.
+    """r(N, delta) = C_bar N^(-1/(nd)) + sqrt(log(1/delta)/N), with C_bar unknown. `verdict` says
+    whether it is informative.
 
-    `shrinkage` is N^(-1/(nd)): what N samples leave of the radius of one. `log10_samples_to_halve`
-    is the log10 of the 2^(nd) samples that would make it 1/2.
+    `shrinkage` is N^(-1/(nd)), the radius of N samples relative to that of one.
+    `log10_samples_to_halve` is log10 of the 2^(nd) samples that make it 1/2.
     """
 
     samples: int
@@ -32,11 +32,11 @@ def generalisation_radius(samples: int, tokens: int, width: int, delta: float = 
     """Whether N samples bring the empirical measure any nearer to the true one in W_1 (Kan, eq.
     128, after Fournier and Guillin).
 
-    Vacuous where N < 2^(nd): then not even half of the radius of a single sample is gone, and the
-    radius says nothing. Raises ConfigError for counts below 1 or delta outside (0, 1).
+    It is vacuous if N < 2^(nd): N samples then do not even halve the radius of one. Raises
+    ConfigError for counts below 1 or delta outside (0, 1).
     """
     for name, value in (("samples", samples), ("tokens", tokens), ("width", width)):
-        check_count(name, value, most=10**18)  # nothing is counted up to it
+        check_count(name, value, most=10**18)  # a large limit: it is only a number here
     if not 0 < delta < 1:
         raise ConfigError(f"delta = {delta!r}: give a probability between 0 and 1, such as 0.05")
     dimension = tokens * width

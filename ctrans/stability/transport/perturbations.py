@@ -1,4 +1,4 @@
-"""What is done to inputs: tokens substituted, noise, the worst small direction, another text."""
+"""Perturbations of inputs: substituted tokens, noise, the worst small direction, another text."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from solvers import ConfigError, SolveError
 from solvers.errors import look_up
 
 SIZE = 0.05
-"""Default size of a perturbation: the share of tokens, or the length relative to the input's."""
+"""Default size of a perturbation: the share of substituted tokens, or its length relative to the
+input's.
+"""
 AT_ONCE = 2**18
-"""Entries of hidden states linearised together when an adversarial direction is sought: about 1.5
-GB for GPT-2's depth.
+"""Entries of hidden states that `worst_directions` linearises together: about 1.5 GB for GPT-2's
+depth.
 """
 
 
 def worst_directions(
     depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
 ) -> Iterator[Singular]:
-    """The leading singular triplet of J_{0:D} of each sequence, of as many at a time as `AT_ONCE`
-    has room for.
+    """The leading singular triplet of J_{0:D} of each sequence, in batches of at most `AT_ONCE`
+    entries.
 
-    Raises SolveError where a state is not finite, ConfigError where weights are made on demand: it
-    needs them all at once.
+    Raises SolveError if a state is not finite, ConfigError if weights are made on demand, because
+    it needs all weights at once.
     """
     if depth.streamed:
         raise ConfigError(
@@ -50,7 +52,7 @@ def adversarial_direction(
     depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
 ) -> Float[Tensor, "batch tokens width"]:
     """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0
-    that moves X_D the most.
+    that changes X_D most.
 
     Errors as `worst_directions`.
     """
@@ -59,8 +61,8 @@ def adversarial_direction(
 
 @dataclasses.dataclass(frozen=True)
 class PerturbedSample:
-    """What is perturbed: a model and its tokens, by how much, and another text and the worst
-    directions where these are given.
+    """Input of a perturbation: a model with its tokens, the size, and, if given, another text and
+    the worst directions.
     """
 
     model: Model
@@ -74,17 +76,17 @@ class PerturbedSample:
         return self.model.embed(self.tokens).detach()
 
     def scale(self) -> float:
-        """The size in units of one entry."""
+        """The size relative to one entry's root mean square."""
         return self.size * float(self.embed().square().mean().sqrt())
 
 
 def _substitution(sample: PerturbedSample) -> Tensor:
-    """A share of the tokens of every sequence, at least one, replaced by tokens drawn from all of
-    them.
+    """Replaces a share of each sequence's tokens, at least one, by tokens drawn from the whole
+    batch.
     """
     tokens = sample.tokens
     if tokens.dim() != 2 or tokens.is_floating_point():
-        raise ConfigError(f"substitution is of token ids (batch, tokens), and the input is {tuple(tokens.shape)}: choose noise")
+        raise ConfigError(f"substitution needs token ids (batch, tokens), and the input is {tuple(tokens.shape)}: choose noise")
     count = min(max(1, round(sample.size * tokens.shape[1])), tokens.shape[1])
     where = torch.rand(tokens.shape, generator=sample.generator).argsort(-1)[:, :count].to(tokens.device)
     drawn = torch.randint(tokens.numel(), where.shape, generator=sample.generator).to(tokens.device)
@@ -97,7 +99,7 @@ def _noise(sample: PerturbedSample) -> Tensor:
 
 
 def _adversary(sample: PerturbedSample) -> Tensor:
-    """As long as the noise is on average, in the worst direction."""
+    """A step in the worst direction, as long as the noise is on average."""
     x = sample.embed()
     worst = adversarial_direction(sample.model.depth, x) if sample.worst is None else sample.worst()
     return x + sample.scale() * math.sqrt(x[0].numel()) * worst
@@ -137,10 +139,10 @@ def perturbed(
     - `size`: the share of tokens, or the length of what is added relative to X_0
     - `other`: the sequences of "text", as many and as long as `tokens`
     - `generator`: draws the substitutes and the noise
-    - `worst()`: gives the directions of "adversarial" where somebody has them already
+    - `worst()`: returns the directions of "adversarial" if they are known already
 
-    Raises ConfigError for an unknown perturbation, a size that is not positive, or another text
-    that does not fit.
+    Raises ConfigError for an unknown perturbation, a size that is not positive, or another text of
+    a different shape.
     """
     perturb = look_up("perturbation", perturbation, PERTURBATIONS)
     if not 0 < size < math.inf:

@@ -1,5 +1,5 @@
-"""How far uncertainty travels: distances between samples of inputs and of their terminal states,
-with their bounds.
+"""Transport of uncertainty: distances between samples of inputs and of their terminal states, with
+bounds.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from solvers.run import finite
 @dataclasses.dataclass(frozen=True)
 class Transport:
     """W_p between inputs and perturbed inputs (`before`) and between their terminal states
-    (`after`), and what bounds `after`.
+    (`after`), with bounds on `after`.
 
-    `amplification` is after/before and `used` after/bound. None where a state is not finite or no
-    bound exists.
+    `amplification` is after/before and `used` after/bound. They are None if a state is not finite
+    or no bound exists.
     """
 
     perturbation: str
@@ -55,11 +55,11 @@ def transport(
     orders: Sequence[int] = ORDERS,
     generator: torch.Generator | None = None,
 ) -> list[Transport]:
-    """W_p(mu_0, nu_0) and W_p(mu_D, nu_D) for mu the sequences of `tokens`, nu the same perturbed,
-    through the discrete model.
+    """W_p(mu_0, nu_0) and W_p(mu_D, nu_D) of the discrete model, for mu the sequences of `tokens`
+    and nu the same perturbed.
 
-    Perturbations are those of `perturbed`, whose errors it has. For several, carry all of them
-    through the depth together (`ctrans.stability.forward.carried`) and compare with `distances`.
+    Perturbations and errors are those of `perturbed`. For several perturbations, carry all through
+    the depth at once with `ctrans.stability.forward.carried` and compare with `distances`.
     """
     x = model.embed(tokens).detach()
     y = perturbed(model, tokens, perturbation, size=size, other=other, generator=generator)
@@ -79,10 +79,10 @@ def distances(
     orders: Sequence[int] = ORDERS,
     spreads: Sequence[float | None] | None = None,
 ) -> list[Transport]:
-    """W_p between two samples of inputs and between their terminal states, with the bounds, for
-    every p of `orders`.
+    """W_p between two samples of inputs and between their terminal states, with bounds, for each p
+    of `orders`.
 
-    `spreads` are the depth's `token_spreads` where these are known.
+    `spreads` are the depth's `token_spreads`, computed if None.
     """
     spreads = token_spreads(depth) if spreads is None else spreads
     reached, tokens = all(map(finite, ends)), inputs[0].shape[1]

@@ -1,4 +1,4 @@
-"""Wasserstein distances between samples of equal size, exactly."""
+"""Exact Wasserstein distances between samples of equal size."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ ORDERS = (1, 2)
 
 
 def wasserstein(a: Float[Tensor, " samples *state"], b: Float[Tensor, " samples *state"], p: int = 2) -> float:
-    """W_p = min over permutations s of (1/N sum_i sum_entries |a_i - b_s(i)|^p)^(1/p), exactly, p =
-    1 or 2, in float64.
+    """W_p = min over permutations s of (1/N sum_i sum_entries |a_i - b_s(i)|^p)^(1/p), for p = 1 or
+    2, in float64.
 
-    The distance between the two samples' empirical measures, with the entry-wise p-norm of Kan's
-    theorem 6: between equally many points of equal weight an optimal plan is an assignment. Raises
-    ConfigError for samples of unequal size or shape, none, or with entries that are not finite, and
-    for another p.
+    It is the distance between the two empirical measures with the entry-wise p-norm of Kan's
+    theorem 6. Between equal numbers of points of equal weight an optimal plan is an assignment.
+    Raises ConfigError if the samples have different shapes, are empty or not finite, or p is not 1
+    or 2.
     """
     check_order(p)
     if a.shape != b.shape or not a.numel():
         raise ConfigError(
-            f"the samples have shapes {tuple(a.shape)} and {tuple(b.shape)}: give equally many states of one shape, at least one"
+            f"the samples have shapes {tuple(a.shape)} and {tuple(b.shape)}: give the same number of states of one shape, at least one"
         )
     if not (finite(a) and finite(b)):
         raise ConfigError("the samples have entries that are not finite: leave those states out")
     first, second = (x.detach().cpu().double().reshape(len(x), -1) for x in (a, b))
-    # a matrix product would be faster and lose half the digits of small distances
+    # a matrix product is faster but loses half the digits of small distances
     cost = (torch.cdist(first, second, p=p, compute_mode="donot_use_mm_for_euclid_dist") ** p).numpy()
     rows, columns = linear_sum_assignment(cost)
     return float(np.mean(cost[rows, columns]) ** (1 / p))

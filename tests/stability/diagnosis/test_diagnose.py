@@ -383,9 +383,9 @@ def test_every_limit_is_shown_with_who_set_it():
 def test_what_was_not_examined_says_what_it_takes():
     said = " ".join(str(diagnose(healthy("pre"), *text())).split())
     assert (
-        "not examined, so neither found nor ruled out: dead gain around the state (takes a norm around the residual sum)" in said
+        "not examined, so neither found nor ruled out: dead gain around the state (needs a norm around the residual sum)" in said
     )
-    assert "weight decay below threshold (takes --weight-decay" in said
+    assert "weight decay below threshold (needs --weight-decay" in said
 
 
 @pytest.mark.slow

@@ -155,5 +155,5 @@ def test_seeds_exist_where_the_papers_state_them():
 
 
 def test_a_map_that_states_no_bound_is_named():
-    with pytest.raises(ConfigError, match="no bound is known: Linear does not say"):
+    with pytest.raises(ConfigError, match="no bound is known: Linear has no method"):
         map_bound(Sublayer(torch.nn.Linear(4, 4), "ffn"))

@@ -54,7 +54,7 @@ def test_wasserstein_forgets_order_and_knows_a_shift(samples, p, seed):
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        (torch.zeros(3, 2), torch.zeros(4, 2), "equally many"),
+        (torch.zeros(3, 2), torch.zeros(4, 2), "same number"),
         (torch.zeros(0, 2), torch.zeros(0, 2), "at least one"),
         (torch.zeros(2, 2), torch.full((2, 2), torch.nan), "not finite"),
     ],
