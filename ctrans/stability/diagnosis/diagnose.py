@@ -1,4 +1,4 @@
-"""A model's figures of one walk as findings in plain words, the most severe first.
+"""Diagnosis of a model from one walk: findings in words, most severe first.
 
 >>> for finding in diagnose(model, tokens[:, :-1], tokens[:, 1:]).findings:
 ...     print(finding.check, finding.place, finding.figure, finding.remediation)
@@ -26,22 +26,21 @@ from solvers import ConfigError
 from solvers.deprecated import old_member, old_names
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
-"""Of how many tokens a Jacobian is, and of how many sequences the worst one counts."""
+"""Number of tokens of a Jacobian, and number of sequences of which the worst counts."""
 WIDTH = 80
 """Columns of a diagnosis as text."""
 TOLERANCE = 0.02
-"""Relative error at which a Jacobian's norm is known well enough."""
+"""Relative error of a Jacobian's norm."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a model on a text, the most severe first; no finding where nothing is.
-    Every field suits JSON.
+    """The findings of a model on a text. All fields can be written as JSON.
 
-    - `findings`: what lies outside of its limits
+    - `findings`: figures outside their limits, most severe first; empty for a healthy model
     - `readings`: all figures by quantity
-    - `unknown`: what could not be measured and why, by quantity or instrument
-    - `texts`: the number of walks
+    - `unknown`: the reason why something was not measured, by quantity or instrument
+    - `texts`: number of walks
     """
 
     findings: list[Finding]
@@ -62,17 +61,17 @@ class Diagnosis:
 
     @property
     def unexamined(self) -> list[str]:
-        """Those whose quantity has none: the model has no such part, or it could not be measured
-        (`unknown`).
+        """The checks whose quantity has no reading: the model has no such part, or it was not
+        measured (`unknown`).
         """
         return [name for name, check in CHECKS.items() if not self.readings.get(check.quantity)]
 
     @property
     def near(self) -> dict[str, Reading]:
-        """By check, the reading that is nearest to its limit from inside, of those within the
-        factor `Check.near` of it.
+        """By check, the reading closest to its limit from inside, if within the factor `Check.near`
+        of it.
 
-        Checks that are findings, and those that findings suppress, are left out.
+        Without checks that are findings or that findings suppress.
         """
         found = {finding.check for finding in self.findings}
         left_out = found | {suppressed for name in found for suppressed in CHECKS[name].suppresses}
@@ -116,8 +115,8 @@ class Diagnosis:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examination:
-    """Instruments to be walked: over all of the text (`whole`), over what Jacobians are for
-    (`part`); then `conclude`.
+    """Instruments of a diagnosis, for the whole text (`whole`) and for the tokens of Jacobians
+    (`part`). Call `conclude` after the walk.
     """
 
     model: Model
@@ -126,14 +125,14 @@ class Examination:
     sensitivities: Callable[[], Sequence[Sensitivity] | None]
 
     def conclude(self) -> Diagnosis:
-        """The findings of the walk."""
+        """The diagnosis after the walk."""
         readings: Readings = {}
         unknown: dict[str, str] = {}
         own: Readings = {}
         if isinstance(self.model, nn.Module) and not self.model.depth.streamed:
             own = weight_readings(self.model, self.model.depth)
         broken = own.pop("entries that are not finite", None)
-        if broken:  # what is wrong in the weights themselves comes before what it does to states
+        if broken:  # non-finite weights come before their effect on states
             readings["entries that are not finite"] = broken
         for name, instrument in self.whole.items():
             figures: Mapping[str, Sequence[Reading]] | None = instrument.figures()
@@ -155,14 +154,14 @@ class Examination:
             if len(refused) == count:
                 unknown["sensitivities"] = note
         if not readings.get("least entropy of a head"):
-            unknown.setdefault("heads", "this model's attention does not show the rows of its heads")
+            unknown.setdefault("heads", "this model's attention does not expose the rows of its heads")
         return Diagnosis(CHECKS.judge(readings), readings, unknown)
 
 
 def check_decay(weight_decay: float | None) -> None:
-    """Raises ConfigError for a weight decay that is negative or not finite."""
+    """Raises ConfigError if the weight decay is negative or not finite."""
     if weight_decay is not None and not 0 <= weight_decay < math.inf:
-        raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's, a finite number of at least 0")
+        raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's weight decay, a finite number of at least 0")
 
 
 def examine(
@@ -172,10 +171,10 @@ def examine(
     heads: Attempt | None = None,
     sensitivities: Callable[[], Sequence[Sensitivity] | None] | None = None,
 ) -> Examination:
-    """The instruments of a diagnosis, to be walked with others or alone.
+    """The instruments of a diagnosis, for a walk of their own or together with others.
 
-    `heads` is a `HeadRows` that somebody else asks too; `sensitivities` gives those of the
-    sublayers where somebody else in the walk measures them.
+    `heads` is a shared `HeadRows`, by default a new one. `sensitivities` returns the sublayers'
+    sensitivities if another instrument of the walk measures them.
     """
     check_decay(weight_decay)
     whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
@@ -196,15 +195,15 @@ def diagnose(
     weight_decay: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
-    """What is wrong with a model on a text, the most severe first, from one walk there and, with
-    targets, back.
+    """Finds faults of a model on a text, from one forward walk and, with targets, one backward
+    walk.
 
-    `weight_decay` is that of its training, to be compared with dt lam*. Jacobians are of the first
-    64 tokens of up to 4 sequences, and of one where weights are made on demand. Without targets, or
-    where these have no loss under the model, what needs a loss is in `unknown`.
+    `weight_decay` is that of the training, compared with dt lam*. Jacobians use the first 64 tokens
+    of up to 4 sequences, or of one if weights are made on demand. Without targets, or if the model
+    has no loss for them, checks that need a loss are in `unknown`.
     """
     examination = examine(model, weight_decay=weight_decay)
-    refusal = "no targets were given, and so no loss" if targets is None else loss_refusal(model, tokens, targets)
+    refusal = "no targets were given, so there is no loss" if targets is None else loss_refusal(model, tokens, targets)
     whole = list(examination.whole.values())
     for each in whole:
         each.note = refusal if each.looks_back else None
@@ -218,8 +217,8 @@ def diagnose(
 
 
 def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
-    """Several walks' diagnoses, of other texts or seeds, as one: findings of any, with how many
-    walks saw them and each one's value.
+    """Merges diagnoses of several texts or seeds. A finding of any walk counts, with the number of
+    walks that saw it and each walk's value.
 
     `readings` are those of the first walk.
     """

@@ -1,5 +1,5 @@
-"""The diagnosis' instruments of the forward pass: norms' gains, states, heads, what sublayers add,
-and how sensitive they are.
+"""The diagnosis' instruments of the forward pass: gains of norms, states, heads, sublayer
+contributions and sensitivities.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ NORMS = {
     "output_norm": ("gain of an output norm", "the output norm"),
     "input_norm": ("gain of an input norm", "the input norm"),
 }
-"""By a sublayer's attribute: the quantity that its smallest gain is a reading of, and its name."""
+"""By a sublayer's attribute: the quantity of its smallest gain, and the norm's name."""
 DEAD = 1e-3
-"""A gain below this share of the norm's median is dead."""
+"""A gain below this share of the norm's median counts as dead."""
 MASSIVE, OF_MEDIAN = 100.0, 1000.0
-"""Sun et al. 2024 call an entry massive above the first that is the second times the median."""
+"""An entry is massive if it exceeds `MASSIVE` and `OF_MEDIAN` times the median (Sun et al. 2024).
+"""
 LEAST_ENTROPY = 0.05
-"""Heads whose rows have fewer nats are saturated: one token has 99% of the weight."""
+"""A head whose rows have less entropy, in nats, is saturated: one token has about 99% of the
+weight.
+"""
 LARGE_INPUT = 10.0
-"""Above it attention's input is named where heads are saturated: its scale may be the cause, and
-not the weights'.
+"""Above this root mean square, the finding of a saturated head names attention's input, because its
+scale may be the cause.
 """
 LARGE_EMBEDDING = 10.0
-"""A root mean square of states above which an embedding counts as large."""
+"""An embedding with a larger root mean square counts as large."""
 SMALL_SHARE = 0.1
-"""The share of a state that the depth adds, below which it counts for little where the embedding is
-large.
-"""
+"""With a large embedding, a depth that adds less than this share of the state has little effect."""
 
 
 def smallest_gain(gains: Tensor) -> tuple[float, str]:
-    """The smallest |gamma_i| over the median, and the channels that are dead in words."""
+    """The smallest |gamma_i| over the median, and the dead channels in words."""
     size = gains.detach().abs().double().flatten()
     median = float(size.median())
     share = float(size.min()) / median if median else math.nan
@@ -56,8 +57,8 @@ def smallest_gain(gains: Tensor) -> tuple[float, str]:
 
 
 class GainsByNorm(DiagnosticInstrument):
-    """The gains of every norm of every sublayer: the smallest and the largest over the median, and
-    an output norm's rms.
+    """Gains of each sublayer's norms: the smallest and the largest over the median, and an output
+    norm's root mean square.
     """
 
     offers = (
@@ -85,8 +86,8 @@ class GainsByNorm(DiagnosticInstrument):
 
 
 class StatesByDepth(DiagnosticInstrument):
-    """Of X_0 and X at every segment's end: entries that are not finite, massive ones, and how alike
-    tokens are.
+    """Of X_0 and of X at each segment's end: non-finite entries, massive entries, and the
+    similarity of tokens.
     """
 
     offers = ("entries that are not finite", "massive activation", "token similarity")
@@ -117,8 +118,8 @@ class StatesByDepth(DiagnosticInstrument):
 
 
 class BlockMoves(DiagnosticInstrument):
-    """What a block does to its tokens: |x_end - y_end|/|x_end|, y carried through the block's norms
-    around the state alone.
+    """|x_end - y_end|/|x_end| of each block, with y carried through the block's state norms alone:
+    the share of its sublayers.
     """
 
     offers = ("block moves",)
@@ -138,8 +139,8 @@ class BlockMoves(DiagnosticInstrument):
 
 
 class HeadRows(DiagnosticInstrument):
-    """The entropy of each head's rows, in the mean over tokens that read more than one. Attention
-    that does not show rows has none.
+    """The mean entropy of each head's rows over tokens that read more than one token. Attention
+    that does not expose rows has none.
     """
 
     offers = ("least entropy of a head",)
@@ -178,7 +179,7 @@ class HeadRows(DiagnosticInstrument):
 
     def figures(self) -> Readings:
         if self._tokens < 2:
-            raise ConfigError("each sequence is one token, which reads itself alone")
+            raise ConfigError("each sequence has one token, which reads itself alone")
         return self.found
 
 
@@ -187,9 +188,7 @@ def _apart(logits: float) -> str:
 
 
 class ZeroHeads(DiagnosticInstrument):
-    """The largest entry of each head's queries, keys, values and outputs; of matrices that are not
-    0 as a whole.
-    """
+    """The number of each sublayer's heads with query, key, value or output weights that are all 0."""
 
     offers = ("heads of zeros",)
 
@@ -205,7 +204,7 @@ class ZeroHeads(DiagnosticInstrument):
 
 
 class EpsShare(DiagnosticInstrument):
-    """eps over mean((C x)^2) of what each norm divides by, in the median over tokens."""
+    """eps over mean((C x)^2), the median over tokens, of each norm's input x."""
 
     offers = ("eps over mean square",)
 
@@ -218,17 +217,17 @@ class EpsShare(DiagnosticInstrument):
             self._read(at.k, "output_norm", part.output_norm, part.field(part.given(at.entered)))
 
     def _read(self, k: int, attribute: str, norm: Norm, x: Tensor) -> None:
-        if not isinstance(norm, SphereNorm):  # squashing and clipping divide by nothing
+        if not isinstance(norm, SphereNorm):  # other norms squash or clip, and do not divide
             return
         size = float(norm.centre(x.detach()).double().square().mean(-1).median())
         if norm.eps and size and math.isfinite(size):
-            figure = f"eps = {norm.eps:.3g}, and the mean square of what the norm divides is {size:.3g}"
+            figure = f"eps = {norm.eps:.3g}, and the mean square of the norm's input is {size:.3g}"
             self.add("eps over mean square", norm.eps / size, figure, k, f"{place_of(self.depth, k)}, {NORMS[attribute][1]}")
 
 
 class EmbeddingShare(DiagnosticInstrument):
-    """How large X_0 is, how much of it is the text's, and what the depth adds to it in the end, Y
-    the state without any sublayer.
+    """The size of X_0, the share of it that depends on the text, and the share of the last state
+    that the depth adds.
     """
 
     offers = ("text in the embedding", "depth beside a large embedding")
@@ -242,7 +241,7 @@ class EmbeddingShare(DiagnosticInstrument):
             return
         own = float((x - x.mean(0, keepdim=True)).square().sum())
         whole = float((x - x.mean((0, 1), keepdim=True)).square().sum())
-        if own and whole:  # equal sequences show nothing of this
+        if own and whole:  # equal sequences do not show it
             figure = f"{own / whole:.2g} of its variance differs from sequence to sequence at one position"
             self.add("text in the embedding", own / whole, figure, place="the embedding")
 
@@ -263,12 +262,12 @@ class EmbeddingShare(DiagnosticInstrument):
 
 
 class SublayerMoves(DiagnosticInstrument):
-    """Two ratios of what sublayers of a kind add to the median token: this one's over its
-    neighbours' largest, their least over this one's.
+    """What a sublayer adds to the median token, relative to its neighbours of the same kind: its
+    own over their largest, and their least over its own.
 
-    Neighbours are in the blocks before and behind. At an end they are the next two blocks, so that
-    a quiet sublayer does not make its only neighbour loud. Of two blocks alone neither is called
-    the quiet one.
+    Neighbours are in the blocks before and after. At an end they are the next two blocks, so that a
+    quiet sublayer does not make its only neighbour look loud. With two blocks, neither counts as
+    quiet.
     """
 
     offers = ("move over the neighbours'", "neighbours' move over its own")
@@ -303,7 +302,7 @@ class SublayerMoves(DiagnosticInstrument):
 
 
 class VelocitySensitivities(Instrument):
-    """|dv_k/dX|_2 of every sublayer's velocity, and nothing more: one sublayer's graph at a time."""
+    """|dv_k/dX|_2 of each sublayer's velocity, with one sublayer's graph at a time."""
 
     def __init__(self, tolerance: float):
         self.tolerance = tolerance
@@ -319,8 +318,8 @@ class VelocitySensitivities(Instrument):
 
 
 def sensitivity_readings(depth: Depth, each: list[Sensitivity]) -> Readings:
-    """h |dv/dX| of the sublayers where it is known; inf where the Jacobian overflows at a state
-    that is finite.
+    """Readings of h |dv/dX|, for the sublayers where it is known; inf if the Jacobian overflows at
+    a finite state.
     """
     found: list[Reading] = []
     for k, (h, sensitivity) in enumerate(zip(depth.lengths, each, strict=False)):

@@ -1,6 +1,4 @@
-"""What a diagnosis asks of a model that predicts the next token: whether a token reads those that
-it has to predict.
-"""
+"""Check of next-token models: whether a token reads later tokens, which it has to predict."""
 
 from __future__ import annotations
 
@@ -17,17 +15,18 @@ from solvers.run import finite
 
 
 class ReadsAhead(DiagnosticInstrument):
-    """r_k = max over tokens i < N of |X'_i - X_i|/|X_i| behind segment k, X' with -x_N in place of
-    the last token's x_N in X_0.
+    """r_k = max over tokens i < N of |X'_i - X_i|/|X_i| after segment k, where X'_0 has -x_N in
+    place of the last token's x_N.
 
-    Both go side by side in one batch, so that what is equal in exact arithmetic is rounded alike.
+    Both states are in one batch, so that values that are equal in exact arithmetic have equal
+    rounding.
 
-    In a causal model r_k is 0, but for rounding: what is read is r_k/sqrt(eps), eps the precision
-    of the states, 1e-7 in float32. Of the first sequence, and only where the targets are the tokens
-    that follow: to predict hidden tokens both sides are read on purpose. The segment at which r_k
-    is first above 1 is named. No reading of a single token. Not seen are tokens that read others
-    ahead but not the last, maps that cannot tell x_N from -x_N, and what is below the root of the
-    precision: in bfloat16 a change of 9%.
+    In a causal model r_k is 0 up to rounding. The reading is r_k/sqrt(eps), with eps the precision
+    of the states, 1e-7 in float32, at the first segment where it is above 1. It uses the first
+    sequence, and only targets that are the next tokens, because models of masked tokens read both
+    sides on purpose. A sequence of one token has no reading. It does not detect tokens that read
+    later ones other than the last, maps with equal output for x_N and -x_N, and changes below
+    sqrt(eps), which is 9% in bfloat16.
     """
 
     offers = ("change by a later token",)
@@ -66,7 +65,7 @@ class ReadsAhead(DiagnosticInstrument):
 
 
 def _following(tokens: Any, targets: Any) -> bool:
-    """Whether the targets are the tokens that follow, but for those left out."""
+    """Whether the targets, except those of -1, are the next tokens."""
     if not (isinstance(tokens, Tensor) and isinstance(targets, Tensor) and tokens.shape == targets.shape and tokens.dim() == 2):
         return False
     known = targets[:, :-1] != -1

@@ -1,5 +1,5 @@
-"""The diagnosis' instruments that need a loss: log Z, costates, the weight decay that bounds
-velocities, and tied matrices.
+"""The diagnosis' instruments that need a loss: log Z, costates, the weight decay threshold, and
+tied matrices.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ HEAD = "the head"
 
 
 class Logits(DiagnosticInstrument):
-    """log Z - log V, the loss less log V, and whether the loss is finite.
+    """|log Z - log V|, loss - log V, and whether the loss is finite.
 
-    The first two are for heads with a logit for every target: of a loss that is a model's own, only
-    the last is known.
+    The first two need logits. For a model's own loss only the last is known.
     """
 
     offers = ("entries that are not finite", "log Z", "loss over guessing")
@@ -35,9 +34,7 @@ class Logits(DiagnosticInstrument):
             self.add("entries that are not finite", 1.0, f"the loss is {at.loss}", place=HEAD)
             return
         if own_loss(model) is not None:
-            raise ConfigError(
-                "the loss here is a stand-in or one that was given, and log Z and guessing are of a cross-entropy of logits"
-            )
+            raise ConfigError("log Z and guessing need a cross-entropy of logits, and this model has another loss")
         logits = model.head(at.x).double()
         guessing = math.log(logits.shape[-1])
         drift = float(torch.logsumexp(logits, -1).mean()) - guessing
@@ -54,13 +51,13 @@ class CostatesByDepth(DiagnosticInstrument):
 
     def backward(self, at: StepContextBack) -> None:
         bad = int((~at.before.isfinite()).sum())
-        if bad and finite(at.p) and finite(at.x):  # where it began
+        if bad and finite(at.p) and finite(at.x):  # the segment where it starts
             figure = f"{bad} of {at.before.numel()} entries of the costate dL/dX at its start"
             self.add("entries that are not finite", float(bad), figure, at.k)
 
 
 class DecayOverThreshold(DiagnosticInstrument):
-    """The weight decay over dt lam* of every sublayer without a norm behind it or around it, at the
+    """The weight decay over dt lam* of each sublayer without an output or state norm, at the
     discrete model's costates.
     """
 
@@ -101,10 +98,11 @@ class DecayOverThreshold(DiagnosticInstrument):
 
 
 class TiedGradients(DiagnosticInstrument):
-    """cos between the loss's two gradients in a matrix that embedding and head share: the part
-    through the head, and that through X_0.
+    """Cosine between the two gradients of a matrix that embedding and head share: through the head,
+    and through X_0.
 
-    Over the rows that the embedding uses on this text, as all others have the head's part alone.
+    It counts the rows that the embedding uses on this text; the others have the head's gradient
+    alone.
     """
 
     offers = ("cosine of tied gradients",)

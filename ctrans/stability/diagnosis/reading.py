@@ -1,6 +1,4 @@
-"""What instruments of a diagnosis share: readings of quantities by place, and the words for a
-place.
-"""
+"""Base of the diagnosis' instruments: readings of quantities by place, and a place in words."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from ctrans.walk import Instrument
 
 WORDS = {"attention": "attention", "ffn": "FFN", "parallel": "attention and FFN"}
 NAMED = 4
-"""So many channels or heads are named, and the rest counted."""
+"""Number of channels or heads that a text names; it counts the rest."""
 
 
 class DiagnosticInstrument(Instrument):
-    """An instrument whose figures are readings by quantity, of the quantities in `offers` alone."""
+    """An instrument with readings of the quantities in `offers`."""
 
     offers: tuple[str, ...] = ()
 
@@ -26,7 +24,7 @@ class DiagnosticInstrument(Instrument):
         self.depth, self.found = depth, Readings()
 
     def add(self, quantity: str, value: float, figure: str, segment: int | None = None, place: str = "") -> None:
-        """Adds a reading; its place is that of the segment unless another one is given."""
+        """Adds a reading. The default place is that of the segment."""
         place = place or place_of(self.depth, segment or 0)
         self.found.setdefault(quantity, []).append(Reading(value, place, figure, segment))
 
@@ -35,28 +33,24 @@ class DiagnosticInstrument(Instrument):
 
 
 def place_of(depth: Depth, k: int) -> str:
-    """Segment k in words: "block 5, FFN (segment 11)". Blocks and segments are counted from 0, as
-    everywhere here.
-    """
+    """Segment k in words: "block 5, FFN (segment 11)". Blocks and segments count from 0."""
     kind = depth.sublayers[k].kind
     return f"block {k // depth.per_block}, {WORDS.get(kind, kind)} (segment {k})"
 
 
 def named(each: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """The first few, and the number of the rest."""
     more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""
     return ", ".join(each[:NAMED]) + more
 
 
 def at_entry(x: Tensor, place: int) -> tuple[int, int, int]:
-    """Sequence, token and channel of an entry of a state by its place in the flattened whole."""
+    """Sequence, token and channel of a state's entry, from its index in the flattened state."""
     tokens, width = x.shape[-2:]
     row, channel = divmod(place, width)
     return (*divmod(row, tokens), channel)
 
 
 def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
-    """The first sequences, and of token ids the first tokens of each; images and features are left
-    whole.
-    """
+    """The first sequences, and of token ids the first tokens. Images and features keep all tokens."""
     return x[:sequences, :tokens] if x.dim() == 2 and not x.is_floating_point() else x[:sequences]

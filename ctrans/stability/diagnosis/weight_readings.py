@@ -1,5 +1,5 @@
-"""What a diagnosis reads from the weights alone: matrices of zeros, entries that are not finite,
-gains of norms outside of the depth.
+"""Readings from the weights alone: zero matrices, non-finite entries, gains of norms outside the
+depth.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ OFFERS = ("entries that are not finite", "largest entry of a matrix", "largest g
 
 @torch.no_grad()
 def weight_readings(model: nn.Module, depth: Depth) -> Readings:
-    """Readings of the quantities in `OFFERS`, by each weight's own name and the sublayer that it is
-    in.
+    """Readings of the quantities in `OFFERS`, placed by the weight's name and its sublayer.
 
-    Of a stack of matrices, as experts are, the one whose largest entry is least counts.
+    For a stack of matrices, such as experts, the matrix with the smallest largest entry counts.
     """
     found: Readings = {quantity: [] for quantity in OFFERS}
     places = {id(weight): k for k, part in enumerate(depth.sublayers) for weight in part.parameters()}
@@ -37,7 +36,7 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
         if weight.dim() in (2, 3) and not weight.is_meta and weight.numel() > 1:
             each = weight.detach().abs().amax((-2, -1))
             largest, which = float(each.min()), f"[{int(each.argmin())}]" if weight.dim() == 3 else ""
-            figure = f"largest entry {largest:.2g}" if largest else "every entry is 0, so that nothing comes through it"
+            figure = f"largest entry {largest:.2g}" if largest else "every entry is 0, so its output is 0"
             found["largest entry of a matrix"].append(Reading(largest, place + which, figure, k))
     sublayer = depth.sublayers[0]
     norm = next((n for n in (sublayer.input_norm, sublayer.output_norm, sublayer.state_norm) if n is not None), None)
@@ -51,11 +50,11 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
 
 
 def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple[str, Tensor]]:
-    """The gains of every norm that is in no sublayer, of whatever library, by the norm's name.
+    """The gains, by name, of each norm outside the sublayers, of any library.
 
-    A norm is a module whose only parameters are vectors as long as a token and which gives the same
-    for a large state and for twice that. Its gains are what it makes of a token of signs s, half of
-    them -1, and of its opposite: for an even width (N(s) - N(-s))/2 = gamma s, but for eps.
+    A module counts as a norm if all its parameters are vectors of the token's width, and if it maps
+    a large state and twice that state to the same output. Its gains come from a token of signs s,
+    half of them -1, and its opposite: for an even width (N(s) - N(-s))/2 = gamma s, up to eps.
     """
     inside = set(depth.modules())
     signs = torch.ones(width)
@@ -67,18 +66,18 @@ def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple
         s = signs.to(weights[0]).view(1, 1, width)
         try:
             gains, twice = ((part(c * s) - part(-c * s)).flatten().double() / 2 for c in (1e3, 2e3))
-        except Exception:  # all of them: somebody else's code, given what it was not written for, may raise errors of its own
+        except Exception:  # foreign code may raise any error for this input
             continue
         if torch.allclose(gains, twice, rtol=1e-2, atol=0) and finite(gains):
             yield name, gains
 
 
 def own_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters by the names that they have in the model that was opened."""
+    """The parameters by their names in the user's model."""
     yield from opened(model).named_parameters()
 
 
 def opened(model: nn.Module) -> nn.Module:
-    """The module inside of everything that has a `Depth`: the user's own."""
+    """The user's own module, inside the wrappers that have a `Depth`."""
     inner = getattr(model, "model", None)
     return opened(inner) if isinstance(inner, nn.Module) and isinstance(getattr(model, "depth", None), Depth) else model
