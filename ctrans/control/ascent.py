@@ -159,7 +159,7 @@ def ascend(
         z = z + move
         values, uphill = _slope(payoff, z)
         fall, gradient = gradient - uphill, uphill
-        # among equals to rounding the later one is the better converged
+        # of payoffs that are equal to rounding, the later one has converged further
         later = values >= best - NOISE * eps * best.abs()
         at = torch.where(later.reshape(size.shape), z, at)
         best = torch.maximum(best, values)

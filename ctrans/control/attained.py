@@ -109,7 +109,7 @@ def attained(
     >>> attained(model, tokens[:, :-1], tokens[:, 1:]).work
     """
     if model.depth.streamed:
-        raise ConfigError("weights on demand are made for one pass and are not trained: load the model as a whole")
+        raise ConfigError("weights on demand are loaded for one pass and cannot be trained: load the whole model")
     found = costate(model, tokens, targets)
     sublayers = list(model.depth.sublayers)
     decays = (weight_decay * decay_gains, weight_decay)
@@ -194,18 +194,16 @@ class _Step:
             found = {f"output_norm.{name}": value for name, value in norm.linear_parameters().items()}
             if not found:
                 raise ConfigError(
-                    f"{type(norm).__name__} behind the {self.sublayer.kind} sublayer has no gains or offsets, so that its velocity is "
-                    "linear in no parameter: choose an output norm that has, or a placement without one"
+                    f"{type(norm).__name__} behind the {self.sublayer.kind} sublayer has no gains or offsets, so its velocity is "
+                    "linear in no parameter: choose an output norm with gains, or a placement without one"
                 )
             return found
         field = projected_field(self.sublayer)
-        # the same numbers, also where the model keeps them transposed
+        # compares storage, because the model may keep them transposed
         wanted = {(each.data_ptr(), each.numel()) for each in field.output_projection.parameters()}
         found = {name: value for name, value in self.parameters.items() if (value.data_ptr(), value.numel()) in wanted}
         if len(found) < len(wanted):
-            raise ConfigError(
-                f"the last linear map of {type(field).__name__} is part of a larger parameter, whose gradient is not read apart"
-            )
+            raise ConfigError(f"the last linear map of {type(field).__name__} is part of a larger parameter: store it separately")
         return found
 
     @property

@@ -109,13 +109,13 @@ class Certificate:
             found[words] = least <= self.weights.gap <= most
         if self.growth is not None:
             k, error = (1, LINEAR) if self.hamiltonian == math.inf else (0, SATURATED)
-            words = f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g}, which may be {error:g} off)"
+            words = f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g}, allowed error {error:g})"
             if not self.short_of_rank:
                 found[words] = abs(self.growth.exponent - k) <= error
             if self.weights is not None:
                 found["no weights within a bound exceed H"] = max(self.growth.values) <= self.growth.limit
         if self.gained is not None and self.gain_slope is not None:
-            grown = f"found: R^{self.gained.exponent:.3g}, which may be {LINEAR:g} off"
+            grown = f"found: R^{self.gained.exponent:.3g}, allowed error {LINEAR:g}"
             if not self.short_of_rank:
                 found[f"with gains trained, the value grows like R^1 ({grown})"] = abs(self.gained.exponent - 1) <= LINEAR
             pairs = zip(self.gained.radii, self.gained.values, strict=True)
@@ -165,7 +165,9 @@ def certify(
     if isinstance(admissible, str):
         admissible = _set_of(admissible, P, norm, state)
     elif norm is not None or state is not None:
-        raise ConfigError("norm and state describe a placement's set, and a set is given: leave them out, or give a name")
+        raise ConfigError(
+            "norm and state describe a placement's set: leave them out, or give the placement's name instead of a set"
+        )
     chart = admissible.chart(P)
     value, ties = float(admissible.support(P)), admissible.ties(P)
     attained = admissible.attained if value < math.inf else None
@@ -182,7 +184,7 @@ def certify(
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
     scale = admissible.scale(P)
-    # of a token that falls apart one part may tie, and the others are there to climb
+    # if the problem of a token splits, some of its parts may tie and others not
     idle = bool(ties.all()) if chart.parts == 1 else not bool(P.any())
     still = idle and not bool(admissible.gains_tie(P))
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)

@@ -103,14 +103,14 @@ def climb_velocities(
     velocities, coordinates = (x.reshape(2 * pairs, -1, x.shape[-1]) for x in (chart.velocity(found.z), found.z))
     rows = torch.arange(velocities.shape[1], device=ties.device)
     top = velocities[first.expand(len(rows)), rows]
-    # coordinates of weights, as under a decay of the last map, are not by token
+    # coordinates of weights (under a decay of the last map) have no rows of tokens
     by_token = coordinates.shape[1] == len(rows)
     likely = (coordinates[first.expand(len(rows)), rows] if by_token else coordinates[first[0]]).reshape(-1, width)
     apart = torch.where(near, length(velocities - top), 0.0).amax(0)
-    # against rounding of a random one, where the best is none at all
+    # at least the rounding of a random velocity, as the best one may be 0
     longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())
     distance = ratio(apart, longest)
-    if chart.joint:  # tokens are climbed together: one whose share is small is seen as far as that goes
+    if chart.joint:  # one ascent for all tokens resolves a token only as far as its share
         distance = distance * ratio(length(chart.P), length(chart.P).amax())
     distance = distance.reshape(tokens, -1).amax(-1)
     ascent = VelocityAscent(

@@ -27,8 +27,8 @@ CHECKS = Checks(
             "sup of -<P, f> over the velocities f that the placement allows",
             "note",
             "Kan et al. 2025: training is well-posed where H is finite",
-            "The best velocity of the segment is infinite: only the size of its weights bounds it. This holds for GPT-2 and Llama, and is "
-            "no fault of the model.",
+            "The best velocity of the segment is infinite: only the size of its weights bounds it. This holds for GPT-2 and Llama. It is "
+            "no defect of the model.",
             "To make H finite: a norm behind each sublayer (--placement peri or output), a weight decay above dt lam* (--weight-decay), or "
             "a kinetic cost (--kinetic).",
             high=0.0,
@@ -40,7 +40,7 @@ CHECKS = Checks(
             "note",
             OURS,
             "Whether the best velocity of the segment is finite is not known.",
-            "Compare another --weight-decay, or a remedy with a closed form (--kinetic, --last-map-decay).",
+            "Compare another --weight-decay, or a cost with a closed form (--kinetic, --last-map-decay).",
             high=0.0,
             near=None,
         ),

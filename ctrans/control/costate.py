@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -36,6 +35,8 @@ from solvers.solution import ADVICE
 
 Point = tuple[Tensor, Tensor]
 """(X, P): a hidden state and its costate."""
+
+FORMS = ("discrete", "continuous")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,15 @@ def costate(
         raise unknown("form of the costate", form, FORMS)
     check_targets(model, tokens, targets)
     given = {"method": method, "steps": steps, "rtol": rtol, "atol": atol}
-    return FORMS[form](model, tokens, targets, {name: value for name, value in given.items() if value is not None})
+    options = {name: value for name, value in given.items() if value is not None}
+    if form == "continuous":
+        return _continuous(model, tokens, targets, options)
+    if options:
+        raise ConfigError(
+            f"the discrete form takes the model's own steps: leave {', '.join(options)} out, or choose form 'continuous'"
+        )
+    found: Costate = walk(model, tokens, targets, [DiscreteCostate()])[0]
+    return found
 
 
 def continuous_or_discrete(
@@ -119,10 +128,10 @@ def continuous_or_discrete(
     try:
         return costate(model, tokens, targets, form="continuous", rtol=rtol, atol=atol), None
     except (ConfigError, SolveError) as error:
-        return costate(model, tokens, targets), f"the continuous costate cannot be had, so the discrete model's serves: {error}"
+        return costate(model, tokens, targets), f"there is no continuous costate, so ctrans uses the discrete model's: {error}"
 
 
-ZERO_GRADIENT = "dL/dX is 0 at every state, as behind a head of zeros: there H = 0, and every velocity is as good as any other"
+ZERO_GRADIENT = "dL/dX is 0 at every state, for example before a head of zeros: H = 0, and every velocity is optimal"
 """The message if a loss does not depend on the depth."""
 
 
@@ -147,14 +156,14 @@ class DiscreteCostate(Instrument):
         self._starts.insert(0, at.met)
         try:
             drift = float(_drift(at.sublayer.velocity, [(at.y, at.p), at.met]))
-        except ConfigError:  # a norm's image that a gain has flattened: the ODE has no velocity there, and the step needs none
+        except ConfigError:  # a zero gain flattens the norm's image: the ODE has no velocity, and the step needs none
             drift = math.nan
         self._drift.insert(0, drift)
 
     def figures(self) -> Costate:
         """Raises SolveError if a state or a costate is not finite."""
         _check_finite(self._states, self._costates)
-        steps = 2 * len(self._starts)  # there and back
+        steps = 2 * len(self._starts)  # forward and backward
         return Costate(
             "discrete",
             self._loss,
@@ -165,26 +174,6 @@ class DiscreteCostate(Instrument):
             tuple(self._drift),
             Stats(steps, steps),
         )
-
-
-def _discrete(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any]) -> Costate:
-    """The model's own steps, and their gradients."""
-    if options:
-        given = ", ".join(options)
-        raise ConfigError(f"the discrete form is the model's own steps: leave {given} out, or choose form 'continuous'")
-    found: Costate = walk(model, tokens, targets, [DiscreteCostate()])[0]
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class _WayBack:
-    """A segment from its end to its start: (X, P) at the accepted steps, and dL/dX before the
-    segment is entered.
-    """
-
-    path: Sequence[Point]
-    costate: Tensor
-    stats: Stats
 
 
 def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, Any]) -> Costate:
@@ -199,30 +188,30 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
     segments = depth.segments(continuous=True)
     forward = solve(segments, x0, save="steps", **options)
     options.pop("steps", None)
-    states, backs, first = [x0], [], 0
+    states, ways, first = [x0], [], 0
     for sublayer, segment in zip(depth.sublayers, segments, strict=True):
         last = forward.times.index(float(segment.t1), first)
         x = states[-1]
         start = x if segment.enter is None else segment.enter(x)
         steps = list(zip(forward.times[first : last + 1], [start, *forward.states[first + 1 : last + 1]], strict=True))
-        backs.append(partial(_solve_back, sublayer.velocity, segment.enter, x, steps, options))
+        ways.append((sublayer.velocity, segment.enter, x, steps))
         states.append(forward.states[last])
         first = last
     loss, p = value_and_pullback(lambda x: terminal_loss(model, x, targets), states[-1])
     costates, starts, drift, stats = [p], list[Point](), list[float](), forward.stats
-    for sublayer, back in reversed(list(zip(depth.sublayers, backs, strict=True))):
-        way = back(costates[0])
-        costates.insert(0, way.costate)
-        starts.insert(0, way.path[-1])
-        drift.insert(0, float(_drift(sublayer.velocity, way.path)))
-        stats += way.stats
+    for velocity, enter, before, steps in reversed(ways):
+        path, p, taken = _solve_back(velocity, steps, options, costates[0])
+        costates.insert(0, p if enter is None else value_and_pullback(enter, before, p)[1])
+        starts.insert(0, path[-1])
+        drift.insert(0, float(_drift(velocity, path)))
+        stats += taken
     _check_finite(states, costates)
     return Costate("continuous", float(loss), depth.times, tuple(states), tuple(costates), tuple(starts), tuple(drift), stats)
 
 
 def _solve_back(
-    velocity: Map, enter: Map | None, before: Tensor, steps: Sequence[tuple[float, Tensor]], options: dict[str, Any], p: Tensor
-) -> _WayBack:
+    velocity: Map, steps: Sequence[tuple[float, Tensor]], options: dict[str, Any], p: Tensor
+) -> tuple[list[Point], Tensor, Stats]:
     """dz/dt = (v, -(dv/dX)' P) for z = (X, P), backward over the forward steps. Each step begins at
     the forward solution's X.
 
@@ -238,8 +227,7 @@ def _solve_back(
     def from_state(x: Tensor) -> Map:
         return lambda z: torch.stack([x, z[1]])
 
-    # the adjoint is linear in P: at unit size, tolerances mean the same to P as to X, however small
-    # the loss's gradient
+    # the adjoint is linear in P: at unit size the tolerances suit P for any size of the loss's gradient
     size = p.square().mean().sqrt()
     size = torch.where(size == 0, 1.0, size)
     segments = [Segment(t1, t0, field, enter=from_state(x1)) for (t0, _), (t1, x1) in pairwise(steps)]
@@ -249,14 +237,7 @@ def _solve_back(
         raise SolveError(f"the costate's equation failed {where}: {ADVICE[solution.status]}", solution)
     path = [(x, size * p) for x, p in solution.states]
     path[-1] = steps[0][1], path[-1][1]
-    p = path[-1][1]
-    return _WayBack(path, p if enter is None else value_and_pullback(enter, before, p)[1], solution.stats)
-
-
-FORMS: dict[str, Callable[[Model, Tensor, Tensor, dict[str, Any]], Costate]] = {
-    "discrete": _discrete,
-    "continuous": _continuous,
-}
+    return path, path[-1][1], solution.stats
 
 
 def _drift(velocity: Map, path: Sequence[Point]) -> Tensor:

@@ -26,7 +26,6 @@ at the given P and X, and for fixed attention rows, input gains and biases:
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -64,29 +63,7 @@ because small inputs gain.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Path(abc.ABC):
-    """A map's path of two factors from its input X. All other parts of the map stay fixed."""
-
-    @abc.abstractmethod
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of the inner and of the outer factors."""
-
-    @abc.abstractmethod
-    def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
-        """The velocity that the factors make of X."""
-
-    @abc.abstractmethod
-    def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
-        """lam* of P: a lower bound by factors that were found, and an upper bound."""
-
-    @property
-    def homogeneous(self) -> bool:
-        """Whether f grows exactly like r^2 with r times the factors, so that a finite H is 0."""
-        return True
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ValuePath(Path):
+class ValuePath:
     """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h.
 
     `mixed` holds A_h X. `groups` gives the index g of the values V_g of each head h; None if each
@@ -103,6 +80,8 @@ class ValuePath(Path):
 
     def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
         return (self.mixed @ inner[list(self._values)].mT @ outer.mT).sum(0)
+
+    homogeneous = True
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
         """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: the O_h of a
@@ -122,7 +101,7 @@ class ValuePath(Path):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class UnitsPath(Path):
+class UnitsPath:
     """f = phi(X W_1')W_2': units a phi(<w, x>)."""
 
     x: UnbatchedRows
@@ -156,6 +135,16 @@ class UnitsPath(Path):
     @property
     def homogeneous(self) -> bool:
         return self.activation.homogeneous
+
+
+Path = ValuePath | UnitsPath
+"""A map's path of two factors from its input X. All other parts of the map stay fixed.
+
+- `shapes()`: of the inner and of the outer factors
+- `velocity(inner, outer)`: the velocity that the factors make of X
+- `threshold(P)`: lam* of P, a lower bound by factors that were found and an upper bound
+- `homogeneous`: whether f grows exactly like r^2 with r times the factors, so a finite H is 0
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,9 +206,7 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
     factor.
     """
     if scaled_parts(field):
-        raise ConfigError(
-            "a scale by channel stands behind its last linear map: a third factor, which does not decay with the two"
-        )
+        raise ConfigError("a scale by channel follows its last linear map: a third factor, outside the decay of the two")
     if isinstance(field, ExposesHeads):
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
         values = [matrices.value for matrices in field.head_matrices()]
@@ -229,7 +216,7 @@ def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
     if units is not None and units.activation.degree == 1:
         return UnitsPath(x.flatten(0, -2), units.activation, min(UNITS, units.number), x.shape[-1])
     raise ConfigError(
-        f"{type(field).__name__} shows neither heads nor units, so the two factors that decay are not known{why_not(field)}: give "
+        f"{type(field).__name__} shows neither heads nor units, so its two decaying factors are unknown{why_not(field)}: give "
         "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them (a gate makes three factors, and phi that grows "
         "like a square acts as one; their gain grows like R^3 against any penalty: no such threshold)"
     )
@@ -278,8 +265,7 @@ def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> De
     for seed in range(1, TRIES):
         if below.values[-1] > 0:
             break
-        # at zero nothing climbs, and an ascent that ended there found nothing: others begin
-        # elsewhere
+        # the gradient at zero is zero: an ascent that ended there is repeated from another start
         below = climb_factors(path, P, BELOW * threshold.lower, seed)
     return dataclasses.replace(threshold, below=below, above=above)
 
@@ -308,7 +294,7 @@ def climb_factors(path: Path, P: UnbatchedRows, decay: float, seed: int = 0) -> 
 
         stretched = reached * (radius / frobenius(reached).clamp_min(torch.finfo(P.dtype).tiny))
         found = ascend(payoff, stretched, (-2, -1), within, STEPS)
-        # at zero nothing climbs: what got there starts anew, larger
+        # the gradient at zero is zero: continue from a larger point instead
         reached = found.z if float(found.best) > 0 else stretched
         values.append(max(float(found.best), 0.0))
     return Climb(decay, tuple(radii), tuple(values))

@@ -67,7 +67,7 @@ class SphereImage(NormImage):
         if not self.norm.centred:
             return gain, torch.eye(len(gain), dtype=gain.dtype, device=gain.device)
         inner = self.norm.centre(self.norm.centre(torch.diag(gain)).mT)
-        # 1 is an eigenvector, lifted above the others so that it comes last
+        # 1 is an eigenvector; the shift makes its eigenvalue the last
         values, vectors = torch.linalg.eigh(inner + 2 * gain.amax() / len(gain))
         return values[:-1], vectors[:, :-1]
 
@@ -77,7 +77,7 @@ class SphereImage(NormImage):
 
     def equidistant(self, y: TokenRows) -> TokenMask:
         curvature, slope, _ = self._quadratic(y)
-        # along a flat direction an entry of u is free without showing in f
+        # along a flat direction f does not depend on u
         curved = curvature.amin() > ROUNDING * torch.finfo(y.dtype).eps * curvature.amax()
         return on_sphere(curvature, slope, self.radius)[1] & curved
 
@@ -147,7 +147,7 @@ class SphereImage(NormImage):
         """
         gamma = self.norm.gamma
         slope = self.norm.centre(gamma * (P + kinetic * f))
-        # f is a difference of terms of its set's size, whose rounding alone must not show
+        # f is a difference of terms of its set's size: ignores their rounding
         rounding = torch.finfo(P.dtype).eps ** (1 / 3) * self.radius * float(gamma.square().amax())
         return self._point(f), slope, length(gamma * P) + kinetic * length(gamma * f).clamp_min(rounding)
 

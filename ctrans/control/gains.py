@@ -73,7 +73,7 @@ def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
     lengths = length(norm.centre(gamma * P))
     gain = float(math.sqrt(norm.width) * lengths.sum())
     offset = float(P.sum(0).norm()) if has_offset(norm) else 0.0
-    # a token without length is bounded by itself: |w_j| <= |p_j|_inf, as |gamma| = 1
+    # a token without length has its own bound: |w_j| <= |p_j|_inf, as |gamma| = 1
     seen = lengths > ROUNDING * torch.finfo(P.dtype).eps * lengths.amax()
     top = float(torch.linalg.eigvalsh(_form(norm, P[seen], lengths[seen]))[-1].clamp_min(0))
     unseen = float(P[~seen].abs().amax(-1).sum()) if bool((~seen).any()) else 0.0
@@ -135,7 +135,7 @@ def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]
         plain = torch.where(length(slope).unsqueeze(-1) > 0, unit(slope), gamma)
         tried = torch.stack([*(unit(gamma + share * climb) for share in SHARES), plain], -2)
         heights = _sum(norm, p.unsqueeze(-4), tried)
-        # among equals to rounding the longest step is the best converged
+        # of values that are equal to rounding, the longest step has converged furthest
         first = (heights >= (1 - ROUNDING * eps) * heights.amax(-1, keepdim=True)).to(torch.int8).argmax(-1)
         gamma = tried.gather(-2, first[..., None, None].expand(*first.shape, 1, p.shape[-1])).squeeze(-2)
     return gamma, flat

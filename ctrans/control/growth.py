@@ -144,8 +144,8 @@ def growth(
     norm of width 2). The exponent is that of value - `base` (see `Supremum.base`).
     """
     u, s, inverse, _ = features.svd
-    # a norm forgets the scale of h W', so that coordinates orthonormal in h W' converge fastest;
-    # where f is linear, those in W
+    # a norm ignores the scale of h W', so coordinates orthonormal in h W' converge fastest; for a
+    # linear f those orthonormal in W
     to_raw, to_weights = (u, inverse) if chart.degree == 0 else (u * s.mT, torch.ones_like(s))
     unit = float(frobenius(features.coordinates(chart.raw(typical)))) or 1.0
     radii = (unit * decades(typical)).tolist()
@@ -155,7 +155,7 @@ def growth(
     raw = torch.randn(1, *chart.shape, generator=generator, dtype=s.dtype).to(s.device)
     directions = [to_raw.mT @ evened(chart.P, raw)]
     if likely is not None:
-        # at a size where no eps shows, and large against the state that it is added to
+        # so large that neither eps nor the state that it is added to matters
         directions.append(inverse / to_weights * (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0))
     values, ends = list[Tensor](), list[Tensor]()
     for radius in radii:

@@ -58,7 +58,7 @@ class Grid:
         width = len(self.points)
         if not 1 <= width <= LARGEST_WIDTH:
             raise ConfigError(
-                f"a grid of dimension {width}: grids serve 1 to {LARGEST_WIDTH} dimensions, as they have N^d points; "
+                f"a grid of dimension {width}: give 1 to {LARGEST_WIDTH} dimensions, as grids have N^d points; or "
                 "use the closed form, `support` for H and `hopf_lax` for Phi"
             )
         if len(self.low) != width or len(self.high) != width:

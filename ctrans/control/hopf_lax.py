@@ -140,7 +140,7 @@ class Problems:
         """g(w) and its gradient."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            values = self(w) + 0 * w.sum(-1)  # a G that ignores its argument has a gradient too
+            values = self(w) + 0 * w.sum(-1)  # gives a G that ignores its argument a gradient
             (slope,) = torch.autograd.grad(values.sum(), w)
         return values.detach(), slope
 
@@ -203,7 +203,7 @@ def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, 
     """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, accepted if g falls enough
     (Armijo). Returns the lowest point found.
     """
-    resolution = torch.finfo(w.dtype).eps ** 0.6  # a move this small changes a smooth g below rounding
+    resolution = torch.finfo(w.dtype).eps ** 0.6  # a smaller move changes a smooth g by less than rounding
     tiny = torch.finfo(w.dtype).tiny
     rows = torch.arange(len(w), device=w.device)
     value, slope = problems.slope(w)

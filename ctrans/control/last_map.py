@@ -267,8 +267,8 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
     zeros = sum(part.zeros for part in scaled_parts(field))
     if zeros:
         raise ConfigError(
-            f"the scale by channel behind the {sublayer.kind} sublayer's last linear map is 0 in {zeros} of its entries: no last weights "
-            "move these channels"
+            f"the scale by channel behind the {sublayer.kind} sublayer's last linear map is 0 in {zeros} of its entries, so no weights "
+            "change these channels: prune them, or give them a small scale"
         )
     h = field.pre_projection(sublayer.given(x))
     if field.output_projection.bias is not None:
@@ -283,6 +283,6 @@ def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None
     """
     if regularization.last_map_decay is not None and sublayer.output_norm is None and scaled_parts(sublayer.field):
         raise ConfigError(
-            f"behind the {sublayer.kind} sublayer's last linear map stands a scale by channel, and a decay of that map's weights is none "
+            f"the {sublayer.kind} sublayer's last linear map is followed by a scale by channel, so a decay of that map's weights is none "
             "of the scaled ones: leave --last-map-decay out, or fold the scale into the weights"
         )

@@ -120,10 +120,10 @@ def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> Pointw
     if norm is None:
         raise ConfigError(
             f"placement {placement.name!r} has no output norm on its {sublayer.kind} sublayer, so H(P) = +inf and no velocity "
-            "comes near it: choose the measure 'cosine', or a model of placement peri or output"
+            "approaches it: choose the measure 'cosine', or a model of placement peri or output"
         )
     allowed = admissible_set(norm, placement)
-    scaled = sublayer.pulled(p)  # v = gain * W N_out f, so that H(P) is the norm's own at the pulled costate
+    scaled = sublayer.pulled(p)  # v = gain * W N_out f, so H(P) is the norm's at the pulled costate
     hamiltonian, centre, product = allowed.support(scaled).sum(), (scaled @ norm.beta).sum(), (p * v).sum()
     tie = bool(allowed.ties(scaled).all())
     alignment = None if tie else float((centre - product) / (centre + hamiltonian))
@@ -133,7 +133,7 @@ def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> Pointw
 def _against_costate(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
     size = p.norm() * v.norm()
     bounded = sublayer.placement.output_norm or sublayer.image is not None
-    h = None if bounded else math.inf if bool(p.any()) else 0.0  # where it is finite it was not asked for; H(0) = 0
+    h = None if bounded else math.inf if bool(p.any()) else 0.0  # a finite H is not part of this measure; H(0) = 0
     return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 

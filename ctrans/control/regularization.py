@@ -218,8 +218,7 @@ class GainDecay(Supremum):
 
         def guess(gamma: Tensor) -> Tensor:
             u = image.points(P, gamma)
-            # a token without costate may go anywhere, but a norm without eps knows no direction of
-            # 0
+            # for a token without costate any direction serves, but a norm without eps has none at 0
             u = torch.where(length(u).unsqueeze(-1) > 0, u, image.points(-torch.ones_like(P), gamma))
             return math.sqrt(self.norm.width) * spread * unit(u)
 

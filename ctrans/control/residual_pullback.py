@@ -61,8 +61,8 @@ def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False
     if active is not None:
         if not isinstance(norm, SphereNorm):
             raise ConfigError(
-                "some of the residual's gains are 0 and others are not, inside a norm around the state whose image is no ellipsoid: what "
-                "is left of it is not certified here; prune these channels, or leave them a small gain"
+                "some of the residual's gains are 0, inside a norm around the state whose image is no ellipsoid: its section has no "
+                "certificate; prune these channels, or give them a small gain"
             )
         return SectionImage(norm, x, active)
     return reachable(norm) if kinetic else image_of(norm)
@@ -95,8 +95,8 @@ def cost_factor(sublayer: Sublayer) -> float:
         return gain**2
     if residual.stretch is None:
         raise ConfigError(
-            f"the residual {type(residual).__name__} stretches velocities by direction, and a kinetic cost of those has no closed form "
-            "here: leave --kinetic out, or choose residual plain or rezero"
+            f"the residual {type(residual).__name__} stretches velocities by direction, so a kinetic cost has no closed form: "
+            "leave --kinetic out, or choose residual plain or rezero"
         )
     return (gain * residual.stretch) ** 2
 
@@ -143,7 +143,7 @@ def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None
     """
     if regularization.of_sets.get("gain_decay") is not None and carries_hamiltonian(sublayer):
         raise ConfigError(
-            f"a decay of norms' gains does not hold those of the residual {type(sublayer.residual).__name__}, with which H grows: leave "
+            f"a decay of norms' gains does not hold those of the residual {type(sublayer.residual).__name__}, which H grows with: leave "
             "--gain-decay out, or choose residual plain"
         )
 
@@ -172,12 +172,12 @@ def check_towards_image(
     regularization.
     """
     norm, around, residual = sublayer.image, sublayer.state_norm, sublayer.residual
-    assert residual is not None, "a residual of its own bounds it"
-    assert norm is not None, "by a norm"
-    assert around is not None, "inside a norm around the state, as its placement has it"
+    assert residual is not None, "it has a residual"
+    assert norm is not None, "the residual has a norm"
+    assert around is not None, "its placement has a norm around the state"
     if asked := [name for name, value in regularization.of_sets.items() if value is not None]:
         raise ConfigError(
-            f"a residual that moves towards a norm's image bounds its velocities by itself: leave {', '.join(asked)} out"
+            f"a residual that moves towards a norm's image already bounds its velocities: leave {', '.join(asked)} out"
         )
     q = residual.pull(torch.func.vjp(lambda f: around.tangent(x, f), p)[1](p)[0])
     found = certify(image_of(norm), q, features=features)

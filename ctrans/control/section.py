@@ -103,7 +103,7 @@ class SectionImage(VelocitySet):
         centred = self.norm.centre(self.state)
         r = centred - (centred @ self._basis) @ self._basis.mT
         rounding = ROUNDING * self.norm.width * torch.finfo(r.dtype).eps
-        r = torch.where((length(r) > rounding * length(centred)).unsqueeze(-1), r, 0.0)  # V is all that centring leaves
+        r = torch.where((length(r) > rounding * length(centred)).unsqueeze(-1), r, 0.0)  # 0 if V has full rank
         return r, (r.square().sum(-1, keepdim=True) + self.norm.width * self.norm.eps).sqrt()
 
     def check(self, P: Tensor) -> None:
@@ -151,7 +151,7 @@ class SectionImage(VelocitySet):
         hidden, frame = self.norm.gamma == 0, self._frame
         u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
         seen = torch.where(hidden.unsqueeze(-1), 0.0, frame)
-        # absolute: what is left of unit vectors is rounding, or not
+        # absolute, as the columns are unit vectors
         inverse = torch.linalg.pinv(seen, atol=ROUNDING * self.norm.width * torch.finfo(u.dtype).eps)
         point = (inverse @ u.unsqueeze(-1))[..., 0]
         point = point + self._left_by(point) * _unseen(torch.eye(frame.shape[-1]).to(u) - inverse @ seen)
@@ -186,8 +186,8 @@ class SectionImage(VelocitySet):
 
     def nearest(self, y: TokenRows) -> TokenRows:
         raise ConfigError(
-            "a kinetic cost of a step in which some channels stand, as their gain is 0, has no closed form here: leave --kinetic out, or "
-            "leave these channels a small gain"
+            "a kinetic cost of a step with zero gain in some channels has no closed form: leave --kinetic out, or "
+            "give these channels a small gain"
         )
 
     def equidistant(self, y: TokenRows) -> TokenMask:
@@ -201,7 +201,7 @@ class SectionImage(VelocitySet):
         r, size = self._rest
         basis, scale = self._basis, torch.where(size == 0, 1.0, size)
         pole = ratio(r, length(r).unsqueeze(-1))
-        # where V is all there is, any other direction is the pole
+        # if r = 0 any direction serves as the pole
         spare = torch.zeros_like(pole)
         spare[..., 0] = 1
         pole = torch.where((r == 0).all(-1, keepdim=True), spare, pole)

@@ -60,7 +60,7 @@ def admissible_set(
     weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}
     _check_options(placement, state, weights, gain_decay, kinetic)
     if last_map_decay is not None:
-        return LastMapDecay(_given(placement, features, "features, what its last linear map acts on"), last_map_decay)
+        return LastMapDecay(_given(placement, features, "features, the input of its last linear map"), last_map_decay)
     if gain_decay is not None:
         return GainDecay(_given(placement, norm, "norm, its output norm"), gain_decay)
     velocities: VelocitySet
@@ -69,10 +69,10 @@ def admissible_set(
         velocities = image_of(norm) if kinetic is None else reachable(norm)
     elif placement.state_norm:
         norm = _given(placement, norm, "norm, its state norm")
-        x = _given(placement, state, "state, where velocities are tangent to its state norm's image")
+        x = _given(placement, state, "state, for the tangent space of its state norm's image")
         velocities = TangentSpace(norm, x) if active_channels is None else TangentSection(norm, x, active_channels)
     elif radius is not None:
-        velocities = FrobeniusBall(_given(placement, features, "features, what its last linear map acts on"), radius)
+        velocities = FrobeniusBall(_given(placement, features, "features, the input of its last linear map"), radius)
     else:
         velocities = WholeSpace()
     return velocities if kinetic is None else KineticCost(velocities, kinetic)
@@ -92,7 +92,7 @@ def _check_options(
     contradictions = (
         (
             placement.output_norm and placement.state_norm,
-            "has an output norm and a state norm, for which no closed form is known here: choose one with at most one of them",
+            "has an output norm and a state norm, for which no closed form is known: choose one with at most one of them",
         ),
         (state is not None and not placement.state_norm, "allows the same velocities at every state: leave state out"),
         (
@@ -102,12 +102,12 @@ def _check_options(
         ),
         (
             bool(given) and placement.state_norm,
-            f"projects what its last linear map gives on a tangent space: leave {', '.join(given)} out; kinetic applies",
+            f"projects the output of its last linear map on a tangent space: leave {', '.join(given)} out; kinetic applies",
         ),
-        (given == ["features"], "was given features but no bound on the map that acts on them: add radius or last_map_decay"),
+        (given == ["features"], "got features without a bound on their map: add radius or last_map_decay"),
         (
             "radius" in given and "last_map_decay" in given,
-            "was given radius and last_map_decay, which is a soft radius: choose one",
+            "got both radius and last_map_decay: choose one",
         ),
         (
             gain_decay is not None and not placement.output_norm,
@@ -115,9 +115,9 @@ def _check_options(
         ),
         (
             "last_map_decay" in given and kinetic is not None,
-            "was given two running costs, last_map_decay and kinetic: choose one",
+            "got two running costs, last_map_decay and kinetic: choose one",
         ),
-        (gain_decay is not None and kinetic is not None, "was given two running costs, gain_decay and kinetic: choose one"),
+        (gain_decay is not None and kinetic is not None, "got two running costs, gain_decay and kinetic: choose one"),
     )
     for found, message in contradictions:
         if found:

@@ -48,7 +48,7 @@ class LinearSpace(VelocitySet):
     def maximizer(self, P: TokenRows) -> TokenRows:
         if not bool(self.ties(P).all()):
             raise ConfigError(
-                f"no velocity attains H(P) = +inf over the set of {self.words}: ask `witness(P, R)` for velocities along "
+                f"no velocity attains H(P) = +inf over the set of {self.words}: use `witness(P, R)` for velocities along "
                 "which -<P, f> grows, or make the problem well-posed with kinetic, weight_decay or radius"
             )
         return torch.zeros_like(P)
@@ -63,7 +63,7 @@ class LinearSpace(VelocitySet):
 
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
-        rows = ratio(P, P.abs().amax(-1, keepdim=True))  # a square of their smallest entries could vanish
+        rows = ratio(P, P.abs().amax(-1, keepdim=True))  # squares of small entries could underflow
         return length(self.nearest(rows)) <= ROUNDING * torch.finfo(P.dtype).eps * length(rows)
 
     def residual(self, f: TokenRows) -> PerBatch:

@@ -32,7 +32,7 @@ def on_sphere(
     s, short = _solve(curvature - curvature[lowest], b / radius, ROUNDING * torch.finfo(b.dtype).eps)
     first = torch.arange(len(curvature), device=b.device) == lowest
     rest = torch.where(first, 0.0, s).square().sum(-1, keepdim=True)
-    missing = torch.where(short, 1 - rest, 1.0).sqrt()  # the 1 keeps a root's infinite slope out of the gradient elsewhere
+    missing = torch.where(short, 1 - rest, 1.0).sqrt()  # the 1 avoids the root's infinite slope in the gradient elsewhere
     filled = torch.where(first, torch.where(s >= 0, missing, -missing), s)
     return radius * torch.where(short, filled, s), short.squeeze(-1)
 
@@ -54,7 +54,7 @@ def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     gaps, b = ratio(gaps.expand_as(b), scale), ratio(b, scale)
     rounding = ROUNDING * torch.finfo(b.dtype).eps
     with torch.no_grad():
-        t = (b.abs() - gaps).amax(-1, keepdim=True).clamp_min(floor)  # each entry alone gives a lower bound of the root
+        t = (b.abs() - gaps).amax(-1, keepdim=True).clamp_min(floor)  # a lower bound of the root from each entry
         for _ in range(NEWTON_STEPS):
             step = _newton_step(gaps, b, t, rounding)
             t = t + step

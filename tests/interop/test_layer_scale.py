@@ -120,7 +120,7 @@ def test_its_certificate_is_that_of_the_model_with_the_scale_in_its_weights(kind
 def test_what_a_scale_of_a_map_leaves_unknown_is_refused():
     torch.manual_seed(0)
     model = TiedGPT(ByModule).double().eval()
-    with pytest.raises(ConfigError, match="stands a scale by channel, and a decay of that map's weights is none"):
+    with pytest.raises(ConfigError, match="followed by a scale by channel, so a decay of that map's weights is none"):
         check_model(ctrans.open_model(model), TOKENS, TOKENS.roll(-1, 1), Regularization(last_map_decay=0.1))
     with torch.no_grad():
         model.blocks[0].mix.scale[3] = 0.0
