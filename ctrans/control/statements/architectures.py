@@ -16,8 +16,8 @@ from ctrans.statement import Draw, Trial, Trials, equal, statement
 
 
 def _best(P: Tensor, norms: list[SphereNorm]) -> tuple[Tensor, Tensor, float]:
-    """Behind each norm H of each token by itself, (norms, tokens), and the maximisers, (norms,
-    tokens, width); a scale of payoffs.
+    """H of each token behind each norm, (norms, tokens), the maximisers, (norms, tokens, width),
+    and a scale of payoffs.
     """
     values = torch.stack([image_of(each).support(P.unsqueeze(-2)) for each in norms])
     best = torch.stack([image_of(each).maximizer(P) for each in norms])
@@ -26,8 +26,8 @@ def _best(P: Tensor, norms: list[SphereNorm]) -> tuple[Tensor, Tensor, float]:
 
 @statement("parallel-blocks", 4, "ctrans", "parallel sublayers with a norm behind each: H = H_1 + H_2", 1e-12)
 def parallel(draw: Draw) -> Trials:
-    """v = N_1 f_1 + N_2 f_2: the maximisers together attain H_1 + H_2, and 30 random pairs do not
-    exceed it.
+    """v = N_1 f_1 + N_2 f_2: the two maximisers attain H_1 + H_2, and 30 random pairs do not exceed
+    it.
     """
     width = 3 + draw.integer(6)
     first, second = random_norm(draw, width=width), random_norm(draw, width=width)
@@ -84,7 +84,7 @@ def without_gain(draw: Draw) -> Trials:
     H = math.sqrt(width) * float(P.norm(dim=-1).sum())
     return [
         equal(image_of(chosen).support(P.unsqueeze(-2)).sum(), H, "H against sqrt(d) sum_j |p_j|"),
-        equal(payoff(P, best), H, "what -sqrt(d) p/|p| attains"),
+        equal(payoff(P, best), H, "the value of -sqrt(d) p/|p|"),
         Trial(float(payoff(P, chosen(draw.normal(30, *P.shape))).max()) / H - 1, "the best of 30 outputs"),
     ]
 
@@ -97,7 +97,7 @@ def without_gain(draw: Draw) -> Trials:
     1e-12,
 )
 def free_rows(draw: Draw) -> Trials:
-    """f = A X M' with any stochastic A, causal or not: every choice of one token per row is tried,
+    """f = A X M' with any stochastic A, causal or not: against every choice of one token per row,
     and 50 random A.
     """
     tokens, width, causal = 2 + draw.integer(3), 2 + draw.integer(4), draw.flag()

@@ -1,5 +1,5 @@
-"""Section 5: the costate, the maximum principle's gap and alignment, and what training attains of
-them.
+"""Section 5: the costate, the maximum principle's gap and alignment, and their values after
+training.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from solvers import Stats, fixed_step, solve
 
 TOLERANCE = 1e-9
 DRIFT = 1e-6
-"""What <P, v> may change by on a segment at that tolerance."""
+"""The largest accepted change of <P, v> on a segment at that tolerance."""
 
 
 def _trained(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
-    """A smooth model, since a solver meets its tolerance on no other, a text and its targets."""
+    """A smooth model (a solver reaches its tolerance only on a smooth one), a text and its targets."""
     made = random_model(draw, draw.choice(PLACEMENTS), activation="gelu", dt=draw.uniform(0.1, 0.5), depth=1, eps=1e-2)
     return made, random_text(draw, 1, 4), random_text(draw, 1, 4)
 
@@ -60,7 +60,7 @@ def discrete_costate(draw: Draw) -> Trials:
     """
     made, tokens, targets = _trained(draw)
     with torch.enable_grad():
-        # the oracle keeps the graph of all steps at once, which a walk never does
+        # unlike a walk, the oracle keeps the graph of all steps at once
         states = [made.embed(tokens).requires_grad_()]
         for sublayer in made.depth.sublayers:
             states.append(sublayer.step(states[-1], made.config.dt))
@@ -79,7 +79,7 @@ def discrete_costate(draw: Draw) -> Trials:
     0.02,
 )
 def continuous_costate(draw: Draw) -> Trial:
-    """Against the derivative through a fine fixed-step solution."""
+    """P(0) against the derivative through a fine fixed-step solution."""
     made, tokens, targets = _trained(draw)
     with torch.enable_grad(), reference_kernels(made):
         x0 = made.embed(tokens).requires_grad_()
@@ -91,8 +91,8 @@ def continuous_costate(draw: Draw) -> Trial:
 
 @statement("conserved-product", 5, "ctrans", "<P(t), v(X(t))> is constant on each segment", DRIFT, 0.02)
 def conserved_product(draw: Draw) -> Trial:
-    """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, solved to
-    a tolerance of 1e-9.
+    """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, at a
+    tolerance of 1e-9.
     """
     made, tokens, targets = _trained(draw)
     drift = max(_continuous(made, tokens, targets).drift)
@@ -111,7 +111,7 @@ def conserved_product(draw: Draw) -> Trial:
 def drift_is_error(draw: Draw, printed: bool) -> Trial:
     """A costate that solves the adjoint equation conserves the product, right or wrong.
 
-    Printed: |P(0) - P_right(0)|/|P_right(0)| of the costate of wrong targets where its drift is at
+    Printed: |P(0) - P_right(0)|/|P_right(0)| of the costate of wrong targets if its drift is at
     most 1e-6, else 0.
     """
     made, tokens, targets = _trained(draw)
@@ -123,7 +123,7 @@ def drift_is_error(draw: Draw, printed: bool) -> Trial:
 
 
 class GivenVelocity(nn.Module):
-    """f(X) = raw, whatever X: puts a sublayer's velocity where a check wants it."""
+    """f(X) = raw for every X: sets a sublayer's velocity in a test."""
 
     def __init__(self, raw: Tensor):
         super().__init__()
@@ -135,7 +135,7 @@ class GivenVelocity(nn.Module):
 
 def _figures(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[float, ...]:
     """H, gap, alignment and product of one sublayer with velocity N(raw) at the costate P; nan for
-    one that is None.
+    None.
     """
     depth = Depth([Sublayer(GivenVelocity(raw), "ffn", output_norm=chosen)], 1.0, per_block=1)
     x = torch.zeros_like(p)
@@ -149,7 +149,7 @@ def _alignment(chosen: SphereNorm, raw: Tensor, p: Tensor) -> float:
 
 
 def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
-    """A norm, what it is applied to, and a costate."""
+    """A norm, its input, and a costate."""
     chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)) if tokens > 1 else 0.0, width=3 + draw.integer(8))
     raw, p = draw.normal(2, tokens, chosen.width)
     return chosen, raw, draw.log_uniform(-6, 6) * p
@@ -178,7 +178,7 @@ def gap(draw: Draw) -> Trials:
     1e-9,
 )
 def alignment_range(draw: Draw) -> Trials:
-    """Within [-1, 1], and at the ends at the maximiser and opposite."""
+    """a is within [-1, 1]: 1 at the maximiser and -1 opposite to it."""
     chosen, raw, p = _problem(draw, 1 + draw.integer(4))
     sharp = random_norm(draw, "layernorm" if chosen.centred else "rmsnorm", width=chosen.width)
     a = _alignment(chosen, raw, p)
@@ -188,7 +188,7 @@ def alignment_range(draw: Draw) -> Trials:
 
 
 def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Points u and u* of the norm's sphere: what the layer does, and the optimal control."""
+    """The layer's velocity u and the maximiser u*, as points of the norm's sphere."""
     return chosen.coordinates(chosen(raw)), chosen.coordinates(chosen.maximizer(-p))
 
 
@@ -196,7 +196,7 @@ def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor
     "alignment-one-token",
     5,
     "ctrans",
-    "for one token a is the cosine between what the layer does and the optimal control, on the norm's sphere",
+    "for one token a is the cosine between the layer's velocity and the optimal one, on the norm's sphere",
     1e-10,
 )
 def one_token(draw: Draw) -> Trial:
@@ -214,14 +214,14 @@ def one_token(draw: Draw) -> Trial:
     "ctrans",
     "for several tokens a is the mean of their cosines, weighted with |C(gamma*p_j)|",
     1e-10,
-    printed=Printed("a is the cosine between what the layer does and the optimal control", 1e-6),
+    printed=Printed("a is the cosine between the layer's velocity and the optimal one", 1e-6),
 )
 def several_tokens(draw: Draw, printed: bool) -> Trial:
     """a = sum_j w_j cos(u_j, u*_j)/sum_j w_j, w_j = |C(gamma*p_j)|, for four tokens with costates
     of different sizes.
 
-    Printed: a against cos(u, u*) with four tokens flattened into one vector; three of the costates
-    are made 20 times smaller.
+    Printed: a against cos(u, u*) of the four tokens as one vector; three of the costates are 20
+    times smaller.
     """
     if printed:
         chosen, raw, p = _problem(draw, 4)
@@ -239,9 +239,9 @@ def several_tokens(draw: Draw, printed: bool) -> Trial:
 
 
 LAM = 1e-4
-"""A decay that keeps gains finite where the loss has no minimum in them."""
+"""A decay that keeps gains finite if the loss has no minimum in them."""
 STATIONARY = 1e-7
-"""The gradient over |x| at which a loss counts as stationary in x."""
+"""A loss counts as stationary in x if its gradient is below this share of |x|."""
 
 
 @statement(
@@ -295,8 +295,8 @@ def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
 
 @torch.enable_grad()
 def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """A point near the start where the loss is stationary: by L-BFGS, and where that is slow, in a
-    narrow valley, on by Newton's steps.
+    """A point near the start where the loss is stationary: by L-BFGS, then by Newton's steps if
+    that is slow.
     """
     x = start.detach().clone().requires_grad_()
     optimiser = torch.optim.LBFGS([x], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
@@ -336,8 +336,8 @@ def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     0.05,
 )
 def shared_principle(draw: Draw) -> Trial:
-    """A last map trained with decay by L-BFGS, in the loss itself: at the costates found there it
-    is the best of its norm.
+    """A last map trained with decay by L-BFGS: at the costates of the trained model it is the best
+    map of its norm.
     """
     made = random_model(draw, draw.choice(("none", "pre")), depth=1)
     tokens, targets = random_text(draw, 1, 4), random_text(draw, 1, 4)
@@ -356,4 +356,4 @@ def shared_principle(draw: Draw) -> Trial:
     last.bias.copy_(theta[:, -1])
     P = costate(made, tokens, targets).costates[-1].flatten(0, -2)
     gained, best = -h * (P * (features @ theta.mT)).sum(), h * theta.norm() * (P.mT @ features).norm()
-    return equal(gained, best, f"{described(made)}, decay {lam:.2g}: what the trained map gains against the best of its norm")
+    return equal(gained, best, f"{described(made)}, decay {lam:.2g}: the trained map's gain against the best one of its norm")

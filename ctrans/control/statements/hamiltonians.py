@@ -1,5 +1,5 @@
-"""Section 4: the Hamiltonian H(P) = sup -<P, f> over the velocities of each placement, its
-maximisers, and a cost lam/2 |f|^2 on f.
+"""Section 4: the Hamiltonian H(P) = sup -<P, f> over each placement's velocities, its maximisers,
+and a cost lam/2 |f|^2.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ def unbounded(draw: Draw) -> Trials:
     "theorem-2-weights",
     4,
     "Kan, theorem 2",
-    "the same through the model's own last map: the best value grows like |W|^1",
+    "theorem 2 through the model's own last map: the best value grows like |W|^1",
     0.01,
     0.01,
     as_printed=True,
 )
 def unbounded_weights(draw: Draw) -> Trial:
-    """The best value over last maps with |W| = R grows like R^1: an ascent through actual weights
-    shows it.
-    """
+    """The best value over last maps with |W| = R grows like R^1, by an ascent over actual weights."""
     P, h = draw.normal(4, 6), draw.normal(4, 8)
     found = known(certify(WholeSpace(), P, features=h).growth)
     return Trial(abs(found.exponent - 1), f"value ~ R^{found.exponent:.4f} by weights of norm R")
@@ -67,8 +65,8 @@ def projection_decides(draw: Draw, printed: bool) -> Trials:
     """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for
     the tangent part v of P.
 
-    Printed: at P = gamma * u the tangent part of eq. 132 is 0, yet unit tangent velocities gain
-    something.
+    Printed: at P = gamma * u the tangent part of eq. 132 is 0, but unit tangent velocities have a
+    positive payoff.
     """
     chosen = random_norm(draw, width=3 + draw.integer(8))
     X = chosen(draw.normal(3, chosen.width))
@@ -108,10 +106,10 @@ def ellipsoid(draw: Draw) -> Trials:
     printed=Printed("H = sum_j sqrt(d)|gamma*p_j| - <p_j, beta>, attained", 1e-7, 0.05),
 )
 def layernorm_slice(draw: Draw, printed: bool) -> Trials:
-    """H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>: its f* in the image attains it, none of 30
-    random outputs exceeds it.
+    """H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>: f* in the image attains it, none of 30 random
+    outputs exceeds it.
 
-    Printed: eq. 99 against the best that ascents through the module find.
+    Printed: eq. 99 against the best value that ascents through the module find.
     """
     if not printed:
         return _attained(draw, *_problem(draw, "layernorm"))
@@ -157,8 +155,8 @@ def climbed(draw: Draw) -> Trial:
     "eq-99-bound", 4, "ctrans", "for LayerNorm the ellipsoid's value is an upper bound, equal where 1'(gamma*p_j) = 0", 1e-11
 )
 def printed_value_is_a_bound(draw: Draw) -> Trials:
-    """H <= eq. 99's value under LayerNorm at a random P, and H = that value at the same P made to
-    have 1'(gamma*p_j) = 0.
+    """H <= eq. 99's value under LayerNorm at a random P, and H equals it at a P with 1'(gamma*p_j)
+    = 0.
     """
     chosen, P = _problem(draw, "layernorm")
     image, cases = EllipsoidSlice(chosen), []
@@ -179,9 +177,9 @@ def printed_value_is_a_bound(draw: Draw) -> Trials:
     printed=Printed("the optimal velocity is unique", 1e-6, 0.25),
 )
 def unique_maximiser(draw: Draw, printed: bool) -> Trials:
-    """H - value = |w| |du|^2/(2 sqrt d) off the ties; at a tie all points attain H.
+    """H - value = |w| |du|^2/(2 sqrt d) without ties; at a tie all points attain H.
 
-    Printed: how far apart two maximisers are; P may be anything, a token may have none.
+    Printed: the distance between two maximisers, for any P; a token's costate may be 0.
     """
     if printed:
         chosen, P, best, other = _tie(draw)
@@ -199,8 +197,8 @@ def unique_maximiser(draw: Draw, printed: bool) -> Trials:
 
 
 def _tie(draw: Draw) -> tuple[SphereNorm, Tensor, Tensor, Tensor]:
-    """A costate whose first token ties, a maximiser, and the same with that token's velocity
-    another point of the image.
+    """A costate whose first token ties, a maximiser, and another one with a different velocity for
+    that token.
     """
     chosen = random_norm(draw, width=3 + draw.integer(8))
     P = draw.normal(2, chosen.width)
@@ -226,7 +224,7 @@ def _second_best(draw: Draw) -> Trial:
     "sampling",
     4,
     "ctrans",
-    "sampling the supremum falls short in high dimension: 50,000 samples at d = 16 stay 3% below, at least",
+    "sampling underestimates the supremum in high dimension: 50,000 samples at d = 16 stay at least 3% below",
     0.0,
     0.01,
     printed=Printed("the supremum can be estimated by sampling", 0.01, 0.01),
@@ -247,7 +245,7 @@ def sampling(draw: Draw, printed: bool) -> Trial:
 @statement("kkt", 4, "ctrans", "the maximisers satisfy the KKT conditions of their image", 1e-10)
 def stationarity(draw: Draw) -> Trial:
     """The larger of feasibility and gamma*p_j + eta u_j + mu 1 = 0 (mu for LayerNorm only) at the
-    maximiser, best multipliers.
+    maximiser, with the best multipliers.
     """
     chosen, P = _problem(draw)
     image = image_of(chosen)
@@ -316,7 +314,7 @@ def with_eps(draw: Draw, printed: bool) -> Trials:
     """
     name, lam = draw.choice(PAPERS), draw.log_uniform(0, 1)
     chosen = random_norm(draw, name, width=5, eps=1e-5)
-    chosen.beta.zero_()  # so that resting, f = 0, is inside the set
+    chosen.beta.zero_()  # puts f = 0 inside the set
     P = 0.1 * draw.normal(2, 5)
     sharp = random_norm(draw, name, width=5)
     sharp.load_state_dict(chosen.state_dict())

@@ -1,4 +1,4 @@
-"""Section 4: the support function of each norm of the table NORMS, and H behind it."""
+"""Section 4: the support function of each norm in NORMS, and H behind it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ctrans.norm.random_norms import SQUASHING, any_norm, norm_words
 from ctrans.statement import Draw, Trial, Trials, at_most, equal, holds_if, known, statement
 
 DECAYING = ["derf", "dyt", "group_rmsnorm", "rmsnorm", "scalenorm"]
-"""Norms with gains whose decay has one maximum; LayerNorm's local ones are `gain-decay`'s."""
+"""Norms with gains whose decay has one maximum. LayerNorm has local ones, see `gain-decay`."""
 IMPROVED, STILL = 20_000, 1e-7
-"""Steps at most of gains that improve, and the change below which they stand still: slow where a
-best gain is nearly 0.
+"""The largest number of steps that improve gains, and the change below which they stop. Convergence
+is slow if a best gain is nearly 0.
 """
 
 
@@ -28,10 +28,10 @@ best gain is nearly 0.
     "norm-supports",
     4,
     "ctrans, on Kan, eq. 99",
-    "no input of a norm exceeds its support function, whatever the gains' signs, eps and what an ascent finds",
+    "no input of a norm exceeds its support function, for gains of either sign, any eps, and ascents",
 )
 def support_is_a_bound(draw: Draw) -> Trial:
-    """<p, N(x)> at 500 inputs of sizes 1e-3 to 1e3 and at the ends of ascents from 4 of them,
+    """<p, N(x)> at 500 inputs of sizes 1e-3 to 1e3, and at the ends of ascents from 4 of them,
     against sup <p, z>.
     """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
@@ -50,7 +50,7 @@ def support_is_a_bound(draw: Draw) -> Trial:
     1e-12,
 )
 def closed_forms(draw: Draw) -> Trial:
-    """sup <p, z> against the formula of each norm, written out anew."""
+    """sup <p, z> against the formula of each norm."""
     norm = any_norm(draw)
     p, d = draw.normal(norm.width), norm.width
     q, drift = norm.gamma * p, p @ norm.beta
@@ -69,11 +69,11 @@ def closed_forms(draw: Draw) -> Trial:
     "norm-maximisers",
     4,
     "ctrans, on Kan, eq. 100",
-    "each norm's maximiser is on the closure of its image and has its support",
+    "each norm's maximiser is on the closure of its image and attains its support",
     1e-9,
 )
 def maximiser_has_it(draw: Draw) -> Trials:
-    """<p, z*> = sup <p, z> and the residual of z*, the maximiser, which is on the image's closure."""
+    """<p, z*> = sup <p, z> for the maximiser z*, and the residual of z* is 0."""
     norm = any_norm(draw)
     p = draw.normal(5, norm.width)
     best = norm.maximizer(p)
@@ -85,13 +85,13 @@ def maximiser_has_it(draw: Draw) -> Trials:
     "norm-approach",
     4,
     "ctrans",
-    "inputs within r come as near to the support as each norm says: eps d/(2 r^2) of it, 2 exp(-2 alpha "
+    "inputs within r approach the support at each norm's rate: eps d/(2 r^2) of it, 2 exp(-2 alpha "
     "r/sqrt(d)) under DyT, 0 clipped",
     1e-9,
 )
 def approached(draw: Draw) -> Trials:
-    """sup <p, z> less the best <p, N(x)> within |x - c| <= r, by ascent projected there, r from
-    1/10 to 30, against the rate stated.
+    """sup <p, z> less the best <p, N(x)> within |x - c| <= r, by projected ascent, r from 1/10 to
+    30, against the stated rate.
     """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
     p, radius = draw.normal(norm.width), draw.log_uniform(-1, 1.5)
@@ -112,7 +112,7 @@ def approached(draw: Draw) -> Trials:
 
 
 def _way(norm: Norm, p: Tensor) -> Tensor:
-    """The unit direction in which a norm's output goes to its maximiser."""
+    """The unit direction of inputs along which a norm's output approaches its maximiser."""
     q = norm.gamma * p
     if norm.image == "box":
         q = q.sign() * (norm.alpha.sign() if isinstance(norm, SquashNorm) else 1.0)
@@ -129,12 +129,12 @@ def _way(norm: Norm, p: Tensor) -> Tensor:
     "squashing-not-attained",
     4,
     "ctrans, on Zhu et al. 2025",
-    "behind DyT and Derf H is finite and no velocity has it: the image is an open box",
+    "behind DyT and Derf H is finite but not attained: the image is an open box",
     0.0,
 )
 def squashing_has_no_maximiser(draw: Draw) -> Trial:
-    """<p, N(x)> < sup <p, z> strictly, at inputs as large as arithmetic tells apart: abs(alpha x +
-    s) up to 4 (1 - erf(4) = 1.5e-8).
+    """<p, N(x)> < sup <p, z> strictly, at the largest inputs that float64 distinguishes: abs(alpha
+    x + s) up to 4 (1 - erf(4) = 1.5e-8).
     """
     norm = any_norm(draw, SQUASHING)
     assert isinstance(norm, SquashNorm), "those are drawn"
@@ -148,13 +148,13 @@ def squashing_has_no_maximiser(draw: Draw) -> Trial:
     "norm-verdicts",
     4,
     "ctrans, on Kan, appendix E",
-    "behind every norm H is finite and certified; whatever is trained, just where the norm has no gains or offsets",
+    "behind every norm H is finite and certified; without bounds on gains only if the norm has no gains or offsets",
     0.0,
     0.2,
 )
 def verdicts(draw: Draw) -> Trial:
-    """H behind each norm: finite, its certificate's findings agree, well-posed without bounds just
-    where nothing is trained.
+    """H behind each norm is finite, its certificate's findings agree, and it needs bounded gains
+    exactly if the norm has parameters.
     """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5)))
     P = draw.normal(1 + draw.integer(4), norm.width)
@@ -175,11 +175,11 @@ def verdicts(draw: Draw) -> Trial:
     0.5,
 )
 def gain_slopes(draw: Draw) -> Trials:
-    """H at 200 random gains and offsets with |gamma|^2 + |beta|^2 = 1, against the largest slope
-    proven, and that the latter is met.
+    """H at 200 random gains and offsets with |gamma|^2 + |beta|^2 = 1 against the proven slope,
+    which the best ones attain.
 
-    It is met at gamma in proportion to a_i = sum_j abs(p_ji), beta to -sum_j p_j for a box; at g =
-    1 where one gain is shared.
+    A box attains it at gamma proportional to a_i = sum_j abs(p_ji) and beta to -sum_j p_j; one
+    shared gain at g = 1.
     """
     norm = any_norm(draw, sorted(name for name in NORMS if NORMS[name](2).linear_parameters() and name != "layernorm"))
     P = draw.normal(1 + draw.integer(4), norm.width)
@@ -210,8 +210,8 @@ def gain_slopes(draw: Draw) -> Trials:
     0.25,
 )
 def decayed_gains(draw: Draw) -> Trials:
-    """(kappa^2 + |sum_j p_j|^2)/(2 lam) written out anew, and what gains that improve step by step
-    reach by the norm's own support.
+    """(kappa^2 + |sum_j p_j|^2)/(2 lam) against its formula, and against gains that improve step by
+    step by the norm's support.
     """
     norm = any_norm(draw, DECAYING)
     P, lam = draw.normal(1 + draw.integer(4), norm.width), draw.log_uniform(-1, 1)
@@ -229,8 +229,8 @@ def decayed_gains(draw: Draw) -> Trials:
 
 
 def _improved(norm: Norm, P: Tensor, lam: float, own: list[torch.nn.Parameter], draw: Draw) -> float:
-    """The value of gains and offsets that improve step by step from random ones: each step takes
-    the best for the linearised H.
+    """The value after improving random gains and offsets step by step: each step takes the best
+    ones for the linearised H.
     """
     for parameter in own:
         parameter.copy_(draw.normal(*parameter.shape))

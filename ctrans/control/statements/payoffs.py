@@ -1,4 +1,4 @@
-"""What velocities gain at a costate, for statements about the Hamiltonian."""
+"""Payoffs of velocities at a costate, for statements about the Hamiltonian."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def payoff(P: Float[Tensor, "tokens width"], f: Float[Tensor, "*batch tokens wid
 
 
 def largest_payoff(P: Float[Tensor, "tokens width"], f: Float[Tensor, "tokens width"]) -> Tensor:
-    """sum_j |p_j||f_j|, to which differences of payoffs are relative."""
+    """sum_j |p_j||f_j|, the unit of differences of payoffs."""
     largest: Tensor = (P.norm(dim=-1) * f.norm(dim=-1)).sum()
     return largest
 
@@ -26,5 +26,5 @@ def none_better(
     scale: float | Tensor,
     words: str,
 ) -> Trial:
-    """The case of -<P, f> <= H for all of the others, relative to the scale."""
+    """The case of -<P, f> <= H for all `others` f, relative to the scale."""
     return Trial((float(payoff(P, others).max()) - float(H)) / float(scale), words)

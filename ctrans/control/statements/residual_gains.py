@@ -1,4 +1,4 @@
-"""Sections 4 and 5: H with gains, steps towards an image and streams."""
+"""Sections 4 and 5: H with a residual's gains, steps towards an image, and streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds
 )
 def pullback(draw: Draw) -> Trials:
     """H over {W v} at P is H over the v at W'P: its maximiser attains it, and 30 outputs through
-    the sublayer's own W do not exceed it.
+    the sublayer's W do not exceed it.
     """
     residual = draw.choice(("layerscale", "rezero", "hyper_connections", "mhc"))
     made = random_model(draw, draw.choice(("peri", "output")), residual=residual, eps=0.0)
@@ -45,8 +45,8 @@ def pullback(draw: Draw) -> Trials:
 
 
 def _scaled(draw: Draw, name: str, least: int = 2) -> tuple[SphereNorm, Tensor, float, list[float], float]:
-    """A norm, P, a bound R, the values of H at g * P for gains of every sign of size R (eight
-    channels have 256), and R H(P).
+    """A norm, P, a bound R, the values of H at g * P for all gains g_i = +-R (256 for eight
+    channels), and R H(P).
     """
     chosen = random_norm(draw, name, width=least + draw.integer(5))
     P, R = draw.normal(1 + draw.integer(3), chosen.width), draw.log_uniform(-1, 1)
@@ -69,8 +69,8 @@ def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
     printed=Printed("the same R H(P) behind LayerNorm", share=0.2),
 )
 def gain_by_channel(draw: Draw, printed: bool) -> Trials:
-    """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: corners
-    are between R H(P) and the bound.
+    """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: the
+    best corner is between R H(P) and the bound.
 
     Printed: R H(P) for LayerNorm against the best corner of the box.
     """
@@ -155,13 +155,13 @@ def towards_image(draw: Draw) -> Trials:
     0.5,
 )
 def section(draw: Draw) -> Trials:
-    """Gains that are 0 in some channels, inside a norm around the state: the step's support in
-    closed form, the ODE's costates of H = 0.
+    """Zero gains in some channels, inside a norm around the state: the step's support in closed
+    form, and the ODE's costates of H = 0.
 
-    N(X + dt g * f) = beta + sqrt(d) gamma * C y/|C y|, C y = r + v: v any vector of V = C span(e_i
-    : g_i != 0), r the part of C X that is orthogonal to it. <q, v + r>/|v + r|, q = gamma * p, is
-    largest at v = a |r|^2/b, a the part of q in V and b = <q, r> > 0; for b <= 0 it only comes near
-    |a|, for long v.
+    N(X + dt g * f) = beta + sqrt(d) gamma * C y/|C y|, C y = r + v: v is any vector of V = C
+    span(e_i : g_i != 0), r the part of C X orthogonal to V. <q, v + r>/|v + r|, q = gamma * p, is
+    largest at v = a |r|^2/b, a the part of q in V and b = <q, r> > 0. For b <= 0 long v only
+    approach |a|.
     """
     chosen = random_norm(draw, width=3 + draw.integer(6))
     d, dt = chosen.width, draw.log_uniform(-2, 0)
@@ -173,12 +173,12 @@ def section(draw: Draw) -> Trials:
     V = basis.U[:, basis.S > 1e-9]
     q, centred = chosen.gamma * p, chosen.centre(X)
     r = centred - V @ (V.T @ centred)
-    r = r if float(r.norm()) > 1e-9 * float(centred.norm()) else torch.zeros_like(r)  # V is all that centring leaves
+    r = r if float(r.norm()) > 1e-9 * float(centred.norm()) else torch.zeros_like(r)  # 0 if V has full rank
     a, b = V.T @ q, float(q @ r)
     beside = b**2 / float(r @ r) if b > 0 else 0.0
     H = math.sqrt(d) * math.sqrt(float(a @ a) + beside) + float(p @ chosen.beta)
     v = V @ a * (float(r @ r) / b if b > 0 else 1e8 * float(X.norm() / a.norm()))
-    # some f has C(X + dt g * f) = v + r, as V is what these channels make
+    # some f has C(X + dt g * f) = v + r, as these channels span V
     f = torch.linalg.lstsq(dt * chosen.centre(torch.diag(g)).T, (v + r - centred).unsqueeze(-1), driver="gelsd").solution[:, 0]
     raw = draw.log_uniform(-1, 5) * draw.normal(300, d)
     scale = math.sqrt(d) * float(q.norm())
@@ -188,7 +188,7 @@ def section(draw: Draw) -> Trials:
     moved = chosen.tangent(at.expand_as(outputs), outputs)
     words = f"{type(chosen).__name__}, d = {d}, {moving} channels move"
     return [
-        equal(chosen(X + dt * g * f) @ p, H, f"{words}: what the best output reaches", scale),
+        equal(chosen(X + dt * g * f) @ p, H, f"{words}: the best output", scale),
         Trial((float((chosen(X + dt * g * raw) @ p).max()) - H) / scale, f"{words}: 300 outputs against the support"),
         Trial(
             float((moved @ idle.T).abs().max()) / float(moved.norm()),

@@ -1,6 +1,4 @@
-"""Section 4: what weights attain at fixed features, trained gains, decay of both factors of a path,
-and the discrete step.
-"""
+"""Section 4: values that weights attain at fixed features, trained gains, and the discrete step."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds
 
 @statement("frobenius-ball", 4, "ctrans", "pre with the last map in a ball |W| <= R: H = R|h'P|, attained at -R P'h/|h'P|", 1e-12)
 def ball(draw: Draw) -> Trials:
-    """H = R|h'P|, attained at W = -R P'h/|h'P| and exceeded by none of 30 random W with |W| = R."""
+    """H = R|h'P|, attained at W = -R P'h/|h'P|; none of 30 random W with |W| = R exceeds it."""
     h, P, radius = draw.normal(4, 6), draw.normal(4, 5), draw.log_uniform(-2, 3)
     allowed = FrobeniusBall(h, radius)
     value = radius * (h.mT @ P).norm()
@@ -35,7 +33,7 @@ def ball(draw: Draw) -> Trials:
     return [
         equal(allowed.support(P), value, f"H against R|h'P|, R = {radius:.3g}"),
         equal(allowed.weights(P), best, "the maximiser against -R P'h/|h'P|"),
-        equal(payoff(P, h @ best.mT), value, "what it attains"),
+        equal(payoff(P, h @ best.mT), value, "its value"),
         Trial(float(payoff(P, h @ others.mT).max() / value) - 1, "the best of 30 weights of norm R"),
     ]
 
@@ -55,7 +53,7 @@ def decay(draw: Draw) -> Trials:
     return [
         equal(H, (h.mT @ P).square().sum() / (2 * lam), f"H against |h'P|^2/(2 lam), lam = {lam:.3g}"),
         equal(allowed.weights(P), best, "the maximiser against -P'h/lam"),
-        equal(payoff(P, h @ best.mT) - lam / 2 * best.square().sum(), H, "what it attains"),
+        equal(payoff(P, h @ best.mT) - lam / 2 * best.square().sum(), H, "its value"),
     ]
 
 
@@ -86,10 +84,10 @@ def full_rank(draw: Draw) -> Trial:
     printed=Printed("with fewer features than tokens the supremum over weights is strictly smaller", 0.0, 0.03),
 )
 def fewer_features(draw: Draw, printed: bool) -> Trial:
-    """A gap where (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap.
+    """A gap if (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap.
 
-    Printed: n = 16, d = 3, rank 15. Weights with norm(h W') the maximiser exist where (I - hh^+)
-    diag(s) U = 0 has a solution s > 0.
+    Printed: n = 16, d = 3, rank 15. Weights with norm(h W') = maximiser exist if (I - hh^+) diag(s)
+    U = 0 has a solution s > 0.
     """
     tokens, width, rank = (16, 3, 15) if printed else (8, 8, draw.choice((2, 5, 6)))
     chosen = random_norm(draw, width=width)
@@ -108,9 +106,9 @@ def fewer_features(draw: Draw, printed: bool) -> Trial:
     return Trial(1e-6 - gap, f"{_shape(P, h)}: weights attain H to {gap:.1g}")
 
 
-@statement("weights-bounded", 4, "ctrans", "whatever the rank, no weights exceed the non-parametric value", 1e-12)
+@statement("weights-bounded", 4, "ctrans", "for any rank, no weights exceed the non-parametric value", 1e-12)
 def never_above(draw: Draw) -> Trial:
-    """Any weights, any gains with zeros and either sign, any eps."""
+    """Any weights, any gains (zero or of either sign), any eps."""
     name, eps = draw.choice(PAPERS), draw.choice((0.0, 1e-5, 0.1))
     chosen = random_norm(draw, name, eps=eps)
     chosen.gamma[: draw.integer(3)] = 0
@@ -147,11 +145,11 @@ def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]
     printed=Printed("the output norm bounds velocities, whatever training does (gamma and beta are trainable)", 1e-6, 0.05),
 )
 def bounded_gains(draw: Draw, printed: bool) -> Trials:
-    """Gains and offsets from their own ascent, 30 of norm R, reach R sqrt(kappa^2 + |sum p|^2) and
-    no more.
+    """30 gains of norm R, by an ascent of their own, reach R sqrt(kappa^2 + |sum p|^2) and do not
+    exceed it.
 
-    The dual bound proves that for RMSNorm and meets it; for LayerNorm it need not. Printed: H with
-    the gains a thousand times as large, over H, which a bound on the velocities would make 1.
+    For RMSNorm the dual bound proves this and is attained; for LayerNorm it need not be. Printed: H
+    with gains a thousand times as large, over H; a bound on the velocities would make it 1.
     """
     chosen, P = _problem(draw)
     if printed:
@@ -168,9 +166,11 @@ def bounded_gains(draw: Draw, printed: bool) -> Trials:
     words = f"{norm_words(chosen)}, {len(P)} tokens"
     return [
         at_most(best, radius * slope.upper, f"{words}: gains within {radius:.3g} against the proven bound"),
-        at_most(radius * slope.lower, radius * slope.upper, f"{words}: what is attained against what is proven"),
+        at_most(radius * slope.lower, radius * slope.upper, f"{words}: the attained slope against the proven one"),
         at_most(best, radius * slope.lower, f"{words}: gains of another ascent against those found"),
-        at_most(slope.lower if chosen.centred else slope.upper, slope.lower, f"{words}: what is proven against what is attained"),
+        at_most(
+            slope.lower if chosen.centred else slope.upper, slope.lower, f"{words}: the proven slope against the attained one"
+        ),
     ]
 
 
@@ -189,8 +189,8 @@ def _without_offset(chosen: SphereNorm, P: Tensor, factor: float) -> float:
     0.05,
 )
 def gain_decay(draw: Draw) -> Trials:
-    """(kappa^2 + |sum p|^2)/(2 lam), and ascents through the norm over inputs, gains and offsets
-    reach no more.
+    """(kappa^2 + |sum p|^2)/(2 lam); ascents through the norm over inputs, gains and offsets do not
+    exceed it.
     """
     chosen, P = _problem(draw, 4)
     lam = draw.log_uniform(-1, 1)
@@ -240,12 +240,11 @@ def gain_box(draw: Draw) -> Trials:
     1e-9,
 )
 def rank_gap(draw: Draw) -> Trials:
-    """Ascents over the weights stay below H by at least the bound; it is positive where dimensions
-    are twice as many as it takes.
+    """Ascents over the weights stay below H by at least the bound, which is positive if there are
+    twice as many dimensions as needed.
 
-    With just as many, n, it is positive for almost all P, but may be so small that rounding hides
-    it. In half of the cases the best velocities are nearly some weights': there the bound is nearly
-    sharp.
+    With just as many, n, it is positive for almost all P, but may be below rounding. In half of the
+    cases the best velocities are nearly those of some weights: there the bound is nearly sharp.
     """
     chosen, P = _problem(draw, 3 + draw.integer(5))
     rank = 1 + draw.integer(len(P) - 1)
@@ -274,8 +273,8 @@ def rank_gap(draw: Draw) -> Trials:
     1e-9,
 )
 def step(draw: Draw) -> Trials:
-    """The discrete step's H at dt from 1 to 1/1000: never exceeded by 30 raw velocities, approached
-    by long ones along f*.
+    """The discrete step's H at dt from 1 to 1/1000: 30 raw velocities do not exceed it, long ones
+    along f* approach it.
     """
     chosen, P = _problem(draw)
     dt, X = draw.log_uniform(-3, 0), draw.normal(*P.shape)
@@ -303,8 +302,9 @@ def step_limit(draw: Draw) -> Trials:
     """dt H is <P, X - z> for every dt, z the norm of a long raw output towards the image's lowest
     point.
 
-    X on the image: positive for P at random, where the ODE's H is infinite, and 0 for the P whose
-    lowest point is X, as the ODE's. X beyond the lowest point: negative, so that H goes to -inf.
+    - X on the image: positive for a random P, where the ODE's H is infinite, and 0 for the P whose
+      lowest point is X, as in the ODE
+    - X beyond the lowest point: negative, so H goes to -inf
     """
     chosen, P = _problem(draw)
     image = image_of(chosen)

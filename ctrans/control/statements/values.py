@@ -1,5 +1,5 @@
 """Section 4: the value function of bounded velocities is Hopf-Lax; that of the whole space is flat
-and jumps.
+and has a jump.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, state
 
 
 def _smooth(x: Tensor) -> Tensor:
-    """A slope that never vanishes, so that no kink forms in the times below."""
+    """A terminal cost whose slope never vanishes, so no kink forms within the times below."""
     return x[..., 0] + 0.5 * x[..., 1] + 0.2 * torch.sin(2 * x[..., 0]) * torch.cos(1.5 * x[..., 1])
 
 
@@ -48,9 +48,7 @@ def solves_hjb(draw: Draw) -> Trial:
 
 
 def _slow(draw: Draw) -> SphereNorm:
-    """A norm in the plane whose velocities are too slow to bring two basins of G together, so that
-    Phi has no kinks.
-    """
+    """A norm of width 2 whose velocities are too slow to join two basins of G, so Phi has no kinks."""
     chosen = random_norm(draw, width=2, signed=False)
     chosen.gamma.clamp_(0.5, 1)
     chosen.beta.clamp_(-0.3, 0.3)
@@ -66,7 +64,7 @@ def _slow(draw: Draw) -> SphereNorm:
     0.1,
 )
 def reachable(draw: Draw) -> Trials:
-    """A target just inside the ellipsoid of radius T - t is reached, one just outside is missed."""
+    """A target just inside the ellipsoid of radius T - t is reached; one just outside is not."""
     chosen, remaining = random_norm(draw, "rmsnorm", width=2 + draw.integer(3)), draw.uniform(0.1, 2)
     u = draw.normal(chosen.width)
     edge = remaining * math.sqrt(chosen.width) * chosen.gamma * u / u.norm()
@@ -98,7 +96,7 @@ def _first(z: Tensor) -> Tensor:
 def layernorm_value(draw: Draw, printed: bool) -> Trial:
     """G = z_1: Phi = x_1 + (T - t)(beta_1 - sqrt(d) |gamma_1| |C e_1|).
 
-    Printed: for Kan's ellipsoid, sqrt(d) |gamma_1| in place of sqrt(d - 1) |gamma_1|.
+    Printed: for Kan's ellipsoid, sqrt(d) |gamma_1| instead of sqrt(d - 1) |gamma_1|.
     """
     chosen, remaining = random_norm(draw, "layernorm", width=2 + draw.integer(4)), draw.uniform(0.1, 2)
     x = draw.normal(5, chosen.width)
@@ -117,8 +115,8 @@ def layernorm_value(draw: Draw, printed: bool) -> Trial:
     0.1,
 )
 def flat(draw: Draw) -> Trials:
-    """Velocities up to R with R (T - t) beyond the targets: Phi = inf G = 0 everywhere, and G at t
-    = T.
+    """Velocities up to R with R (T - t) beyond the targets: Phi = inf G = 0 everywhere, and Phi = G
+    at t = T.
     """
     remaining, x = draw.log_uniform(-4, 0), draw.normal(20, 2)
     terminal, hull = NearestTarget(), velocity_ball(20 / remaining, 2)
@@ -129,7 +127,7 @@ def flat(draw: Draw) -> Trials:
 
 @statement("grid-solution", 4, "ctrans", "a grid solver of the PDE converges to Hopf-Lax in the plane", 0.0, 0)
 def grid_agrees(draw: Draw) -> Trial:
-    """WENO on a grid against Hopf-Lax, where the edges cannot matter."""
+    """WENO on a grid against Hopf-Lax, at the nodes that the edges do not affect."""
     chosen, horizon = _slow(draw), 0.25
     hull = velocity_hull(chosen)
     errors = []

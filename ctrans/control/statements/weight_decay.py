@@ -25,8 +25,8 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds
 def decayed_path(draw: Draw, printed: bool) -> Trials:
     """An ascent over both factors: R^2/2 (lam* - lam) below lam*, nothing above it.
 
-    Printed: at half of lam* the best value of both factors, for a bound ten times as large, over
-    what it was.
+    Printed: at half of lam* the best value of both factors for a tenfold bound, over the value
+    before.
     """
     P = draw.normal(6, 4)
     path = (
@@ -86,8 +86,8 @@ def one_map_decayed(draw: Draw) -> Trials:
     0.25,
 )
 def three_factors(draw: Draw) -> Trials:
-    """gamma, V and O of size R: R^3 from a decay of R^2, so that ten times lam* is exceeded for
-    large R.
+    """gamma, V and O of size R: the gain grows like R^3 and the decay like R^2, so large R exceed
+    even ten times lam*.
     """
     x, P = draw.normal(5, 4), draw.normal(5, 4)
     gamma, V, out = draw.normal(4), draw.normal(4, 4), draw.normal(4, 4)
