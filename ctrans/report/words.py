@@ -7,23 +7,24 @@ import re
 from ctrans.stability.screening.screening_checks import CHECKS
 
 JUDGED = {
-    "held": "a norm stands in between, so that growing weights hardly change it; of attention: within its limit",
-    "follows weights": "no norm holds it: if every map put out c times as much, c large, the last state (forward) and the distance of two "
-    "inputs' last states (transport) would be about c times as large; of backward, if one middle sublayer's did, that sublayer's own "
-    "sensitivity would, which says nothing of the whole depth",
+    "held": "a norm limits it, so larger weights hardly change it; for attention: it is within its limit",
+    "follows weights": "no norm limits it. If every map's output were c times as large (c large), the last state (forward) and the distance "
+    "between two inputs' last states (transport) would be about c times as large. For backward: if the output of one middle sublayer were, "
+    "its own sensitivity would be; this says nothing about the whole depth",
     "moves": "one step of the optimiser moves the last state by amounts within the limits",
-    "holds": "the last FFN's gradient keeps the bound that theory has for it",
-    "violated": "the last FFN's gradient is above the bound that theory has for it",
-    "well-posed": "a layer's best output is finite, whatever the weights",
-    "well-posed for bounded gains": "a layer's best output is finite as long as its norm's gains are limited",
-    "well-posed, the rest fixed": "a layer's best output is finite where only the maps that pay a penalty may change",
-    "degenerate": "a layer's best output is infinite, as nothing but its weights' size bounds it: true of GPT-2 and Llama, and no fault",
+    "holds": "the gradient of the last FFN stays within the bound that theory gives",
+    "violated": "the gradient of the last FFN exceeds the bound that theory gives",
+    "well-posed": "the best output of a layer is finite, whatever the weights are",
+    "well-posed for bounded gains": "the best output of a layer is finite as long as the gains of its norm are bounded",
+    "well-posed, the rest fixed": "the best output of a layer is finite if only the maps that pay a penalty are trained",
+    "degenerate": "the best output of a layer is infinite: only the size of its weights bounds it. This holds for GPT-2 and Llama, and is "
+    "no fault",
     "open": "neither a bound nor a counterexample was found",
-    "non-finite": "states overflow, or are no numbers",
-    "unknown": "it could not be measured; why is under Reasons",
-    "n/a": "it does not apply to this model; why is under Reasons",
+    "non-finite": "some states are infinite or not a number",
+    "unknown": "it could not be measured; Reasons says why",
+    "n/a": "it does not apply to this model; Reasons says why",
 }
-"""Verdicts of a screening that call nothing outside of its limits."""
+"""Verdicts of a screening for which every quantity is within its limits."""
 TERMS = {
     "segment": "one sublayer's step, attention or FFN, counted from 0",
     "depth-time": "the sum of the segments' lengths dt: 12 sublayers of dt = 1 are 12",
