@@ -25,7 +25,7 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, state
 from ctrans.walk import states_of
 
 CONSTRUCTED = 20
-"""One case in so many is the example that refutes the printed form; the others are random."""
+"""One case in this many is the counterexample of the printed form; the others are random."""
 
 
 @statement("mixing", 9, "Emadi, lemma 3.2", "|A V|_{inf,rms} <= |V|_{inf,rms} for attention rows A", as_printed=True)
@@ -72,7 +72,7 @@ def theorem_5_1(draw: Draw, printed: bool) -> Trial:
     """Attention's local value against theorem 5.1 with b_Q: random attention, and in one case of 20
     W_Q = 0, b_Q = (20, 0).
 
-    Printed: without b_Q, where W_Q = 0 leaves the value path alone.
+    Printed: without b_Q, so that W_Q = 0 leaves only the value path.
     """
     usual = not printed and draw.integer(CONSTRUCTED)
     if usual:
@@ -89,8 +89,8 @@ def theorem_5_1(draw: Draw, printed: bool) -> Trial:
 
 
 def _biased(draw: Draw) -> tuple[Attention, Tensor]:
-    """Attention with W_Q = 0, b_Q = (20, 0), and two tokens that score alike and differ across the
-    queries' direction.
+    """Attention with W_Q = 0, b_Q = (20, 0), and two tokens with equal scores that differ across
+    the queries' direction.
     """
     module = Attention(2, 1, causal=False).double().requires_grad_(False)
     module.qkv.weight.copy_(torch.tensor([[0.0, 0], [0, 0], [1, 0], [0, 1], [1, 0], [0, 1]]))
@@ -128,8 +128,8 @@ def looseness(draw: Draw) -> Trials:
     "sum_h |W_h V_h| + theta_h/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q| |K_h|), rad an enclosing ball's radius",
 )
 def local_form(draw: Draw) -> Trial:
-    """Local value <= the form with radii: random attention of any size, bias and mask, and in one
-    case of 20 the biased one.
+    """Local value <= the form with radii, for random attention of any size, bias and mask; one case
+    in 20 is the biased one.
     """
     if draw.integer(CONSTRUCTED):
         made = random_model(draw, "none", depth=1, spread=draw.uniform(0, 1))
@@ -142,7 +142,9 @@ def local_form(draw: Draw) -> Trial:
 
 @statement("theorem-5.1-sharper", 9, "ctrans", "at d = 32 that form is at most a quarter of theorem 5.1's", 0.0, 0.05)
 def local_is_sharper(draw: Draw) -> Trial:
-    """At width 32 and Xavier weights it is at most a quarter of theorem 5.1's bound."""
+    """At width 32 and Xavier weights the form with radii is at most a quarter of theorem 5.1's
+    bound.
+    """
     made, x, layer = _wide(draw)
     sublayer = made.depth.sublayers[0]
     local = local_attention_bound(sublayer.field, sublayer.given(x))
@@ -181,8 +183,8 @@ def post_block(draw: Draw, printed: bool) -> Trial:
 
 
 def _block(draw: Draw, placement: str, printed: bool) -> Trial:
-    """Random blocks, and in one case of 20 the steep one, whose GELU is steeper than 1. Printed:
-    that one alone.
+    """Random blocks; one case in 20 is the steep one, whose GELU has slope above 1. Printed: that
+    one alone.
     """
     if not printed and draw.integer(CONSTRUCTED):
         made = random_model(draw, placement, depth=1, spread=draw.uniform(0, 1))
@@ -245,14 +247,14 @@ def attribution(draw: Draw) -> Trial:
     "theorem-6.2",
     9,
     "Emadi, theorems 6.1 and 6.2",
-    "m maps in the path, each drawn N^(-1/m) times as large: the product of their norms is 1/N of what it was",
+    "m maps in the path, each drawn N^(-1/m) times as large: the product of their norms is divided by N",
     1e-12,
     0.25,
     as_printed=True,
 )
 def path_length(draw: Draw) -> Trials:
-    """|W_O||W_Q||W_K||W_V| and |W_2||W_1| of matrices drawn with N^(-1/m) are 1/N of those drawn
-    without, from the same numbers.
+    """|W_O||W_Q||W_K||W_V| and |W_2||W_1| of matrices drawn with N^(-1/m) are 1/N of the products
+    without it, for the same random numbers.
     """
     blocks, seed = 1 + draw.integer(200), draw.seed()
     scaled, plain = (_drawn_products(name, blocks, seed) for name in ("path_length", "xavier"))

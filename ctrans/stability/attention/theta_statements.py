@@ -10,16 +10,16 @@ from ctrans.stability.attention.balanced_mass import balanced_mass, smallest_dif
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, statement
 
 ROUNDING = 1e-14
-"""Of 1 - delta^2, absolutely."""
+"""Absolute rounding error of 1 - delta^2."""
 
 
 def within(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
-    """The case of measured <= bound, up to the rounding of theta."""
+    """measured <= bound, up to the rounding of theta."""
     return at_most(max(float(measured) - ROUNDING, 0.0), bound, words)
 
 
 def all_subsets(entries: int) -> Float[Tensor, "subsets entries"]:
-    """Every subset as a row of zeros and ones."""
+    """All subsets as rows of zeros and ones."""
     return ((torch.arange(2**entries).unsqueeze(-1) >> torch.arange(entries)) & 1).double()
 
 
@@ -52,7 +52,9 @@ def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> F
     as_printed=True,
 )
 def softmax_norm(draw: Draw) -> Trial:
-    """max over sign vectors s of |J s|_1 = theta(p)/tau, for rows of up to 10 entries, absolutely."""
+    """max over sign vectors s of |J s|_1 = theta(p)/tau, for rows of up to 10 entries, with an
+    absolute tolerance.
+    """
     p, tau = random_row(draw, 10), draw.uniform(0.2, 3.0)
     measured = ((2 * all_subsets(len(p)) - 1) @ softmax_jacobian(p, tau)).abs().sum(-1).amax()
     return equal(measured, float(balanced_mass(p).upper) / tau, "|J|_{inf->1} over all sign vectors against theta/tau", 1.0)
@@ -80,8 +82,8 @@ def partition(draw: Draw) -> Trial:
     share=0.5,
 )
 def bracket(draw: Draw) -> Trial:
-    """By how much theta, which meeting in the middle of the whole row finds, lies outside its
-    bracket, as a ratio against 1.
+    """Ratio of theta, from meeting in the middle of the whole row, to the bracket; at most 1
+    inside.
     """
     p = random_row(draw, 36, 31)
     mass, theta = balanced_mass(p, tolerance=1e-6), 1 - float(smallest_difference(p.unsqueeze(0))) ** 2
@@ -115,9 +117,8 @@ def long_rows(draw: Draw, printed: bool) -> Trials:
 
 
 def greedy_prefix(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
-    """4 c (1 - c), c the sum of the largest entries that is nearest to 1/2 (Emadi, E.2).
-
-    Said there to equal theta for up to 16 entries; it is only a lower bound.
+    """4 c (1 - c), c the sum of the largest entries that is nearest to 1/2 (Emadi, E.2). The paper
+    equates it with theta for up to 16 entries, but it is only a lower bound.
     """
     sums = p.sort(-1, descending=True).values.cumsum(-1)
     return (4 * sums * (1 - sums)).amax(-1)

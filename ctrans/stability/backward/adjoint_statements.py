@@ -1,4 +1,4 @@
-"""Section 7: how far gradients can grow on their way back."""
+"""Section 7: bounds on the growth of gradients in the backward pass."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobi
     0.25,
 )
 def adjoint_growth(draw: Draw) -> Trials:
-    """|P_i| against the product from i on, L_f the dense spectral norm of the map's Jacobian where
-    it acts.
+    """|P_i| against the product from i on, L_f the dense spectral norm of the map's Jacobian at its
+    input.
     """
     made = random_model(draw, draw.choice(("peri", "output")), width=4, ffn_width=6, depth=2)
     found = costate(made, random_text(draw, 1, 3), random_text(draw, 1, 3))
@@ -38,8 +38,8 @@ def adjoint_growth(draw: Draw) -> Trials:
 
 
 def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
-    """Of each sublayer h g_out L_f g_in/sigma_out, and sigma_in, the least of the tokens' (1
-    without an input norm).
+    """h g_out L_f g_in/sigma_out of each sublayer, and sigma_in, the least over tokens (1 without
+    an input norm).
     """
     slopes = []
     for sublayer, slope, x in zip(made.depth.sublayers, made.depth.lengths, found.states, strict=False):
@@ -60,7 +60,7 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
     "sigma_out bounded below and sigma_in >= s + b k, k = 0 .. D-1: the product is at most (1 + c/s)(1 + b (D-1)/s)^(c/b)",
     1e-9,
     0.5,
-    printed=Printed("the product is polynomial in depth however sigma_in behaves", 1e-9, 0.02),
+    printed=Printed("the product is polynomial in depth for any sigma_in", 1e-9, 0.02),
 )
 def power_law(draw: Draw, printed: bool) -> Trials:
     """prod_k (1 + c/(s + b k)), k = 0 to D - 1, against (1 + c/s)(1 + b (D-1)/s)^(c/b): numbers up

@@ -1,4 +1,4 @@
-"""Section 7: the Jacobians through which gradients pass."""
+"""Section 7: the Jacobians that gradients pass through."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ctrans.walk import states_of
 from solvers.segment import Map
 
 SLOPE = 0.02
-"""How far a measured slope may be from theory's."""
+"""Largest difference between a measured slope and theory's."""
 
 
 def _slope(draw: Draw, placements: tuple[str, ...], expected: float) -> Trial:
@@ -43,7 +43,9 @@ def _slope(draw: Draw, placements: tuple[str, ...], expected: float) -> Trial:
     as_printed=True,
 )
 def pre_slope(draw: Draw) -> Trial:
-    """|s - 1| of S ~ c^s under pre or none with W, V, both or W2 scaled by c = 1 to 1000, eps = 0."""
+    """Error |s - 1| of S ~ c^s under pre or none with W, V, both or W2 scaled by c = 1 to 1000, eps
+    = 0.
+    """
     return _slope(draw, ("pre", "none"), 1.0)
 
 
@@ -57,7 +59,9 @@ def pre_slope(draw: Draw) -> Trial:
     as_printed=True,
 )
 def peri_slope(draw: Draw) -> Trial:
-    """|s| of S ~ c^s under peri or output with W, V, both or W2 scaled by c = 1 to 1000, eps = 0."""
+    """Error |s| of S ~ c^s under peri or output with W, V, both or W2 scaled by c = 1 to 1000, eps
+    = 0.
+    """
     return _slope(draw, ("peri", "output"), 0.0)
 
 
@@ -68,10 +72,11 @@ def peri_slope(draw: Draw) -> Trial:
     "scaling W1 leaves S only for a positively homogeneous phi without biases (ReLU); for GELU S changes, and stays bounded",
     1e-3,
     0.02,
-    printed=Printed("S is invariant to the size of the activation, however that comes about", 1e-3, 0.02),
+    printed=Printed("S is invariant to the size of the activation, whatever changes it", 1e-3, 0.02),
 )
 def first_weights(draw: Draw, printed: bool) -> Trials:
-    """|s| of S ~ c^s under peri as W1 grows by c = 1 to 1000 (ReLU, no bias); |S(1000 W1)/S(100 W1) - 1| - 0.1 for GELU.
+    """Error |s| of S ~ c^s under peri as W1 grows by c = 1 to 1000 (ReLU, no bias); |S(1000
+    W1)/S(100 W1) - 1| - 0.1 for GELU.
 
     Printed: |S(10 W1)/S(W1) - 1| for GELU.
     """

@@ -40,12 +40,10 @@ INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
     "tied weights": TiedGradients,
     "what tokens read": ReadsAhead,
 }
-"""What measures a model, by what it looks at. Figures are readings by quantity, of the quantities
-that the class `offers`.
-"""
+"""Instruments by name. Each has readings of the quantities that its class `offers`."""
 
 MOST_SIMILAR, WORST_EXCESS = 0.99, 1.0
-"""Limits that the screening has too: of the mean cosine of two tokens, and of the loss above
+"""Limits that the screening shares: of the mean cosine of two tokens, and of the loss above
 guessing in nats.
 """
 LOSS_EXCESS = (
@@ -81,7 +79,7 @@ CHECKS = Checks(
             "entries of a state, a costate dL/dX or a weight that are inf or nan",
             "broken",
             "no such entry is allowed",
-            "Everything after this place is inf or nan too, and no gradient comes back.",
+            "All later states are inf or nan too, and gradients are not finite.",
             "Use a wider dtype, add less per sublayer (--dt below 1), or use smaller weights. If a weight itself is not finite, go "
             "back to an earlier checkpoint.",
             high=0.0,
@@ -92,11 +90,11 @@ CHECKS = Checks(
             "change by a later token",
             "relative change of an earlier token's state when only the last token changes, over the root of the states' precision",
             "broken",
-            f"a model must not read the tokens that it predicts; that the root of the precision is more than rounding is {OURS}",
+            f"a model must not read the tokens that it predicts; the limit, the root of the precision, is {OURS}",
             "Tokens read the tokens that they have to predict. The loss falls, and does not show how well the model writes.",
             "Mask later tokens (is_causal=True, or a mask of -inf above the diagonal). Do nothing if the model fills in hidden tokens: "
             "choose that loss instead (--loss mlm).",
-            requires="targets that are the tokens that follow",
+            requires="targets that are the next tokens",
             high=1.0,
             near=None,
         ),
@@ -157,8 +155,8 @@ CHECKS = Checks(
             "largest entry of a matrix",
             "largest |w| of a matrix",
             "serious",
-            f"a matrix of zeros computes nothing; that 1e-30 counts as 0 is {OURS}",
-            "What the matrix reads is lost. If both matrices of a product are 0, neither gets a gradient.",
+            f"a matrix of zeros computes nothing; the limit 1e-30 is {OURS}",
+            "The matrix's input has no effect. If both matrices of a product are 0, neither gets a gradient.",
             "Draw it again and train on, or remove the part. Do nothing for last maps of blocks and for adapters, which trainings start "
             "at 0 on purpose, and for a head: their own gradient is not 0.",
             requires="matrices, all in memory",
@@ -177,7 +175,7 @@ CHECKS = Checks(
             "heads whose queries, keys, values or outputs are all 0",
             "serious",
             "no such head is allowed",
-            "Without queries or keys a head reads all tokens alike. Without values or outputs it adds nothing.",
+            "Without queries or keys a head gives all tokens equal weight. Without values or outputs it adds nothing.",
             "Draw that head's weights again and train on, or prune it. Do nothing if heads were pruned on purpose.",
             requires="attention that exposes its heads",
             high=0.0,
@@ -188,18 +186,18 @@ CHECKS = Checks(
             "largest |gamma_i| of a norm over its median |gamma_i|",
             "note",
             f"{OURS}: gains of trained models stay within 20 times the median, except for channels of massive activations",
-            "One channel outweighs all others in what the sublayer reads, or in what it adds.",
+            "One channel dominates the sublayer's input or output.",
             "Check whether the channel is intended. Otherwise set the gain to the norm's median, or let gains decay.",
             requires="a norm inside the blocks",
             high=50.0,
         ),
         "eps dominates the norm": Check(
             "eps over mean square",
-            "eps over mean((C x)^2), x what a norm divides by its size, median over tokens",
+            "eps over mean((C x)^2), x the norm's input, median over tokens",
             "serious",
             f"{OURS}: at 1, eps is half of what the norm divides by",
             "The norm hardly normalises: small states stay small.",
-            "Use a smaller eps, or make larger what the norm divides: the embedding, or before an output norm the weights of its map.",
+            "Use a smaller eps, or a larger norm input: a larger embedding, or before an output norm larger weights of its map.",
             requires="a norm with an eps",
             high=1.0,
         ),
@@ -209,7 +207,7 @@ CHECKS = Checks(
             "serious",
             f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3",
             "The state is its embedding from start to end. What attention and FFN add is negligible next to it.",
-            "Scale the embedding down, or what multiplies it, or put a norm behind it.",
+            "Scale the embedding or its multiplier down, or put a norm behind it.",
             requires="finite states that are not 0",
             low=1.0,
         ),
@@ -218,8 +216,8 @@ CHECKS = Checks(
             "share of X_0's variance that is between sequences at the same position",
             "serious",
             f"{OURS}: tables of trained models have 10% to 99%",
-            "Tokens at one position look alike whatever the text is, so the blocks see positions and almost no text.",
-            "Scale the position table down, or what multiplies the token embedding up.",
+            "Tokens at one position are nearly equal in every text, so the blocks read positions and almost no text.",
+            "Scale the position table down, or the token embedding's multiplier up.",
             requires="two sequences that differ",
             low=1e-3,
         ),
@@ -247,8 +245,8 @@ CHECKS = Checks(
             "sensitivity",
             _JACOBIAN,
             "serious",
-            f"a velocity that depends on nothing; that 1e-12 counts as 0 is {OURS}",
-            "The sublayer adds the same for every text: its units are all off, or its weights are 0. No gradient passes.",
+            f"the velocity does not depend on the state; the limit 1e-12 is {OURS}",
+            "The sublayer adds the same vector for every text: all its units are off, or its weights are 0. No gradient passes.",
             "Check its offsets and the gain before it. Draw its weights again and train on, or remove it.",
             requires="a Jacobian of each sublayer",
             low=1e-12,
@@ -260,7 +258,7 @@ CHECKS = Checks(
             f"{_JACOBIAN}: the growth of a small change of the state in one step",
             "serious",
             OURS,
-            "Small changes of the state, rounding included, grow by that factor. So do gradients on their way back.",
+            "Small changes of the state, including rounding, grow by that factor. Gradients grow by it in the backward pass.",
             "Fix dead gains first, which cause it behind a norm around the state. Otherwise enlarge the embedding or eps where a norm "
             "divides by a small state, add less per sublayer (--dt), shrink the weights of that sublayer, or clip gradients.",
             requires="a Jacobian of each sublayer",
@@ -315,7 +313,7 @@ CHECKS = Checks(
             "note",
             OURS,
             "The model would give the same output without this block.",
-            "Prune it. If a training starts so: larger initial weights, more per sublayer (--dt), or a longer warm-up.",
+            "Prune it. At the start of a training: use larger initial weights, add more per sublayer (--dt), or use a longer warm-up.",
             requires="finite states",
             low=1e-4,
         ),
@@ -324,7 +322,7 @@ CHECKS = Checks(
             "the given weight decay over dt lam*, the penalty of all matrices below which the best velocity is infinite on this text",
             "note",
             f"{OURS}: a factor of 10. dt lam* is exact for attention's values and outputs, and found by ascent for an FFN",
-            "This is no fault: most models are trained so. A decay of this size does not bound the weights in the control problem: "
+            "This is no fault: most models are trained this way. A decay of this size does not bound the weights in the control problem: "
             "larger weights gain more than the decay costs.",
             "Use a norm behind each sublayer (--placement peri or output) with decay on its gains, a kinetic cost, or a larger decay. "
             "AdamW's decoupled decay is no penalty in the loss, so take this as an order of magnitude.",
@@ -336,7 +334,7 @@ CHECKS = Checks(
             "output gain",
             "root mean square of an output norm's gains, which start at 1",
             "serious",
-            f"{OURS}: ten times where they start",
+            f"{OURS}: ten times their initial value",
             "Velocities and H grow in proportion to these gains, so the output norm does not bound them.",
             "Let gains decay (ctrans train --decay-gains), or bound them.",
             requires="a norm behind attention or FFN",
@@ -359,7 +357,7 @@ CHECKS = Checks(
             LOSS_EXCESS,
             "serious",
             f"{OURS}, as in ctrans screen",
-            "The model is sure of wrong tokens. A training has to unlearn that first, with large gradients.",
+            "The model gives wrong tokens a high probability. A training must first unlearn that, with large gradients.",
             GUESSING,
             requires="a cross-entropy of logits",
             high=WORST_EXCESS,
@@ -393,4 +391,4 @@ CHECKS = Checks(
         "tied weights that fight": "tied gradients oppose",
     },
 )
-"""By name. Within a severity, the one farthest outside of its limits comes first."""
+"""The checks by name. Within a severity, the finding farthest outside its limits comes first."""

@@ -1,4 +1,4 @@
-"""Section 3: the order of the projected step, and what the dynamics conserve."""
+"""Section 3: the order of the projected step, and conserved quantities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ STEP_COUNTS = (50, 100, 200)
 
 
 def _projected_errors(draw: Draw, plain: bool, unit: bool = False) -> list[float]:
-    """|X_M - X(1)| of M steps of an FFN field, each projected by the retraction or the plain norm, against the projected ODE.
+    """Errors |X_M - X(1)| of M steps of an FFN field, each projected by the retraction or the plain
+    norm, against the projected ODE.
 
     The norm is LayerNorm with learned gains and offsets, or with gain 1 and offset 0.
     """
@@ -62,7 +63,8 @@ def retraction_converges(draw: Draw) -> Trial:
     printed=Printed("the Post-LN step is the discretisation of the projected ODE", 0.15, 0.02),
 )
 def plain_step(draw: Draw, printed: bool) -> Trials:
-    """|p - 1| of N(X + dt f(X)) at gamma = 1, beta = 0; with learned ones the error at 200 steps is >= half that at 50.
+    """Error |p - 1| of N(X + dt f(X)) at gamma = 1, beta = 0; with learned ones the error at 200
+    steps is >= half that at 50.
 
     Printed: |p - 1| with learned gain and offset.
     """
@@ -70,7 +72,7 @@ def plain_step(draw: Draw, printed: bool) -> Trials:
         return _order_of(_projected_errors(draw, plain=True), "N itself, learned gain and offset")
     unit = _order_of(_projected_errors(draw, plain=True, unit=True), "N itself, gain 1 and offset 0")
     errors = _projected_errors(draw, plain=True)
-    return [unit, at_most(0.5 * errors[0], errors[-1], "N with learned gain and offset keeps half its error at least")]
+    return [unit, at_most(0.5 * errors[0], errors[-1], "N with learned gain and offset keeps at least half its error")]
 
 
 @statement(

@@ -1,4 +1,4 @@
-"""Section 6: how large hidden states can become in depth."""
+"""Section 6: bounds on the growth of hidden states in depth."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def variance_as_printed(draw: Draw) -> Trial:
 
 @statement("theorem-4-attained", 6, "ctrans", "a constant velocity of signs attains the sharper bound on the mean", 1e-12, 0.1)
 def sharper_is_attained(draw: Draw) -> Trial:
-    """A constant velocity of signs: every step adds dt to every entry."""
+    """A constant velocity of signs: each step adds dt to the size of each entry."""
     made = random_model(draw, "peri", spread=0, norm="rmsnorm", eps=0.0)
     for sublayer in made.depth.sublayers:
         sublayer.field.output_projection.weight.zero_()
@@ -218,7 +218,7 @@ def linear_growth(draw: Draw, printed: bool) -> Trials:
     0,
 )
 def growing_weights(draw: Draw) -> Trial:
-    """Last maps that grow by 1.4 a sublayer."""
+    """A model whose last maps grow by a factor of 1.4 per sublayer."""
     made = smooth_model(draw, 16)
     for k, sublayer in enumerate(made.depth.sublayers):
         scale_linear(sublayer.field.output_projection, 1.4**k)
@@ -265,7 +265,7 @@ def attention_rows(draw: Draw, printed: bool) -> Trials:
     "ffn-bound", 6, "ctrans, on Kan, appendix G", "FFN with abs(phi(z)) <= abs(z): |f(x)| <= |W_2|(|W_1||x| + |b_1|) + |b_2|"
 )
 def feed_forward(draw: Draw) -> Trial:
-    """|f(x)| <= |W_2||W_1||x| without biases, with them their terms."""
+    """|f(x)| <= |W_2||W_1||x| without biases, plus the terms of biases."""
     made = random_model(draw, "none", bias=draw.flag())
     ffn = made.depth.sublayers[1].field
     x = draw.log_uniform(-2, 2) * draw.normal(4, made.config.width)
@@ -305,7 +305,7 @@ def scaled_growth(draw: Draw) -> Trial:
     0.2,
 )
 def mean_stream(draw: Draw) -> Trial:
-    """The streams' mean after a step of the model is their mean before plus dt mean(b) v."""
+    """After a step of the model the streams' mean is their mean before plus dt mean(b) v."""
     made = random_model(draw, draw.choice(("pre", "peri", "none")), residual="mhc")
     sublayer, streams = draw.choice(made.depth.sublayers), made.config.state_streams
     assert isinstance(sublayer.residual, Streams), "it was asked for"

@@ -1,4 +1,4 @@
-"""Section 10: what holds at initialisation (Xiong; Kim). Confidence intervals over seeds test
+"""Section 10: statements about initial weights (Xiong; Kim). Confidence intervals over seeds test
 expectations.
 """
 
@@ -37,7 +37,7 @@ def relu_half(draw: Draw) -> Trial:
 
 
 def _growth_case(growth: HiddenGrowth, words: str) -> list[Trial]:
-    """How far the intervals over the seeds lie outside their ranges."""
+    """Distance of the intervals over the seeds from their ranges."""
     places = zip(growth.measured, growth.low, growth.high, strict=True)
     return [
         Trial(m.outside(low, high), f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]")
@@ -109,7 +109,9 @@ def every_initialisation(draw: Draw, printed: bool) -> Trials:
 
 
 def _gradient_slope(placement: str) -> Trial:
-    """|dL/dW_2| of the last FFN against depth: the mean slope over seeds, within 0.1 of theory's."""
+    """Slope of |dL/dW_2| of the last FFN against depth: the mean slope over seeds, within 0.1 of
+    theory's.
+    """
     with torch.enable_grad():
         found = gradient_slope(placement, (8, 16, 32), 10, Setting(width=48, tokens=4))
     expected = SLOPES[placement]
@@ -159,7 +161,8 @@ def peri_gradient(draw: Draw) -> Trial:
     printed=Printed("the same with |a|, |x + a| under LayerNorm", share=0.05),
 )
 def last_layer(draw: Draw, printed: bool) -> Trial:
-    """|dL/dW_2| <= Kim's bound with LayerNorm's centring, at the last FFN of a random model of any placement and gradient.
+    """Bound |dL/dW_2| <= Kim's bound with LayerNorm's centring, at the last FFN of a random model
+    of any placement and gradient.
 
     Printed: without it, for a nearly constant output of the last FFN under peri.
     """
@@ -179,7 +182,7 @@ def last_layer(draw: Draw, printed: bool) -> Trial:
     "initial-variances",
     10,
     "Kim, section 4; Xiong; DeepNet; Emadi",
-    "0.02, Xavier, He, LeCun, 10/d, 1/(10 d) and their rules by depth are what is drawn",
+    "drawn weights have the deviations of 0.02, Xavier, He, LeCun, 10/d, 1/(10 d) and their rules by depth",
     0.0,
     0.05,
     as_printed=True,

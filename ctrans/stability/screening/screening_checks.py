@@ -1,15 +1,19 @@
 """The quantities that `ctrans screen` measures, and their checks.
 
-A quantity is *gauge-free* if weights that make the same function give the same number. Five
-scalings of weights leave a Transformer as it is: the last map times c before an output norm; an
-input norm's gain times c with the matrix behind it divided by c; W_V times c and W_O divided by c;
-W_Q times c and W_K divided by c; W_1 times c and W_2 divided by c for ReLU. They are exact where a
-norm's eps is 0 or scaled along, and otherwise as good as eps is small. An optimiser sees these
-scalings, so a quantity of an optimiser's step cannot be gauge-free, and says so.
+A quantity is *gauge-free* if all weights of the same function give the same figure. Five scalings
+of weights do not change a Transformer:
 
-The limits are a choice, set while looking at the seven placements at initialisation: wide, and not
-yet tested against training runs. Inside of them a screening does not say which of two models is
-better.
+- the last map times c before an output norm
+- an input norm's gain times c, the next matrix divided by c
+- W_V times c, W_O divided by c
+- W_Q times c, W_K divided by c
+- for ReLU, W_1 times c, W_2 divided by c
+
+They are exact if a norm's eps is 0 or scaled too, and approximate for small eps. An optimiser's
+step depends on them, so quantities of it are not gauge-free.
+
+The limits are our choice, from the seven placements at initialisation. They are wide and not tested
+against training runs. A screening does not rank models inside the limits.
 """
 
 from __future__ import annotations
@@ -24,21 +28,21 @@ from ctrans.stability.diagnosis.diagnostic_checks import COLLAPSED, GUESSING, LO
 from ctrans.stability.diagnosis.forward_instruments import LEAST_ENTROPY
 
 MOST_DECIMALS = 1000.0
-"""From here on three digits show more than decimals."""
+"""From this size on, a value has three digits instead of fixed decimals."""
 STEP = (
-    "a step is taken in the weights: with W times c the gradient is 1/c times what it was, so that SGD moves the function by 1/c^2 and "
-    "Adam by 1/c of what it did"
+    "a step is taken in the weights: with W times c the gradient is divided by c, so SGD's step moves the function by 1/c^2 and "
+    "Adam's by 1/c as much"
 )
 _CURVATURE = f"curvature is a second derivative by the weights, and {STEP}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """What a number is, as a formula in words, and how to show it.
+    """A measured figure: its formula in words, and its format.
 
-    - `gauge`: empty for a gauge-free quantity; otherwise why it is not
-    - `decimals`: how many are shown, for exponents and the like; all else has three digits
-    - `share`: whether it is shown in per cent
+    - `gauge`: empty for a gauge-free quantity, else the reason why it is not
+    - `decimals`: number of decimals, for exponents and similar figures; None for three digits
+    - `share`: whether to show it in per cent
     """
 
     description: str
@@ -47,7 +51,7 @@ class Quantity:
     share: bool = False
 
     def shown(self, value: float, error: float | None = None) -> str:
-        """The value for a table, with its error where one is given."""
+        """The value as text, with its error if given."""
         if math.isnan(value):
             return "unknown"
         if self.share:
@@ -59,8 +63,8 @@ class Quantity:
 
 @dataclasses.dataclass(frozen=True)
 class ScreeningStep:
-    """A step of the screening: its question, the plan of instruments that answers it, and the
-    quantities that it offers by name.
+    """A step of the screening: its question, the function that plans its instruments, and its
+    quantities by name.
     """
 
     question: str
@@ -69,8 +73,8 @@ class ScreeningStep:
 
 
 STEPS: dict[str, ScreeningStep] = {}
-"""The steps by name, in their order. `ctrans.stability.screening.screen` enters those of ctrans; a
-new step is one entry.
+"""The steps by name, in order. `ctrans.stability.screening.screen` adds those of ctrans. A new step
+is one entry.
 """
 
 STEP_QUANTITIES: dict[str, dict[str, Quantity]] = {
@@ -137,9 +141,9 @@ STEP_QUANTITIES: dict[str, dict[str, Quantity]] = {
         ),
     },
 }
-"""By step, in the order in which it reports them."""
+"""Quantities by step, in the order of the report."""
 QUANTITIES = {name: quantity for each in STEP_QUANTITIES.values() for name, quantity in each.items()}
-"""The same by name."""
+"""Quantities by name."""
 
 _LESS = "add less per sublayer (--dt below 1)"
 _SMALLER = "Use smaller initial weights"
@@ -155,8 +159,8 @@ _FORGETS = (
     f"{_SCALED} More of the state then passes. Or use fewer blocks.",
 )
 _OUTRUNS = (
-    "If the weights grow, this figure grows faster than they do. It is no fault of the weights as they are: any stack of sublayers "
-    "without norms does so.",
+    "If the weights grow, this figure grows faster than they do. It is no fault of the current weights: any stack of sublayers "
+    "without norms behaves this way.",
     "Add a norm before or behind each sublayer. Without one only weight decay limits the growth.",
 )
 _IDLE_STEP = (
@@ -183,7 +187,7 @@ def _rule(
 
 
 def offered(check: Check) -> bool:
-    """Whether a step of the screening offers the check's quantity."""
+    """Whether a step of the screening measures the check's quantity."""
     return any(check.quantity in step.quantities for step in STEPS.values())
 
 
@@ -285,7 +289,7 @@ CHECKS = Checks(
     },
     offered,
 )
-"""By name; `verdict` is the word for it in the verdict of its quantity's step."""
+"""The checks by name; `verdict` is the step's verdict in a word."""
 
 
 def measured() -> dict[str, Quantity]:
@@ -294,8 +298,8 @@ def measured() -> dict[str, Quantity]:
 
 
 def limits_of(quantity: str) -> dict[str, Any]:
-    """Its limits on both sides, None where there is none, with the verdicts beyond them and the
-    page's mark for these.
+    """The limits of a quantity (None for no limit), the verdicts beyond them, and the page's mark
+    for a finding.
     """
     found: dict[str, Any] = {"low": None, "below": "", "high": None, "above": "", "mark": "bad"}
     for check in CHECKS.values():
@@ -307,7 +311,7 @@ def limits_of(quantity: str) -> dict[str, Any]:
 
 
 def flags(quantities: Mapping[str, float]) -> dict[str, str]:
-    """What lies outside of its limits, by quantity, with the verdict."""
+    """The verdicts of the quantities outside their limits."""
     return {
         name: check.verdict
         for name, value in quantities.items()
@@ -317,12 +321,12 @@ def flags(quantities: Mapping[str, float]) -> dict[str, str]:
 
 
 def judged(quantities: Mapping[str, float], otherwise: str) -> str:
-    """A step's verdict: that of the first quantity outside of its limits, or the other word."""
+    """A step's verdict: that of the first quantity outside its limits, else `otherwise`."""
     return next(iter(flags(quantities).values()), otherwise)
 
 
 def findings_of(quantities: Mapping[str, Mapping[str, float]]) -> list[Finding]:
-    """The findings of all steps' quantities, by step and name."""
+    """The findings of all quantities, given by step and name."""
     known = measured()
     readings = {
         name: [Reading(value, f"step {step}", f"{name} = {known[name].shown(value)}")]

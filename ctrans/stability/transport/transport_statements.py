@@ -1,6 +1,4 @@
-"""Section 8: how far uncertainty in the inputs travels, in Wasserstein distance, and rates in the
-data's dimension.
-"""
+"""Section 8: transport of uncertainty in Wasserstein distance, and rates in the data's dimension."""
 
 from __future__ import annotations
 
@@ -62,8 +60,8 @@ def dyadic(draw: Draw) -> Trial:
     printed=Printed("r(N) ~ N^(-1/(nd))", 0.25, 0.01),
 )
 def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
-    """The slope of log W_1 against log N of points of a k-cube in m dimensions: how far from -1/k,
-    and from that of m = k.
+    """The slope of log W_1 against log N of points of a k-cube in m dimensions: its distance from
+    -1/k, and from the slope of m = k.
 
     Printed: the same slope of a 3-cube in 64 dimensions against -1/64.
     """
@@ -80,8 +78,8 @@ def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
 
 
 def _slope(draw: Draw, dimensions: int, ambient: int, pairs: int = 2) -> float:
-    """Between 32 and 512 points, from the mean of so many pairs of 512, and 16 times as many of 32;
-    the same points for any ambient.
+    """The slope between 32 and 512 points, from the mean over pairs of samples of 512, and 16 times
+    as many of 32; the points do not depend on the ambient dimension.
     """
     frame, means = torch.linalg.qr(Draw(ambient).normal(ambient, dimensions)).Q, {}
     for count in (32, 512):
@@ -103,7 +101,7 @@ class Sign(nn.Module):
 
 def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
     """Two fields X -> s (w.X) behind RMSNorm, s = (1, -1, 1, ...), and inputs on either side of w.X
-    = 0: they part at full speed.
+    = 0, which separate at full speed.
     """
     s = torch.tensor([1.0, -1.0] * (d // 2), dtype=torch.float64)
     w = draw.normal(d)
@@ -123,7 +121,8 @@ def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
     printed=Printed("W_p(mu_D, nu_D) <= 2^((p-1)/p) (C W_p(mu_0, nu_0) + 4 dt D sqrt(nd) g_max), at p = 1 too", share=0.05),
 )
 def theorem_6(draw: Draw, printed: bool) -> Trials:
-    """Never exceeded, for any placement with a bound, any samples, p = 1 and 2.
+    """W_p of the ends is at most the bound, for any placement with a bound, any samples, p = 1 and
+    2.
 
     Printed: W_1 of the ends <= W_1 of the inputs + 4 dt D sqrt(nd) g_max, for the diverging fields
     at n = 1, d = 8, D = 1.
@@ -167,12 +166,12 @@ def theorem_6_attained(draw: Draw) -> Trials:
     "wasserstein",
     8,
     "ctrans",
-    "between equally many samples W_p is an assignment problem: the linear programme over all plans does no better",
+    "between equal numbers of samples W_p is an assignment problem: the linear programme over all plans has the same optimum",
     1e-9,
     0.25,
 )
 def assignment(draw: Draw) -> Trial:
-    """Against the linear programme over all plans."""
+    """W_p by assignment against the linear programme over all plans."""
     count, p = 1 + draw.integer(7), 1 + draw.integer(2)
     a, b = draw.normal(2, count, 3)
     cost = ((a.unsqueeze(1) - b.unsqueeze(0)).abs() ** p).sum(-1).numpy()
@@ -191,7 +190,7 @@ def assignment(draw: Draw) -> Trial:
     printed=Printed("the radius tells how well N samples represent the data (halving it, to say the least)", 0.0, 0),
 )
 def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
-    """N^(-1/(nd)) for 10^12 samples of 64 tokens of width 128: what is left of the radius of one.
+    """N^(-1/(nd)) for 10^12 samples of 64 tokens of width 128: relative to the radius of one.
 
     Printed: at most 1/2 of it.
     """
