@@ -61,7 +61,7 @@ def _levels(made: GPT) -> tuple[float, float]:
     "theorem-4-mean",
     6,
     "Kan, theorem 4, eq. 11",
-    "MA(X_D) <= MA(X_0) + dt sum_k (g_k + b_k), and |X_D|/sqrt(nd) likewise",
+    "MA(X_D) <= MA(X_0) + dt sum_k (g_k + b_k), and the same holds for |X_D|/sqrt(nd)",
     printed=Printed("MA(X_D) <= |X_0|/sqrt(nd) + 2 D dt (g_max + b_max)"),
 )
 def mean(draw: Draw, printed: bool) -> Trials:
