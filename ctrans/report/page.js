@@ -59,8 +59,10 @@
     const raw = shown.map((line) => at.map((x) => { const i = line.x.indexOf(x); return i < 0 ? null : line.y[i]; }));
     const least = Math.log10(Math.min(...raw.flat().filter((v) => v > 0)));  // 0 is as dark as the least
     const z = raw.map((row) => row.map((v) => (v === null ? null : log ? (v > 0 ? Math.log10(v) : Number.isFinite(least) ? least : null) : v)));
+    const [low, high] = range(raw, log).range ?? [0, 1], most = Math.max(-low, high);
+    const [zmin, zmax] = !log && raw.flat().some((v) => v < 0) ? [-most, most] : [low, high];  // signed: the middle colour is 0
     return [{
-      type: "heatmap", x: at, y: shown.map((line) => text(line.model)), z, customdata: raw, colorscale: "Cividis",
+      type: "heatmap", zmin, zmax, x: at, y: shown.map((line) => text(line.model)), z, customdata: raw, colorscale: "Cividis",
       colorbar: { title: { text: (log ? "log10 of " : "") + text(chart.y), side: "right" }, thickness: 12 },
       hovertemplate: `%{y}<br>${text(chart.x)} %{x}<br>%{customdata:.4g}<extra></extra>`,
     }];

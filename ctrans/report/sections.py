@@ -126,6 +126,11 @@ class Plot:
     over: str = "Moment"
     events: Sequence[tuple[float, str]] = ()
 
+    @property
+    def signed(self) -> bool:
+        """Whether some figure is below 0, so that a logarithmic axis cannot show it."""
+        return any(value < 0 for line in self.lines for value in line.y if value is not None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Words:

@@ -33,7 +33,10 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     verbose = run("hjb-check", *SMALL, "--norm", "layernorm", "--verbose", "--out", tmp_path).stdout
     assert "degenerate" in verbose
     assert "peri, output: f_j = beta + gamma * u_j, |u_j|^2 = 16, 1'u_j = 0" in verbose
-    assert len(result.stdout.splitlines()) <= 40
+    assert "Hamiltonian is infinite" in verbose
+    assert {each["check"] for each in kept["findings"]} == {"Hamiltonian is infinite"}
+    assert "Evidence that disagrees" not in result.stdout + verbose, "notes are no evidence against a verdict"
+    assert len(result.stdout.splitlines()) <= 30
     assert result.stderr == ""
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
     assert "…" not in result.stdout
@@ -106,6 +109,7 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     assert "KKT conditions (found: to 1)" in result.stderr
     assert "compare another --seed" in result.stderr.splitlines()[-1]
     assert "gains?" in result.stdout
+    assert "Evidence that disagrees" in result.stdout
     assert result.stdout.startswith("The numerical evidence disagrees with the verdict for peri.")
     assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]["peri"]["agrees"] is False
 

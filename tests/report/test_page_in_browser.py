@@ -84,6 +84,17 @@ def test_every_picture_is_drawn_at_every_width_light_and_dark(name, width, schem
     assert contrast(ink, paper) > 7
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_axe_finds_no_serious_fault_of_accessibility(name, scheme, kept, opened):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe here: pip install 'ctrans[test]'")
+    page = opened(page_of({name: kept[name]}), 1200, scheme)
+    page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    page.wait_for_timeout(200)
+    found = axe.Axe().run(page).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")] == []
+
+
 def contrast(*colours):
     """WCAG's ratio of relative luminances."""
 

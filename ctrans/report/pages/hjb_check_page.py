@@ -30,49 +30,48 @@ CheckJSON = Mapping[str, Any]
 FREE = {"well-posed": "nothing", "well-posed for bounded gains": "gains", "degenerate": "weights", "open": "unknown"}
 """What has to be bounded or penalised so that H is finite, by verdict."""
 NEEDS = (
-    "what must stay bounded, or pay a penalty, so that every layer has a finite best update: nothing, the norms' gains and offsets, or "
-    "the weights. A question mark: the evidence disagrees"
+    "what must be bounded or penalised so that every layer has a finite best update: the norms' gains and offsets, or the weights. A "
+    "question mark: the evidence disagrees"
 )
-COLUMNS = (
+SUMMARY = (
     Column("model"),
     Column("needs a bound, ODE", NEEDS),
     Column("needs a bound, Transformer", NEEDS),
     Column(
         "steepest descent",
-        "the fastest rate at which a layer's output could lower the loss",
+        "loss decrease per unit of depth-time by a layer's best output",
         "H(P) = sup −<P, f>, in closed form",
     ),
-    Column("found by search", "the best rate found without the formula; where it is infinite, within the largest bound tried"),
     Column(
         "penalty needed",
-        "a weight penalty in the training loss above this value makes the rate finite (found-proven)",
+        "the weight penalty above which the rate is finite (found-proven)",
         "dt lam* of lam/2 |W|^2 for every matrix, not AdamW's decoupled decay; at this text, these weights, attention rows, input gains "
         "and biases",
     ),
+)
+EVIDENCE = {
+    "gap": Column("gap", "worst distance of the best velocities that were found from H", "(H − best)/S, S the size of H's terms"),
+    "weights": Column("weight gap", "the same for the best last-layer weights W"),
+    "kkt": Column("KKT", "worst residual of the maximiser's first-order conditions"),
+    "uniqueness": Column("apart", "largest distance between maximisers from different starts"),
+    "exponent": Column("power of R", "exponent with which the value grows, |W| bounded by R", "k of R^k"),
+    "gained": Column("power with gains", "the same with W, gains and offsets bounded by R together", "k of R^k"),
+}
+DETAILS = (
+    Column("model"),
     Column(
         "verdict, ODE",
-        "well-posed: H is finite. For bounded gains: for the norm's gains and offsets as they are; it grows in "
+        "well-posed: H is finite. For bounded gains: H is finite at the norm's present gains and offsets, and grows in "
         "proportion to them. Degenerate: H is infinite. Biases or gains fixed: only if they are not trained",
-        detail=True,
     ),
     Column(
         "verdict, Transformer",
         "the same for the discrete step. No ODE: a norm around the state that is no projection on a surface",
-        detail=True,
     ),
-    Column("segment", "the one with the largest costate, where H was taken", "P = dL/dX", detail=True),
-    Column("Kan's value", "of H, for LayerNorm", detail=True),
-    Column(
-        "gap",
-        "worst distance of the best velocities that were found from H",
-        "(H − best)/S, S the size of H's terms",
-        detail=True,
-    ),
-    Column("weight gap", "the same for the best last-layer weights W", detail=True),
-    Column("KKT", "worst residual of the maximiser's first-order conditions", detail=True),
-    Column("apart", "largest distance between maximisers from different starts", detail=True),
-    Column("power of R", "exponent with which the value grows, |W| bounded by R", "k of R^k", detail=True),
-    Column("power with gains", "the same with W, gains and offsets bounded by R together", "k of R^k", detail=True),
+    Column("segment", "the one with the largest costate, where H was taken", "P = dL/dX"),
+    Column("found by search", "the best rate that gradient ascents found; where it is infinite, within the largest bound tried"),
+    Column("Kan's value", "of H, for LayerNorm"),
+    *EVIDENCE.values(),
 )
 NO_ODE = "no ODE"
 
@@ -90,34 +89,60 @@ def models(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chapters(models: Mapping[str, CheckJSON], result: Mapping[str, Any]) -> list[Chapter]:
-    """The answer with a row for each model, what a decay does, then growth with the weights,
-    figures by depth and sets.
+    """The answer with a row for each placement, growth with the weights, figures by depth, and
+    details by model.
     """
+    rows = _rows(models)
     refused = [Words(f"n/a: {why}") for why in dict.fromkeys((result.get("not_applicable") or {}).values())]
-    notes = [Words(line) for line in _notes(models)]
-    found = [Findings(result["findings"])] if result.get("findings") else []
+    joined = next((each for each in rows.values() if len(each) > 1), [])
+    meaning = f"Two figures are of {', '.join(model['norm'] for model in joined)}." if joined else ""
+    summary = Table("", SUMMARY, [_row(name, each) for name, each in rows.items()], meaning)
+    findings = result.get("findings") or []
+    wrong = [each for each in findings if each["severity"] != "note"]
+    notes = _merged([each for each in findings if each["severity"] == "note"])
     sets = [[cell(name), *_segment(segment)] for name, model in models.items() for segment in model["segments"]]
     columns = [Column("model"), Column("segment"), Column("velocities that the placement allows"), Column("verdict"), Column("H")]
-    summary = Table("", COLUMNS, [_row(name, model) for name, model in models.items()])
     return [
-        Chapter("Verdicts", [_answer(models), summary, *refused, *notes]),
-        Chapter("Findings", found, folded=all(each["severity"] == "note" for each in result["findings"])),
+        Chapter("Verdicts", [_answer(rows), summary, *refused, *map(Words, _notes(models))]),
+        Chapter("Evidence that disagrees", [Findings(wrong)] if wrong else []),
         Chapter("Growth with the weights", _growth(models), picture="hjb-check"),
         Chapter("By depth", _by_depth(models)),
-        Chapter("Velocities that each placement allows", _sets(models), folded=True),
+        Chapter("Infinite or undecided", [Findings(notes)] if notes else [], folded=True),
+        Chapter("Evidence", [Table("", DETAILS, [_details(name, model) for name, model in models.items()])], folded=True),
+        Chapter("Allowed velocities", _sets(models), folded=True),
         Chapter("Segment by segment", [Table("", columns, sets)], folded=True),
         Chapter("The HJB equation in the plane", _plane(result), folded=True),
     ]
 
 
-def _answer(models: Mapping[str, CheckJSON]) -> Answer:
+def _rows(models: Mapping[str, CheckJSON]) -> dict[str, list[CheckJSON]]:
+    """The models of each row: those that differ only in their norm and have the same verdicts."""
+    groups: dict[str, dict[str, CheckJSON]] = {}
+    for name, model in models.items():
+        groups.setdefault(_short(name, model), {})[name] = model
+    rows: dict[str, list[CheckJSON]] = {}
+    for short, group in groups.items():
+        alike = len({(each["verdict"], each["step_verdict"], each["agrees"], *each["held"]) for each in group.values()}) == 1
+        rows |= {short: list(group.values())} if alike else {name: [model] for name, model in group.items()}
+    return rows
+
+
+def _merged(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The findings of one check as one, with the places of all."""
+    merged: dict[str, list[Mapping[str, Any]]] = {}
+    for each in findings:
+        merged.setdefault(each["check"], []).append(each)
+    return [{**all_[0], "places": [place for each in all_ for place in each["places"] or [each]]} for all_ in merged.values()]
+
+
+def _answer(rows: Mapping[str, Sequence[CheckJSON]]) -> Answer:
     """Which models have a finite best update, and what the others need."""
-    wrong = [name for name, model in models.items() if not model["agrees"]]
+    wrong = [name for name, (model, *_) in rows.items() if not model["agrees"]]
     if wrong:
         return Answer(f"The numerical evidence disagrees with the verdict for {', '.join(wrong)}.", "bad")
-    groups: dict[str, dict[str, None]] = {}
-    for name, model in models.items():
-        groups.setdefault(_free(model, model["step_verdict"]), {})[_short(name, model)] = None
+    groups: dict[str, list[str]] = {}
+    for name, (model, *_) in rows.items():
+        groups.setdefault(_free(model, model["step_verdict"]), []).append(name)
     says = {
         "nothing": "every layer of {} has a finite best update",
         "gains": "every layer of {} has a finite best update while the norms' gains stay bounded",
@@ -130,11 +155,11 @@ def _answer(models: Mapping[str, CheckJSON]) -> Answer:
         for need, names in sorted(groups.items(), key=lambda each: list(says).index(each[0]) if each[0] in says else 0)
     ]
     text = "; ".join(parts)
-    return Answer(f"{text[0].upper()}{text[1:]}.", "good")
+    return Answer(f"{text[0].upper()}{text[1:]}. Numerical searches agree.", "good")
 
 
 def _short(name: str, model: CheckJSON) -> str:
-    return name.removeprefix(f"{model['norm']}, ")
+    return name.replace(f"{model['norm']}, ", "", 1)
 
 
 def _free(model: CheckJSON, verdict: str) -> str:
@@ -143,29 +168,50 @@ def _free(model: CheckJSON, verdict: str) -> str:
     return FREE.get(verdict, f"{held} fixed")
 
 
-def _row(name: str, model: CheckJSON) -> list[Cell]:
-    largest = next(s for s in model["segments"] if s["segment"] == model["largest"])
-    evidence = model["evidence"] or {}
-    has_ode = all(segment["ode"] for segment in model["segments"])
-    doubt = "" if model["agrees"] else "?"
+def _largest(model: CheckJSON) -> Mapping[str, Any]:
+    """The segment with the largest costate."""
+    found: Mapping[str, Any] = next(s for s in model["segments"] if s["segment"] == model["largest"])
+    return found
+
+
+def _has_ode(model: CheckJSON) -> bool:
+    return all(segment["ode"] for segment in model["segments"])
+
+
+def _row(name: str, models: Sequence[CheckJSON]) -> list[Cell]:
+    """The verdict that the models share, and the figures of each."""
+    first = models[0]
+    doubt = "" if first["agrees"] else "?"
     mark: Mark = "bad" if doubt else ""
+    figures = [[_supremum(_largest(model)), Cell(penalty(model["training_threshold"]))] for model in models]
+    return [
+        cell(name),
+        Cell(_free(first, first["verdict"]) + doubt if _has_ode(first) else NO_ODE, mark=mark),
+        Cell(_free(first, first["step_verdict"]) + doubt, mark=mark),
+        *(_joined(each) for each in zip(*figures, strict=True)),
+    ]
+
+
+def _joined(cells: Sequence[Cell]) -> Cell:
+    """Different texts with commas, sorted by the first."""
+    return Cell(", ".join(dict.fromkeys(each.text for each in cells)), cells[0].value)
+
+
+def _details(name: str, model: CheckJSON) -> list[Cell]:
+    evidence = model["evidence"] or {}
 
     def verdict(words: str) -> Cell:
         held = words.replace("the rest fixed", f"{'+'.join(model['held'])} fixed") if model["held"] else words
-        return Cell(held + doubt, mark=mark)
+        return Cell(held if model["agrees"] else f"{held}?", mark="" if model["agrees"] else "bad")
 
     return [
         cell(name),
-        Cell(_free(model, model["verdict"]) + doubt if has_ode else NO_ODE, mark=mark),
-        Cell(_free(model, model["step_verdict"]) + doubt, mark=mark),
-        _supremum(largest),
-        cell(_found(largest)),
-        Cell(penalty(model["training_threshold"])),
-        verdict(model["verdict"]) if has_ode else Cell(NO_ODE),
+        verdict(model["verdict"]) if _has_ode(model) else Cell(NO_ODE),
         verdict(model["step_verdict"]),
         cell(model["largest"]),
-        cell(largest["ellipsoid"]),
-        *(cell(evidence.get(key)) for key in ("gap", "weights", "kkt", "uniqueness", "exponent", "gained")),
+        cell(_found(_largest(model))),
+        cell(_largest(model)["ellipsoid"]),
+        *(cell(evidence.get(key)) for key in EVIDENCE),
     ]
 
 
@@ -229,7 +275,7 @@ def _notes(models: Mapping[str, CheckJSON]) -> list[str]:
 def _decay_notes(model: CheckJSON) -> list[str]:
     """What the weight decay asked about does, and what no weight decay can do."""
     threshold = model["training_threshold"]
-    asked = next((s["weight_decay"] for s in model["segments"] if s["segment"] == model["largest"]), None)
+    asked = _largest(model)["weight_decay"]
     if asked is None:
         return []
     if threshold is None:
@@ -286,7 +332,7 @@ def _growth(models: Mapping[str, CheckJSON]) -> list[Plot]:
     for norm, row in _norms(models).items():
         lines: list[Line] = []
         for name, model in row.items():
-            segment = next(s for s in model["segments"] if s["segment"] == model["largest"])
+            segment = _largest(model)
             certificate, growth = segment["certificate"], segment["certificate"]["growth"]
             closed = number(certificate["hamiltonian"])
             radii = [0.01, 100.0] if growth is None else finite(growth["radii"])

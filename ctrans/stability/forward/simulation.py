@@ -159,5 +159,5 @@ def _distances(
 
 def _shortened(bounds: ForwardBounds, count: int) -> ForwardBounds:
     """The bounds at the first `count` times."""
-    shorter: dict[str, Any] = {name: None if value is None else value[:count] for name, value in vars(bounds).items()}
-    return ForwardBounds(**shorter)
+    lists = {name: value[:count] for name, value in vars(bounds).items() if isinstance(value, list)}
+    return dataclasses.replace(bounds, **lists)

@@ -8,6 +8,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.report.contents import page_of
 from ctrans.report.files import plain
 from ctrans.report.sections import Words
+from ctrans.stability.forward.bounds import forward_bounds
 from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.stability.forward.simulation import simulate
 from solvers import METHODS, Status, solve
@@ -27,6 +28,7 @@ def test_a_simulation_reports_every_depth(name):
         assert len(getattr(result, key)) == count, key
     assert all(len(v) == count for v in vars(result.bounds).values() if isinstance(v, list))
     assert (result.bounds.seed_mean_abs is None) == bool(result.bounds.seed_note)
+    assert result.bounds.seed_note == forward_bounds(model.depth, [model.embed(tokens())]).seed_note, "the reason is not cut"
     assert result.law is None if name not in LAWS else LAWS[name] in result.law
     assert result.distance == result.discrete_distance
     assert result.distance[0] == 0
