@@ -159,5 +159,5 @@ def _distances(
 
 def _shortened(bounds: ForwardBounds, count: int) -> ForwardBounds:
     """The bounds at the first `count` times."""
-    lists = {name: value[:count] for name, value in vars(bounds).items() if isinstance(value, list)}
+    lists: dict[str, Any] = {name: value[:count] for name, value in vars(bounds).items() if isinstance(value, list)}
     return dataclasses.replace(bounds, **lists)
