@@ -163,7 +163,9 @@ def certify(
     set.
     """
     if isinstance(admissible, str):
-        admissible = _set_of(admissible, P, norm, state)
+        if norm is None or isinstance(norm, str):
+            norm = look_up("norm", norm or "layernorm", NORMS)(P.shape[-1]).to(P).requires_grad_(False)
+        admissible = admissible_set(norm, admissible, state=state)
     elif norm is not None or state is not None:
         raise ConfigError(
             "norm and state describe a placement's set: leave them out, or give the placement's name instead of a set"
@@ -232,12 +234,6 @@ def _with_weights(
         return summary
     gained = gained_growth(chart, last_map, best, likely, generator)
     return dataclasses.replace(summary, gained=gained, gain_slope=slope)
-
-
-def _set_of(placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | None) -> Supremum:
-    if norm is None or isinstance(norm, str):
-        norm = look_up("norm", norm or "layernorm", NORMS)(P.shape[-1]).to(P).requires_grad_(False)
-    return admissible_set(norm, placement, state=state)
 
 
 def undefined_at_zero(admissible: Supremum) -> bool:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, nowhere, ratio
-from ctrans.control.ascent import Chart
+from ctrans.control.ascent import Chart, Map
 from ctrans.control.gains import BestGains, PerGain, best_gains, gain_slope, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
@@ -329,12 +329,10 @@ class EllipsoidProduct(NormImage):
             return chart
         charts = self._each("chart", P)
 
-        def velocity(u: Tensor) -> Tensor:
-            return torch.cat([chart.velocity(part) for chart, part in zip(charts, self._split(u), strict=True)], -1)
+        def by_group(maps: list[Map]) -> Map:
+            return lambda u: torch.cat([each(part) for each, part in zip(maps, self._split(u), strict=True)], -1)
 
-        def project(u: Tensor) -> Tensor:
-            return torch.cat([chart.project(part) for chart, part in zip(charts, self._split(u), strict=True)], -1)
-
+        velocity, project = by_group([each.velocity for each in charts]), by_group([each.project for each in charts])
         return dataclasses.replace(chart, degree=None, velocity=velocity, project=project, spread=1.0)
 
     def _each(self, method: str, *rows: Tensor, **options: float) -> list[Any]:

@@ -127,7 +127,7 @@ def why_not_applicable(placement: Placement, regularization: Regularization) -> 
     """
     one = torch.ones(1, 2)
     try:
-        admissible_at(RMSNorm(2), placement, one, one, regularization.of_sets)
+        admissible_at(RMSNorm(2), placement, one, one, regularization)
     except ConfigError as error:
         return str(error)
     return None
@@ -203,7 +203,9 @@ def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
         return check
     sublayer, dt = list(depth.sublayers)[top.segment], depth.lengths[top.segment]
     x, p = at_field(sublayer, found.starts[top.segment], found.form == "continuous")
-    space = admissible_at(sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, {}, active_channels(sublayer))
+    space = admissible_at(
+        sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, Regularization(), active_channels(sublayer)
+    )
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
     pulled = pulled_back(space, costate_of_map(sublayer, p.flatten(0, -2)))
     raw_costate = dt * sublayer.gain * pulled_to_map(sublayer, pulled)

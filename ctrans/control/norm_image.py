@@ -150,14 +150,11 @@ class NormImage(VelocitySet):
 
     @property
     def _gains(self) -> Gains:
-        norm = self.norm
-        if norm.gains == "each":
-            return Gains(norm.gamma, norm.beta, has_offset(norm), self._with_gains)
-        number = torch.linalg.vector_norm(norm.gamma).reshape(1)
-        return Gains(number, torch.zeros_like(number), False, self._with_number)
+        norm, each = self.norm, self.norm.gains == "each"
+        gamma = norm.gamma if each else torch.linalg.vector_norm(norm.gamma).reshape(1)
+        scale = 1.0 if each else math.sqrt(norm.width)
 
-    def _with_gains(self, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-        return gamma * self.norm.standardize(x) + beta
+        def velocity(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+            return gamma / scale * norm.standardize(x) + beta
 
-    def _with_number(self, x: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        return g / math.sqrt(self.norm.width) * self.norm.standardize(x) + beta
+        return Gains(gamma, norm.beta if each else torch.zeros_like(gamma), each and has_offset(norm), velocity)

@@ -47,11 +47,6 @@ class Regularization:
             if value is not None:
                 check_positive(name, value)
 
-    @property
-    def of_sets(self) -> dict[str, float]:
-        """The costs that an admissible set takes."""
-        return {name: value for name, value in vars(self).items() if value is not None and name != "weight_decay"}
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KineticCost(AdmissibleSet):

@@ -141,7 +141,7 @@ def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None
     """Raises ConfigError for a decay of norms' gains if the residual's own gains are trained too:
     it does not bound those.
     """
-    if regularization.of_sets.get("gain_decay") is not None and carries_hamiltonian(sublayer):
+    if regularization.gain_decay is not None and carries_hamiltonian(sublayer):
         raise ConfigError(
             f"a decay of norms' gains does not hold those of the residual {type(sublayer.residual).__name__}, which H grows with: leave "
             "--gain-decay out, or choose residual plain"
@@ -175,7 +175,7 @@ def check_towards_image(
     assert residual is not None, "it has a residual"
     assert norm is not None, "the residual has a norm"
     assert around is not None, "its placement has a norm around the state"
-    if asked := [name for name, value in regularization.of_sets.items() if value is not None]:
+    if asked := [name for name, value in vars(regularization).items() if value is not None and name != "weight_decay"]:
         raise ConfigError(
             f"a residual that moves towards a norm's image already bounds its velocities: leave {', '.join(asked)} out"
         )

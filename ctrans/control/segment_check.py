@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -168,16 +167,16 @@ def check_at(
     h = last_features(sublayer, x).flatten(0, -2)
     check_last_decay(sublayer, regularization)
     x, p = x.flatten(0, -2), p.flatten(0, -2)
-    norm, costs = sublayer.state_norm, regularization.of_sets
+    norm = sublayer.state_norm
     if sublayer.image is not None:
         certificate = for_these_gains(sublayer, check_towards_image(sublayer, x, p, h, regularization))
         return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
     p = costate_of_map(sublayer, p)
     if sublayer.output_norm is not None:
         norm = sublayer.output_norm
-    if "kinetic" in costs:
-        costs |= {"kinetic": costs["kinetic"] * cost_factor(sublayer)}
-    admissible = admissible_at(norm, sublayer.placement, x, h, costs, active_channels(sublayer))
+    if regularization.kinetic is not None:
+        regularization = dataclasses.replace(regularization, kinetic=regularization.kinetic * cost_factor(sublayer))
+    admissible = admissible_at(norm, sublayer.placement, x, h, regularization, active_channels(sublayer))
     pulled = pulled_to_map(sublayer, pulled_back(admissible, p)) if isinstance(admissible, LinearSpace) else None
     slope = None if pulled is None else float((h.mT @ pulled).norm())
     blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
@@ -236,15 +235,22 @@ def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThr
 
 
 def admissible_at(
-    norm: Norm | None, placement: Placement, x: Tensor, h: Tensor | None, costs: Mapping[str, float], active: Tensor | None = None
+    norm: Norm | None,
+    placement: Placement,
+    x: Tensor,
+    h: Tensor | None,
+    regularization: Regularization,
+    active: Tensor | None = None,
 ) -> Supremum:
+    """The set of a placement at the state X and the features h, with a regularization."""
+    last_map_decay = regularization.last_map_decay
     return admissible_set(
         norm,
         placement,
         state=x if placement.state_norm else None,
         active_channels=active,
-        features=h if "last_map_decay" in costs and not (placement.output_norm or placement.state_norm) else None,
-        last_map_decay=costs.get("last_map_decay"),
-        gain_decay=costs.get("gain_decay"),
-        kinetic=costs.get("kinetic"),
+        features=None if last_map_decay is None or placement.output_norm or placement.state_norm else h,
+        last_map_decay=last_map_decay,
+        gain_decay=regularization.gain_decay,
+        kinetic=regularization.kinetic,
     )
