@@ -184,7 +184,7 @@ class VelocitySet(AdmissibleSet):
         """The tokens for which more than one point of the set is nearest to y; none if the set is
         convex.
         """
-        return nowhere(y)
+        return no_ties(y)
 
     @abc.abstractmethod
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
@@ -229,7 +229,7 @@ def check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} = {value!r}: give a positive finite number")
 
 
-def nowhere(y: TokenRows) -> TokenMask:
+def no_ties(y: TokenRows) -> TokenMask:
     """False for each token."""
     return torch.zeros(y.shape[:-1], dtype=torch.bool, device=y.device)
 

@@ -30,7 +30,7 @@ NOISE = 32
 """Payoffs within so many machine epsilons count as equal."""
 
 
-def unchanged(z: Tensor) -> Tensor:
+def identity(z: Tensor) -> Tensor:
     """Returns z."""
     return z
 
@@ -79,9 +79,9 @@ class Chart:
     degree: int | None
     velocity: Map
     cost: Callable[[Tensor, Tensor], Tensor | float] = free
-    project: Map = unchanged
+    project: Map = identity
     spread: float = 1.0
-    raw: Map = unchanged
+    raw: Map = identity
     gains: Gains | None = None
     guess: Map | None = None
     joint: bool = False
@@ -92,7 +92,7 @@ class Chart:
         f = self.velocity(z)
         return -(self.P * f).sum(self.axes) - self.cost(z, f)
 
-    def apart(self) -> Chart:
+    def split_parts(self) -> Chart:
         """The same problems in z of shape (*starts, tokens, parts, entries); itself if there is one
         part.
         """
@@ -126,7 +126,7 @@ class Ascent:
 
 
 def ascend(
-    payoff: Map, start: Float[Tensor, "*shape"], axes: tuple[int, ...], project: Map = unchanged, steps: int = STEPS
+    payoff: Map, start: Float[Tensor, "*shape"], axes: tuple[int, ...], project: Map = identity, steps: int = STEPS
 ) -> Ascent:
     """z <- project(z + eta grad payoff(z)), with the step eta of Barzilai and Borwein (1988) for
     each problem.
@@ -167,14 +167,14 @@ def ascend(
     return Ascent(best, at, taken)
 
 
-def evened(P: UnbatchedRows, raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:
+def balanced(P: UnbatchedRows, raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:
     """raw_j sqrt(|p_j|/max |p|), at least raw_j/1000: at these lengths a norm curves the payoff
     equally for all tokens.
     """
     size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
     largest = size.amax()
-    evener: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)
-    return evener
+    lengthened: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)
+    return lengthened
 
 
 def _slope(payoff: Map, z: Tensor) -> tuple[Tensor, Tensor]:

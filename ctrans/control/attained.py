@@ -34,7 +34,7 @@ from torch import Tensor
 from ctrans.control.ascent import ascend
 from ctrans.control.costate import Costate, costate
 from ctrans.control.last_map import frobenius, projected_field
-from ctrans.control.residual_pullback import highest_towards_image
+from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
@@ -234,7 +234,7 @@ class _Step:
     def pointwise_gap(self) -> float:
         norm = self.sublayer.output_norm
         if self.sublayer.image is not None:
-            return self.h * highest_towards_image(self.sublayer, self.x, self.p) + self.work
+            return self.h * support_towards_image(self.sublayer, self.x, self.p) + self.work
         if norm is None:
             return math.inf
         scaled = self.sublayer.pulled(self.p)

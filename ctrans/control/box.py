@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate
-from ctrans.control.ascent import Map, unchanged
+from ctrans.control.ascent import Map, identity
 from ctrans.control.gains import BestGains, PerGain, has_offset, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.shapes import TokenRows, UnbatchedRows
@@ -46,7 +46,7 @@ class Box(NormImage):
 
     @property
     def inside(self) -> Map:
-        return self.norm if isinstance(self.norm, ClipEntries) else unchanged
+        return self.norm if isinstance(self.norm, ClipEntries) else identity
 
     @property
     def spread(self) -> float:
@@ -90,4 +90,4 @@ class Box(NormImage):
     @property
     def point_chart(self) -> tuple[Map, Map, float]:
         """u itself in the closed box, because only infinite inputs have its corners."""
-        return unchanged, lambda u: u.clamp(-1, 1), 0.5
+        return identity, lambda u: u.clamp(-1, 1), 0.5

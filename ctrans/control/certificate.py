@@ -80,7 +80,7 @@ class Certificate:
         return all(self.findings.values())
 
     @property
-    def short_of_rank(self) -> bool:
+    def rank_deficient(self) -> bool:
         """Whether the features have too low a rank for the weights to make every velocity. Ascents
         over weights then have no closed form to compare with.
         """
@@ -110,13 +110,13 @@ class Certificate:
         if self.growth is not None:
             k, error = (1, LINEAR) if self.hamiltonian == math.inf else (0, SATURATED)
             words = f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g}, allowed error {error:g})"
-            if not self.short_of_rank:
+            if not self.rank_deficient:
                 found[words] = abs(self.growth.exponent - k) <= error
             if self.weights is not None:
                 found["no weights within a bound exceed H"] = max(self.growth.values) <= self.growth.limit
         if self.gained is not None and self.gain_slope is not None:
             grown = f"found: R^{self.gained.exponent:.3g}, allowed error {LINEAR:g}"
-            if not self.short_of_rank:
+            if not self.rank_deficient:
                 found[f"with gains trained, the value grows like R^1 ({grown})"] = abs(self.gained.exponent - 1) <= LINEAR
             pairs = zip(self.gained.radii, self.gained.values, strict=True)
             share = max((value - self.gained.base) / (radius * self.gain_slope.upper) for radius, value in pairs)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import length, ratio
-from ctrans.control.ascent import STEPS, Chart, ascend, evened
+from ctrans.control.ascent import STEPS, Chart, ascend, balanced
 from ctrans.control.last_map import Features
 from ctrans.control.shapes import UnbatchedRows
 
@@ -89,7 +89,7 @@ def climb_velocities(
     - `steps`: the largest number of steps; 0 if all tokens tie: then only rounding could be climbed
     """
     tokens, width = len(chart.P), chart.shape[-1]
-    chart = chart.apart()
+    chart = chart.split_parts()
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
     if chart.guess is not None:
         noise = torch.randn(GUESSES, 1, chart.shape[-1], generator=generator, dtype=start.dtype).to(start.device)
@@ -144,7 +144,7 @@ def climb_weights(
     - `scale`: the unit of the gap; |H| if None
     """
     u = features.svd[0]
-    raw = chart.spread * evened(chart.P, _starts(chart.P, chart.shape, pairs, generator))
+    raw = chart.spread * balanced(chart.P, _starts(chart.P, chart.shape, pairs, generator))
     if likely is not None:
         raw = torch.cat([raw, likely.unsqueeze(0)])
     found = ascend(lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, nowhere, ratio
+from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, no_ties, ratio
 from ctrans.control.ascent import Chart, Map
 from ctrans.control.gains import BestGains, PerGain, best_gains, gain_slope, unit
 from ctrans.control.norm_image import NormImage
@@ -218,7 +218,7 @@ class EllipsoidHull(SphereImage):
         return self._velocity_of(in_ball(curvature, slope, self.radius) @ basis.mT)
 
     def equidistant(self, y: TokenRows) -> TokenMask:
-        return nowhere(y)
+        return no_ties(y)
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         """As for the image, with eta >= 0 and eta (1 - |u_j|^2/d) = 0."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.ascent import Chart, Map, ascend, evened, unchanged
+from ctrans.control.ascent import Chart, Map, ascend, balanced, identity
 from ctrans.control.last_map import Features, LastMapDecay, frobenius
 from ctrans.control.shapes import UnbatchedRows
 from ctrans.control.tangent import LinearSpace
@@ -153,7 +153,7 @@ def growth(
         payoff=lambda radius, z: chart.payoff(to_raw @ z).sum(-1), size=lambda z: frobenius(to_weights * z), steps=STEPS
     )
     raw = torch.randn(1, *chart.shape, generator=generator, dtype=s.dtype).to(s.device)
-    directions = [to_raw.mT @ evened(chart.P, raw)]
+    directions = [to_raw.mT @ balanced(chart.P, raw)]
     if likely is not None:
         # so large that neither eps nor the state that it is added to matters
         directions.append(inverse / to_weights * (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0))
@@ -180,7 +180,7 @@ def decayed_growth(decay: LastMapDecay, P: UnbatchedRows) -> Growth:
         """
         return decay.last_map_decay / 2 * (f * (u @ (inverse * decay.map.coordinates(f)))).sum(-1)
 
-    chart = Chart(P, P.shape, axes=(-1,), degree=1, velocity=unchanged, cost=cost)
+    chart = Chart(P, P.shape, axes=(-1,), degree=1, velocity=identity, cost=cost)
     return growth(chart, decay.map, decay.maximizer(P), torch.Generator().manual_seed(0))
 
 
@@ -257,7 +257,7 @@ def gained_growth(
     ascent = _BoundedAscent(payoff, size, steps=CARRIED, most=MOST, shares=SHARES)
     best, last = (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0), radii[-1]
     noise = torch.randn(RESTARTS, *chart.shape, generator=generator, dtype=u.dtype).to(u.device)
-    directions = torch.cat([best, u.mT @ evened(p, noise)])
+    directions = torch.cat([best, u.mT @ balanced(p, noise)])
     small = ascent.stretched(last, directions)[: 2 * len(directions)]  # the two smallest shares
     _, z = ascent.climb(last, torch.cat([ascent.within(last, best), small]), TRIED)
     value, z = ascent.climb(last, z, SEARCH)

@@ -19,7 +19,7 @@ from ctrans.control.admissible import (
     VelocitySet,
     check_costate,
     check_positive,
-    nowhere,
+    no_ties,
     ratio,
     verdict_of,
 )
@@ -224,7 +224,7 @@ class LastMapDecay(LastMap):
 
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
-        return nowhere(P)
+        return no_ties(P)
 
     def residual(self, f: TokenRows) -> PerBatch:
         return self.map.off_range(f)

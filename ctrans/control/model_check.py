@@ -188,11 +188,11 @@ def check_model(
     skipped = {name: str(error) for name, error in failed.items()}
     names = ", ".join(sorted({sublayer.placement.name for sublayer in sublayers}))
     check = ModelCheck(names, found.loss, tokens.numel(), tuple(segments), found.form, instead, skipped)
-    return _climbed(check, model.depth, found)
+    return _with_factor_ascents(check, model.depth, found)
 
 
 @torch.no_grad()
-def _climbed(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
+def _with_factor_ascents(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
     """The check with ascents over both factors on the segment with the largest threshold."""
 
     def size(segment: SegmentCheck) -> float:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import Posedness, VelocitySet, check_costate, ratio, verdict_of
-from ctrans.control.ascent import Chart, Gains, Map, unchanged
+from ctrans.control.ascent import Chart, Gains, Map, identity
 from ctrans.control.gains import BestGains, PerGain, has_offset
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
@@ -103,7 +103,7 @@ class NormImage(VelocitySet):
     @property
     def inside(self) -> Map:
         """Projects inputs of an ascent to where the norm has a nonzero slope."""
-        return unchanged
+        return identity
 
     @property
     @abc.abstractmethod
@@ -146,7 +146,7 @@ class NormImage(VelocitySet):
     @property
     def point_chart(self) -> tuple[Map, Map, float]:
         """Coordinates of u for an ascent: their map to u, their projection, and the size of starts."""
-        return self.norm.standardize, unchanged, self.spread
+        return self.norm.standardize, identity, self.spread
 
     @property
     def _gains(self) -> Gains:

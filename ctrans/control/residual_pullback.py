@@ -106,7 +106,7 @@ def has_zero_gain(sublayer: Sublayer) -> bool:
     return sublayer.residual is not None and sublayer.residual.largest == 0
 
 
-def factor_in_words(sublayer: Sublayer) -> str | None:
+def factor_formula(sublayer: Sublayer) -> str | None:
     """The factor of v in r, for a certificate's words; None if it is 1."""
     if sublayer.residual is not None and sublayer.residual.words is not None:
         return sublayer.residual.words
@@ -122,17 +122,17 @@ def trains_gains(sublayer: Sublayer) -> bool:
     )
 
 
-def carries_hamiltonian(sublayer: Sublayer) -> bool:
+def has_unbounded_gains(sublayer: Sublayer) -> bool:
     """Whether the residual has gains that are trained without a limit. H is proportional to them."""
     residual = sublayer.residual
     return residual is not None and not residual.bounded and next(residual.parameters(), None) is not None
 
 
-def for_these_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate:
+def assuming_bounded_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate:
     """The certificate, with the residual's bounded gains as an assumption of its verdict if H is
     proportional to them.
     """
-    if certificate.verdict != "well-posed" or not carries_hamiltonian(sublayer):
+    if certificate.verdict != "well-posed" or not has_unbounded_gains(sublayer):
         return certificate
     return dataclasses.replace(certificate, verdict=verdict_of(True, bounded_gains=True))
 
@@ -141,14 +141,14 @@ def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None
     """Raises ConfigError for a decay of norms' gains if the residual's own gains are trained too:
     it does not bound those.
     """
-    if regularization.gain_decay is not None and carries_hamiltonian(sublayer):
+    if regularization.gain_decay is not None and has_unbounded_gains(sublayer):
         raise ConfigError(
             f"a decay of norms' gains does not hold those of the residual {type(sublayer.residual).__name__}, which H grows with: leave "
             "--gain-decay out, or choose residual plain"
         )
 
 
-def highest_towards_image(sublayer: Sublayer, x: TokenRows, p: TokenRows) -> float:
+def support_towards_image(sublayer: Sublayer, x: TokenRows, p: TokenRows) -> float:
     """sup of -<P, r> over r = a * (u - X), u on the image of the residual's own norm: H_N(Q) + <Q,
     X>, Q = a * P.
     """
@@ -157,7 +157,7 @@ def highest_towards_image(sublayer: Sublayer, x: TokenRows, p: TokenRows) -> flo
     return float(image_of(sublayer.image).support(q).sum() + (q * x).sum())
 
 
-def check_towards_image(
+def certify_towards_image(
     sublayer: Sublayer,
     x: UnbatchedRows,
     p: UnbatchedRows,

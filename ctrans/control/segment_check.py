@@ -17,12 +17,12 @@ from ctrans.control.last_map import LastMapDecay, check_last_decay, last_feature
 from ctrans.control.regularization import KineticCost, Regularization
 from ctrans.control.residual_pullback import (
     active_channels,
+    assuming_bounded_gains,
+    certify_towards_image,
     check_gain_decay,
-    check_towards_image,
     cost_factor,
     costate_of_map,
-    factor_in_words,
-    for_these_gains,
+    factor_formula,
     has_zero_gain,
     pulled_back,
     pulled_to_map,
@@ -169,7 +169,7 @@ def check_at(
     x, p = x.flatten(0, -2), p.flatten(0, -2)
     norm = sublayer.state_norm
     if sublayer.image is not None:
-        certificate = for_these_gains(sublayer, check_towards_image(sublayer, x, p, h, regularization))
+        certificate = assuming_bounded_gains(sublayer, certify_towards_image(sublayer, x, p, h, regularization))
         return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
     p = costate_of_map(sublayer, p)
     if sublayer.output_norm is not None:
@@ -185,7 +185,7 @@ def check_at(
     certificate = certify(admissible, p, features=None if blind else h)
     if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
         certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
-    certificate, factor = for_these_gains(sublayer, certificate), factor_in_words(sublayer)
+    certificate, factor = assuming_bounded_gains(sublayer, certificate), factor_formula(sublayer)
     if factor is not None:
         certificate = dataclasses.replace(certificate, words=f"{factor}, {certificate.words}")
     return SegmentCheck(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctrans.control.costate import costate
 from ctrans.control.regularization import Regularization
-from ctrans.control.residual_pullback import check_towards_image
+from ctrans.control.residual_pullback import certify_towards_image
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.statements.payoffs import largest_payoff, none_better, payoff
 from ctrans.model.random_models import described, random_model, random_text
@@ -133,7 +133,7 @@ def towards_image(draw: Draw) -> Trials:
     around, image, residual = known(sublayer.state_norm), known(sublayer.image), known(sublayer.residual)
     P, X = draw.normal(1 + draw.integer(3), 8), around(draw.normal(1, 8))
     X = X.expand_as(P).contiguous()
-    H = check_towards_image(sublayer, X, P, draw.normal(len(P), 16), Regularization()).hamiltonian
+    H = certify_towards_image(sublayer, X, P, draw.normal(len(P), 16), Regularization()).hamiltonian
     q = sublayer.pulled(torch.func.vjp(lambda f: around.tangent(X, f), P)[1](P)[0])
     toward = image_of(image).maximizer(q)
     best = around.tangent(X, residual.pull(toward - X))
