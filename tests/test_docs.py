@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
 import ctrans
@@ -63,7 +64,7 @@ def test_commands_that_are_only_shown_are_understood(page, monkeypatch):
             arguments = arguments[2:]
         if not arguments[0].startswith("-"):
             assert arguments[0] in COMMANDS, arguments
-            main.get_command(None, arguments[0]).make_context(arguments[0], list(arguments[1:]))
+            main.get_command(click.Context(main), arguments[0]).make_context(arguments[0], list(arguments[1:]))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
