@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from solvers.capture import Captured, aside, untraced, without_graph
-from solvers.chain import Backward, Chain, Found, Grads
-from solvers.errors import ConfigError, SolveError
+from solvers.capture import Captured, untraced, without_graph
+from solvers.chain import Arrival, Backward, Chain
+from solvers.errors import ConfigError, SolveError, check_positive
 from solvers.march import Progress, march
 from solvers.method import Method
 from solvers.run import Run
@@ -73,9 +73,8 @@ class Adjoint:
 
     def __post_init__(self) -> None:
         for name in ("rtol", "atol"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf):
-                raise ConfigError(f"{name} = {value!r} of the adjoint: give a positive finite number, or None")
+            if getattr(self, name) is not None:
+                check_positive(f"the adjoint's {name}", getattr(self, name))
         if self.method is not None and not isinstance(self.method, Method):
             raise ConfigError(f"method = {self.method!r} of the adjoint: give a method, as METHODS['rk4'], or None")
 
@@ -104,122 +103,106 @@ class Adjoint:
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
         check_no_transform("adjoint")
+        chain = Chain([x0], run)
+        # of the segments since the last node: the states at their starts, the captured tensors, the accepted steps at their ends
         starts: dict[int, Tensor] = {}
-        noted = [k for k, s in enumerate(segments) if self.restore or k == 0 or s.enter is not None]
-        chain, found = Chain([x0]), Found(run)
         captured: Captured = {}
-        owners: list[int] = []  # the segment of each saved state
-        report, first = self.report, 0
+        counts: list[int] = []
         tolerances = {"rtol": self.rtol or run.rtol, "atol": self.atol or run.atol}
         request = run.again(save="ends", steps=1 if run.save == "steps" else run.steps, **tolerances)
 
         def done(k: int, x: Tensor) -> None:
-            nonlocal captured, first
             captured[k] = capture.take()
-            owners.extend([k] * (len(run.saved) - 1 - len(owners)))
+            counts.append(run.stats.accepted)
             # a report compares all gradients together, so with one the whole way back is one node
-            if report is None or k == len(segments) - 1:
-                inside = found.take(x)
-                stops = list(zip(owners[found.count :], (saved.time for saved in inside), strict=False))
-                kept = [i for i in noted if first <= i <= k]
-                stretch = _Stretch(self.method or method, segments[first : k + 1], first, stops, kept, request, report)
-                back = partial(_backward, stretch, chain.baton)
-                with aside():
-                    states = chain.add([saved.x for saved in inside], [x], [starts.pop(i) for i in kept], captured, back)
-                found.put(states, chain.links[0])
-                captured, first = {}, k + 1
+            if self.report is None or k == len(segments) - 1:
+                stretch = {i: segments[i] for i in captured}
+                way = _WayBack(self.method or method, stretch, list(starts), list(counts), request, self.report, chain.baton)
+                chain.add([x], list(starts.values()), dict(captured), way)
+                for found in (starts, captured, counts):
+                    found.clear()
 
+        noting = [_noting(k, s, starts) if self.restore or k == 0 or s.enter is not None else s for k, s in enumerate(segments)]
         with without_graph(x0.device) as capture:
-            solution = march(method, _noting(segments, noted, starts), x0.detach(), run, progress, done)
-        if solution.status is not Status.SUCCESS:
-            return solution
-        outputs = chain.end(found.all(chain.links[0]), [solution.x1])
-        run.saved = []
-        return dataclasses.replace(solution, x1=outputs[-1], states=(x0, *outputs))
+            solution = march(method, noting, x0.detach(), run, progress, done)
+        return chain.end(solution, x0, [solution.x1]) if solution.status is Status.SUCCESS else solution
+
+
+def _noting(k: int, segment: Segment, starts: dict[int, Tensor]) -> Segment:
+    """The segment, which also stores the state at its start, before `enter`, as starts[k]."""
+
+    def note(x: Tensor) -> Tensor:
+        starts[k] = x
+        return x if segment.enter is None else segment.enter(x)
+
+    return segment.with_maps(enter=note)
+
+
+Stops = dict[int, list[tuple[float, Tensor | None]]]
+"""By a segment's number: the times of its saved states, and their gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stretch:
-    """Segments from `first` on that are one node: when states inside were saved, and of which
-    segments the start is kept.
+class _WayBack:
+    """The backward solve over the segments (by their numbers) of one autograd node: a `Pass`.
+
+    The starts of the segments `kept` are kept. `counts` are the accepted steps at each segment's end.
     """
 
     method: Method
-    segments: Sequence[Segment]
-    first: int
-    stops: Sequence[tuple[int, float]]
+    segments: dict[int, Segment]
     kept: Sequence[int]
+    counts: Sequence[int]
     request: Run
     report: Report | None
+    baton: list[Sequence[Any]]
 
+    def __call__(
+        self, state: Backward, kept: Sequence[Tensor], arrivals: Sequence[Arrival], after: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """dL/dx at the start of the segments from that at their end."""
+        numbers = list(self.segments)
+        stops: Stops = {k: [] for k in numbers}
+        for time, steps, gradient in arrivals:
+            stops[numbers[bisect_left(self.counts, steps)]].append((time, gradient))
+        starts = dict(zip(self.kept, kept, strict=True))
+        x1, *step = self.baton[0]
+        request = self.request.again(controlled=(2, *x1.shape))
+        run = request.again(step_size=step[0] if step else None)
+        x, a, misses = self._back(x1, after[0], stops, starts, state, run)
+        # an adaptive method continues with its step size on the way back too
+        self.baton[0] = (x, run.step_size)
+        if self.report is not None:
+            finer, factor = self._finer(request)
+            fine = Backward(state.captured, state.tensors)
+            _, a_fine, _ = self._back(x1, after[0], stops, starts, fine, finer)
+            pairs = [(a, a_fine), *zip(state.gradients, fine.gradients, strict=True)]
+            size = math.hypot(*(float(torch.linalg.vector_norm(f)) for _, f in pairs if f is not None))
+            gap = math.hypot(*(float(torch.linalg.vector_norm(g - f)) for g, f in pairs if g is not None and f is not None))
+            self.report(AdjointError(factor * gap / size if size else 0.0, max(float(miss) for miss in misses)))
+        return (a,)
 
-def _backward(
-    stretch: _Stretch,
-    baton: list[Sequence[Any]],
-    state: Backward,
-    kept: Sequence[Tensor],
-    inside: Grads,
-    after: Sequence[Tensor],
-) -> Sequence[Tensor]:
-    """dL/dx at the stretch's start from that at its end."""
-    stops: dict[int, list[tuple[float, Tensor | None]]] = {}
-    for (k, time), gradient in zip(stretch.stops, inside, strict=True):
-        stops.setdefault(k, []).append((time, gradient))
-    way = _Way(stretch.method, stretch.segments, stretch.first, stops, dict(zip(stretch.kept, kept, strict=True)))
-    x1, *step = baton[0]
-    run = stretch.request.again(controlled=(2, *x1.shape), step_size=step[0] if step else None)
-    x, a, misses = way.back(x1, after[0], state, run)
-    baton[0] = (x, run.step_size)  # an adaptive method takes its step from segment to segment on the way back too
-    if stretch.report is not None:
-        error = way.error(x1, after[0], a, state, stretch.request)
-        stretch.report(AdjointError(error, max(float(miss) for miss in misses)))
-    return (a,)
+    def _finer(self, request: Run) -> tuple[Run, float]:
+        """A run with finer steps, and the error over its difference from the coarser one."""
+        if self.method.adaptive:
+            return request.again(rtol=FINER * request.rtol, atol=FINER * request.atol), 1.0
+        return request.again(steps=2 * request.steps), 2**self.method.order / (2**self.method.order - 1)
 
-
-def _noting(segments: Sequence[Segment], noted: Sequence[int], starts: dict[int, Tensor]) -> list[Segment]:
-    """The segments, with the state before some of them (and before their `enter`) put down."""
-
-    def noting(k: int, segment: Segment) -> Segment:
-        def note(x: Tensor) -> Tensor:
-            starts[k] = x
-            return x if segment.enter is None else segment.enter(x)
-
-        return segment.with_maps(enter=note)
-
-    wanted = set(noted)
-    return [noting(k, segment) if k in wanted else segment for k, segment in enumerate(segments)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Way:
-    """The way back over segments, the first of which is number `first`.
-
-    By a segment's number: the times at which gradients of saved states come in, and the state kept
-    from its start.
-    """
-
-    method: Method
-    segments: Sequence[Segment]
-    first: int
-    stops: dict[int, list[tuple[float, Tensor | None]]]
-    starts: dict[int, Tensor]
-
-    def back(self, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """x and a = dL/dx at the start from those at the end, and by how much each kept state was
-        missed.
-        """
+    def _back(
+        self, x: Tensor, a: Tensor, stops: Stops, starts: dict[int, Tensor], state: Backward, run: Run
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """x and a = dL/dx at the start from those at the end, and the relative miss of each kept state."""
         misses = []
-        for k in range(self.first + len(self.segments) - 1, self.first - 1, -1):
-            segment = self.segments[k - self.first]
+        for k, segment in reversed(self.segments.items()):
             t: Time = segment.t1
-            for stop, gradient in reversed(self.stops.get(k, [])):
+            for stop, gradient in reversed(stops[k]):
                 if stop != float(t):
                     x, a = self._segment(k, t, stop, x, a, state, run)
                     t = stop
                 a = a if gradient is None else a + gradient
             x, a = self._segment(k, t, segment.t0, x, a, state, run)
-            if k in self.starts:
-                solved, entered = x, self.starts[k]
+            if k in starts:
+                solved, entered = x, starts[k]
                 x = entered
                 if segment.enter is not None:
                     entered, a = state.pull(k, segment.enter, x, a)
@@ -228,7 +211,7 @@ class _Way:
 
     def _segment(self, k: int, t1: Time, t0: Time, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor]:
         """(x, a) at t0 from (x, a) at t1, the parameters' integral added to the state's gradients."""
-        field, tensors = self.segments[k - self.first].field, state.captured[k]
+        field, tensors = self.segments[k].field, state.captured[k]
         count, dtype = x.numel(), x.dtype
         sums = [_entries(torch.zeros_like(tensor), dtype) for tensor in tensors]
         used: set[int] = set()
@@ -252,20 +235,6 @@ class _Way:
             if i in used:
                 state.add(tensor, _from_entries(scale * part, tensor))
         return ends.view_as(x), scale * costates.view_as(x)
-
-    def error(self, x1: Tensor, a1: Tensor, a: Tensor, state: Backward, request: Run) -> float:
-        """The relative error of all gradients together, by going the way again more finely."""
-        finer = Backward(state.captured, state.tensors)
-        request = request.again(controlled=(2, *x1.shape))
-        if self.method.adaptive:
-            again, factor = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol), 1.0
-        else:
-            again, factor = request.again(steps=2 * request.steps), 2**self.method.order / (2**self.method.order - 1)
-        _, a_finer, _ = self.back(x1, a1, finer, again)
-        pairs = [(a, a_finer), *zip(state.gradients, finer.gradients, strict=True)]
-        size = math.hypot(*(float(torch.linalg.vector_norm(fine)) for _, fine in pairs if fine is not None))
-        gap = math.hypot(*(float(torch.linalg.vector_norm(g - f)) for g, f in pairs if g is not None and f is not None))
-        return factor * gap / size if size else 0.0
 
 
 def _entries(z: Tensor, dtype: torch.dtype) -> Tensor:

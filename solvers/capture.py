@@ -1,9 +1,9 @@
-"""What a field depends on besides the state, found while it is evaluated without a graph.
+"""Finds the tensors that a field depends on besides the state, while it is evaluated without a
+graph.
 
-So fields may be any closures, and what they depend on can become inputs of an autograd node: every
-parameter gets its gradient where autograd, and a distributed wrapper that listens there, expects
-it. What cannot be seen that way, as inside a scripted function, is noticed on the way back and
-raises SolveError.
+These tensors become inputs of an autograd node, so fields may be any closures. Each parameter gets
+its gradient where autograd, and a distributed wrapper that listens there, expects it. The backward
+pass detects what cannot be captured, such as inside a scripted function, and raises SolveError.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from solvers.errors import ConfigError, SolveError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Captured = dict[int, list[Tensor]]
-"""What each segment's maps depend on besides the state, by the segment's place."""
+"""By a segment's number: the tensors that its maps depend on besides the state."""
 
 
 class Capture(TorchFunctionMode):
-    """Notes every tensor that a torch function is given, that requires a gradient and that was not
-    made meanwhile.
+    """Collects each tensor argument of a torch function that requires a gradient and was not
+    computed meanwhile.
 
-    Under no_grad nothing computed requires one, so these are the tensors that came from outside:
-    parameters, mostly. A field that differentiates something itself makes tensors that do, which
-    are left out.
+    Under no_grad no result requires a gradient, so these tensors come from outside: mostly
+    parameters. A field that differentiates something itself computes tensors that require a
+    gradient; they are left out.
     """
 
     def __init__(self) -> None:
@@ -43,8 +43,7 @@ class Capture(TorchFunctionMode):
         self._made = WeakIdKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # a property without arguments but the tensor asks this too, so every line counts beside a
-        # small model's operation
+        # properties of a tensor call this too, so each line costs time in small models
         self._note(args)
         if kwargs:
             self._note(kwargs.values())
@@ -72,13 +71,13 @@ class Capture(TorchFunctionMode):
                 self._note(value)
 
     def take(self) -> list[Tensor]:
-        """What was found since the last call."""
+        """The tensors found since the last call."""
         found, self.found = list(self.found.values()), {}
         return found
 
 
 class Substitute(TorchFunctionMode):
-    """Gives every torch function the aliases of certain tensors in place of these."""
+    """Replaces certain tensors by their aliases in the arguments of every torch function."""
 
     def __init__(self, aliases: dict[int, Tensor]):
         super().__init__()
@@ -96,8 +95,8 @@ class Substitute(TorchFunctionMode):
 
 
 def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
-    """Raises SolveError where y depends on a leaf that is none of the inputs: its gradient would
-    silently be missing.
+    """Raises SolveError if y depends on a leaf that is not among the inputs: its gradient would be
+    missing.
     """
     known = {id(tensor) for tensor in inputs}
     nodes, met = [y.grad_fn], set()
@@ -115,13 +114,22 @@ def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
         nodes.extend(before for before, _ in node.next_functions)
 
 
+def check_unchanged(tensor: Tensor, version: int) -> None:
+    """Raises SolveError if the tensor was changed in place since it had that version."""
+    if tensor._version != version:
+        raise SolveError(
+            f"a tensor of shape {tuple(tensor.shape)} that the solve depends on was changed in place before its gradient was taken: "
+            "take the gradient first"
+        )
+
+
 def aside() -> AbstractContextManager[None]:
-    """Where no `Capture` looks, and nothing waits for one: for what is no map's work."""
+    """Disables `Capture` and all other function modes, for work outside the maps."""
     return torch._C.DisableTorchFunction()
 
 
 def autocast_state(device: str, cached: bool = False) -> dict[str, Any]:
-    """The arguments that make the present autocast again; by default without its cache, which would
+    """The arguments that restore the present autocast. By default without its cache, which would
     keep weights cast without a graph.
     """
     return {
@@ -134,30 +142,30 @@ def autocast_state(device: str, cached: bool = False) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def without_graph(device: torch.device) -> Iterator[Capture]:
-    """No gradients, autocast as it is but without its cache, and captured what comes from outside.
+    """Disables gradients and autocast's cache, and captures the tensors that come from outside.
 
-    Raises ConfigError where random numbers were drawn: the way back could not draw them again.
+    Raises ConfigError if random numbers were drawn: the backward pass could not draw them again.
     """
-    before = _random_state(device)
+    before = random_states(device)
     with torch.no_grad(), torch.autocast(**autocast_state(device.type)), Capture() as capture:
         yield capture
-    if not torch.equal(before, _random_state(device)):
+    if not all(map(torch.equal, before, random_states(device))):
         raise ConfigError(
-            "a field draws random numbers (dropout?), which this gradient would have to draw again: use gradient='checkpoint', or "
+            "a field draws random numbers (dropout?), which this gradient cannot draw again: use gradient='checkpoint', or "
             "turn them off"
         )
 
 
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+def random_states(device: torch.device) -> list[Tensor]:
+    """The states of the generators from which a field may draw."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def untraced(function: Function) -> Function:
-    """The function, into which a compiler does not look; what looks for captured tensors cannot be
-    traced.
+    """The function, hidden from the compiler: code that captures tensors cannot be traced.
 
-    `torch.compiler.disable` as a decorator would import the compiler, two seconds, with the
-    package.
+    `torch.compiler.disable` as a decorator would import the compiler with the package, which takes
+    two seconds.
     """
 
     @functools.wraps(function)

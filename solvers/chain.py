@@ -1,33 +1,35 @@
-"""A solve without a graph made differentiable in stretches: each is one autograd node, whose
-backward pass is somebody's function.
+"""Makes a solve without a graph differentiable in stretches: each is one autograd node with its own
+backward function.
 
-Stretch by stretch, from the last to the first, the parameters' gradients go to autograd, which adds
-them up where they belong and frees them; so no more than one stretch's gradients are held at once.
+The passes run from the last stretch to the first. After each one autograd adds the parameters'
+gradients where they belong and frees them. So the memory holds the gradients of one stretch at a
+time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from solvers.capture import Captured, Substitute, autocast_state, check_seen
-from solvers.errors import SolveError
-from solvers.run import Run, Saved
+from solvers.capture import Captured, Substitute, aside, autocast_state, check_seen, check_unchanged
+from solvers.run import Run
+from solvers.solution import Solution
 from solvers.transforms import differentiable_once
 
 Grads = list[Tensor | None]
 
 
 class Backward:
-    """One backward pass: gathers the gradients of captured tensors while `pull` takes cotangents
-    through maps.
+    """One backward pass: `pull` takes cotangents through maps and adds up the gradients of captured
+    tensors.
 
-    A captured tensor that was itself computed is replaced by an alias without history: the pass
-    ends at it, and what it was computed from gets its share once, from autograd.
+    A captured tensor that was computed is replaced by an alias without history. So the pass ends at
+    it, and autograd passes its gradient on once.
     """
 
     def __init__(self, captured: Captured, tensors: Sequence[Tensor]):
@@ -39,8 +41,8 @@ class Backward:
         self._seen: set[int] = set()
 
     def pull(self, k: int, function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        """y = function(x) in segment k and (dy/dx)' c, with the captured tensors' share added up on
-        the way.
+        """y = function(x) in segment k and (dy/dx)' c. Adds up the gradients of the captured
+        tensors.
         """
         y, gradient, parts = self.vjp(k, function, x, cotangent)
         for tensor, part in zip(self.captured[k], parts, strict=True):
@@ -51,7 +53,7 @@ class Backward:
         self, k: int, function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor
     ) -> tuple[Tensor, Tensor, Sequence[Tensor | None]]:
         """y = function(x), (dy/dx)' c, and (dy/dz)' c for each tensor z captured in segment k (None
-        where y ignores it).
+        if y does not depend on it).
         """
         with torch.enable_grad(), self._substitute:
             x = x.detach().requires_grad_()
@@ -71,130 +73,108 @@ class Backward:
             place = self._place[id(tensor)]
             so_far = self.gradients[place]
             if so_far is None:
-                self.gradients[place] = part.clone()  # it may be the cotangent itself
+                self.gradients[place] = part.clone()  # it may be the cotangent
             else:
                 so_far.add_(part)
 
 
 PullThrough = Callable[[Sequence[Tensor], Grads], Grads]
 """(kept tensors, gradients of a node's outputs) -> gradients of its inputs."""
-Pass = Callable[[Backward, Sequence[Tensor], Grads, Sequence[Tensor]], Sequence[Tensor]]
+Arrival = tuple[float, int, Tensor | None]
+"""Of a state saved inside a stretch: its time, the accepted steps before it, and its gradient."""
+Pass = Callable[[Backward, Sequence[Tensor], Sequence[Arrival], Sequence[Tensor]], Sequence[Tensor]]
 """(backward, kept tensors, gradients of the states inside, and of the links after) -> gradients of
 the links before.
 """
 
 
-class Found:
-    """The states that a solve without a graph saves, exchanged for differentiable ones as its
-    stretches are done.
-    """
-
-    def __init__(self, run: Run):
-        self._run = run
-        self._states: list[Tensor] = []
-        self._at_end: list[bool] = []
-
-    @property
-    def count(self) -> int:
-        """How many are exchanged. The initial state is none of them."""
-        return len(self._states)
-
-    def take(self, x: Tensor) -> list[Saved]:
-        """The states saved since, inside the stretch that ends in x."""
-        new = self._run.saved[self.count + 1 :]
-        self._at_end = [saved.x is x for saved in new]
-        return [saved for saved in new if saved.x is not x]
-
-    def put(self, inside: Sequence[Tensor], end: Tensor) -> None:
-        """What stands for the states last taken, and for those that are the stretch's end."""
-        rest = iter(inside)
-        self._states += [end if at_end else next(rest) for at_end in self._at_end]
-
-    def all(self, last: Tensor) -> list[Tensor]:
-        """The states after the initial one; the last one ends the solve."""
-        # with "ends" it is saved when everything is done
-        return [*(self._states if self._run.save == "ends" else self._states[:-1]), last]
-
-
 class Chain:
-    """The nodes of a solve, in the order of its stretches, with a last one that hands out the
+    """The autograd nodes of a solve, one for each stretch in order, and a last one that returns the
     states.
 
-    `links` are the tensors, the same number throughout, by which a stretch depends on the one
-    before. What the passes hand on besides gradients, such as the state they go back from, they
-    leave in `baton`; the last node puts there what it kept. Since every state that a user sees
-    comes from it, it always runs first and every pass finds the baton.
+    `links` are the tensors by which a stretch depends on the previous one; their number is
+    constant. In `baton` a pass leaves what the next one needs besides gradients, such as the state.
+    The last node puts there what it kept. It always runs first, because every state that the user
+    gets comes from it. `run` holds the states that the solve saves.
     """
 
-    def __init__(self, links: Sequence[Tensor]):
+    def __init__(self, links: Sequence[Tensor], run: Run):
         self.links = list(links)
         self.baton: list[Sequence[Any]] = [()]
-        self._roots = list(links)  # what all gradients depend on: the first links, and what is captured
+        self._run = run
+        self._states: list[Tensor] = []  # differentiable, in place of those saved after the initial one
+        self._roots = list(links)  # all gradients depend on the first links and the captured tensors
         self._autocast = autocast_state(links[0].device.type)
 
-    def add(
-        self, inside: Sequence[Tensor], links: Sequence[Tensor], keep: Sequence[Tensor], captured: Captured, backward: Pass
-    ) -> list[Tensor]:
-        """The states inside a stretch, differentiable; its `links` become the chain's.
+    def add(self, links: Sequence[Tensor], keep: Sequence[Tensor], captured: Captured, backward: Pass) -> None:
+        """Makes the stretch that ends in `links` a node. They become the chain's links.
 
-        `keep` are the tensors that the pass needs, the parameters apart. It runs under the autocast
-        of the solve. It raises SolveError where a parameter was changed in place meanwhile.
+        `keep` are the tensors that the pass needs, apart from the parameters. The pass runs under
+        the autocast of the solve. It raises SolveError if a parameter was changed in place
+        meanwhile.
         """
+        new = self._run.saved[len(self._states) + 1 :]
+        inside = [saved for saved in new if saved.x is not links[0]]
+        places = [(saved.time, saved.steps) for saved in inside]
+        at_end = [saved.x is links[0] for saved in new]
         tensors = list({id(tensor): tensor for found in captured.values() for tensor in found}.values())
         count = len(self.links)
 
         def pull(kept: Sequence[Tensor], gradients: Grads) -> Grads:
             for tensor, version in zip(tensors, versions, strict=True):
-                if tensor._version != version:
-                    raise SolveError(
-                        f"a tensor of shape {tuple(tensor.shape)} that the solve depends on was changed in place before its gradient "
-                        "was taken: take the gradient first"
-                    )
+                check_unchanged(tensor, version)
             state = Backward(captured, tensors)
+            arrivals = [(*place, gradient) for place, gradient in zip(places, gradients[:-count], strict=True)]
             after = [torch.zeros(shape, dtype=dtype, device=device) if g is None else g for g in gradients[-count:]]
-            return [*backward(state, kept, gradients[:-count], after), *state.gradients]
+            return [*backward(state, kept, arrivals, after), *state.gradients]
 
         self._roots += tensors
         versions = [tensor._version for tensor in tensors]
         shape, dtype, device = links[0].shape, links[0].dtype, links[0].device
-        outputs = self._node([*inside, *links], keep, [*self.links, *tensors], pull)
+        with aside():
+            outputs = self._node([*(saved.x for saved in inside), *links], keep, [*self.links, *tensors], pull)
         self.links = outputs[-count:]
-        return outputs[:-count]
+        rest = iter(outputs)
+        self._states += [self.links[0] if end else next(rest) for end in at_end]
 
-    def end(self, states: Sequence[Tensor], keep: Sequence[Tensor]) -> list[Tensor]:
-        """The states as the user gets them, the last of them the first link; `keep` is the baton of
-        the first pass.
-        """
+    def end(self, solution: Solution, x0: Tensor, keep: Sequence[Tensor]) -> Solution:
+        """The solution with differentiable states; `keep` is the baton of the first pass."""
         baton, links = self.baton, len(self.links)
+        # with "ends" the last state is saved after the last stretch
+        before = self._states if self._run.save == "ends" else self._states[:-1]
 
         def pull(kept: Sequence[Tensor], gradients: Grads) -> Grads:
             baton[0] = kept
-            *before, last = gradients
-            # never None: the passes run in turn even for a state in the middle
-            return [torch.zeros_like(kept[0]) if last is None else last, *map(torch.zeros_like, kept[1:links]), *before]
+            *others, last = gradients
+            # never None: the passes run in order even for the gradient of a state inside
+            return [torch.zeros_like(kept[0]) if last is None else last, *map(torch.zeros_like, kept[1:links]), *others]
 
-        return self._node([tensor.detach() for tensor in states], keep, [*self.links, *states[:-1]], pull)
+        outputs = self._node([tensor.detach() for tensor in (*before, self.links[0])], keep, [*self.links, *before], pull)
+        self._run.saved = []
+        return dataclasses.replace(solution, x1=outputs[-1], states=(x0, *outputs))
 
     def _node(
         self, outputs: Sequence[Tensor], keep: Sequence[Tensor], inputs: Sequence[Tensor], pull: PullThrough
     ) -> list[Tensor]:
         if not any(tensor.requires_grad for tensor in inputs):
             return list(outputs)
-        # aliases, since autograd marks what a node gives out, and the solve goes on without a graph
+        # aliases: autograd marks a node's outputs, and the solve continues without a graph
         with torch.enable_grad():
             job = _Job([tensor.detach() for tensor in outputs], list(keep), self._autocast, pull, self._roots)
             return list(cast(tuple[Tensor, ...], _Node.apply(job, *inputs)))  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
+@dataclasses.dataclass
 class _Job:
-    """What travels to the autograd node; the tensors leave it on the way, lest outputs and node
-    hold each other.
+    """The arguments of an autograd node. The node takes the tensors out of it, so that outputs and
+    node do not hold each other.
     """
 
-    def __init__(
-        self, outputs: list[Tensor], keep: list[Tensor], autocast: dict[str, Any], pull: PullThrough, roots: Sequence[Tensor]
-    ):
-        self.outputs, self.keep, self.autocast, self.pull, self.roots = outputs, keep, autocast, pull, roots
+    outputs: list[Tensor]
+    keep: list[Tensor]
+    autocast: dict[str, Any]
+    pull: PullThrough
+    roots: Sequence[Tensor]
 
 
 class _Node(torch.autograd.Function):

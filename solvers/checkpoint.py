@@ -11,35 +11,39 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from solvers.errors import ConfigError
 from solvers.march import Progress, march
 from solvers.method import Method, Replayable
 from solvers.recompute import recomputed
 from solvers.run import Run, Stopped
 from solvers.segment import Segment
 from solvers.solution import Solution, Stats, Status
+from solvers.step_control import check_whole
 from solvers.transforms import check_no_transform
 
 Part = tuple[int, Segment]
-"""A piece of segment k that is recomputed whole."""
+"""(k, piece): a piece of segment k that is recomputed as a whole."""
+Record = list[tuple[tuple[float, ...], Stats]]
+"""The times and the cost of a group of pieces, from its first pass. A recomputation does not change
+it.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """Backprop in groups of `every` steps, each computed again when its turn comes: N/every states
-    and one group's graph.
+    """Backprop in groups of `every` steps, which the backward pass computes again one by one. It
+    keeps N/every states and one group's graph.
 
-    By default `every` is sqrt(N), rounded up, of all N steps of the solve. The gradient is that of
-    `backprop`, for one more forward pass. An adaptive method first finds its steps without a graph,
-    one forward pass more. torchdiffeq's methods are recomputed by whole segments, and `every`
-    counts these.
+    The default of `every` is sqrt(N), rounded up, for all N steps of the solve. The gradient equals
+    that of `backprop`, for one more forward pass. An adaptive method first finds its steps without
+    a graph, which takes another forward pass. torchdiffeq's methods are recomputed by whole
+    segments, and `every` counts these.
     """
 
     every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.every is not None and (isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1):
-            raise ConfigError(f"every = {self.every!r}: give the number of steps to recompute at a time, at least 1, or None")
+        if self.every is not None:
+            check_whole("every", self.every)
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         pass
@@ -53,7 +57,7 @@ class Checkpoint:
         check_no_transform("checkpoint")
         try:
             return self._integrate(method, segments, x0, run, progress)
-        except Stopped:  # without a graph, the plain loop says how far it got
+        except Stopped:  # the plain loop without a graph finds how far it got
             with torch.no_grad():
                 return march(method, segments, x0, run.again())
 
@@ -64,21 +68,22 @@ class Checkpoint:
         every = self.every or math.isqrt(len(parts) - 1) + 1
         x = x0
         run.keep(segments[0].start, x0)
-        # the last group is a full one: its turn comes first, and until another solve begins it need
-        # not be computed again
+        # the last group is a full one: its gradient comes first, and needs no recomputation until
+        # another solve begins
         for end in range((len(parts) - 1) % every + 1, len(parts) + 1, every):
             group = parts[max(0, end - every) : end]
-            record = _Record()
+            record: Record = []
             advance = partial(_advance, single, [piece for _, piece in group], request, record)
-            # a compiler knows torch's own
+            # a compiler can trace torch's own
             compiling = torch.compiler.is_compiling()
             opening = [i for i, (k, _) in enumerate(group) if i == 0 or group[i - 1][0] != k] if request.steps == 1 else [0]
             last = end == len(parts)
             states = checkpoint(advance, x, use_reentrant=False) if compiling else recomputed(advance, x, last, opening)
             x = states[-1]
-            _add(run.stats, record.stats)
+            times, stats = record[0]
+            run.stats += stats
             if run.save == "steps":
-                for t, state in zip(record.times, states, strict=True):
+                for t, state in zip(times, states, strict=True):
                     run.keep(t, state)
             for i, (k, piece) in enumerate(group):
                 if piece.t1 != segments[k].t1:
@@ -92,27 +97,18 @@ class Checkpoint:
         return Solution(x, tuple(s.time for s in run.saved), tuple(s.x for s in run.saved), Status.SUCCESS, run.stats)
 
 
-class _Record:
-    """What the first pass through a group tells besides its states; recomputing it leaves that
-    alone.
-    """
-
-    times: tuple[float, ...] = ()
-    stats: Stats | None = None
-
-
-def _advance(method: Method, pieces: Sequence[Segment], request: Run, record: _Record, x: Tensor) -> tuple[Tensor, ...]:
+def _advance(method: Method, pieces: Sequence[Segment], request: Run, record: Record, x: Tensor) -> tuple[Tensor, ...]:
     run = request.again()
     part = march(method, pieces, x, run)
     if part.status is not Status.SUCCESS:
         raise Stopped(part.status, part.time or pieces[0].start, part.x1)
-    if record.stats is None:
-        record.times, record.stats = part.times[1:], run.stats
+    if not record:
+        record.append((part.times[1:], run.stats))
     return part.states[1:]
 
 
 def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> tuple[Method, list[Part], Run]:
-    """What is recomputed: the method for one piece, the pieces, and the request of each."""
+    """The method for one piece, the pieces to recompute, and the request of each."""
     if not isinstance(method, Replayable):
         whole = list(enumerate(segments))
         return method, whole, run.again(save="steps" if run.save == "steps" else "segments")
@@ -124,7 +120,7 @@ def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -
         found = march(method, segments, x0, trial)
     if found.status is not Status.SUCCESS:
         raise Stopped(found.status, found.time or 0.0, found.x1)
-    # the steps themselves are counted as they are taken again
+    # the accepted steps are counted when they are repeated
     run.stats = dataclasses.replace(trial.stats, accepted=0)
     place = {id(segment): k for k, segment in enumerate(segments)}
     parts = []
@@ -134,10 +130,3 @@ def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -
         t0, t1 = segment.t0 if first else step.start, segment.t1 if last else step.end
         parts.append((place[id(segment)], segment.part(t0, t1, first)))
     return method.fixed(), parts, run.again(steps=1, save="segments")
-
-
-def _add(total: Stats, part: Stats | None) -> None:
-    assert part is not None, "a group that was computed has its statistics"
-    total.evaluations += part.evaluations
-    total.accepted += part.accepted
-    total.rejected += part.rejected

@@ -1,12 +1,12 @@
-"""How the error of a whole state becomes one number, to be kept below 1 in every step.
+"""How the error of a state becomes one number, which each step keeps below 1.
 
-| name    | of e = error/(atol + rtol max(abs x, abs x1))     | says                                                              |
-| ------- | ------------------------------------------------- | ----------------------------------------------------------------- |
-| `rms`   | sqrt(mean e^2)                                    | entries are right on average: one of 10,000 may be 100 times worse |
-| `token` | the largest sqrt(mean e^2) over the last axis     | every token, each row of the state, is right on average           |
-| `max`   | max abs e                                         | every entry is right                                              |
+| name    | of e = error/(atol + rtol max(abs x, abs x1)) | meaning                                                               |
+| ------- | --------------------------------------------- | --------------------------------------------------------------------- |
+| `rms`   | sqrt(mean e^2)                                | entries are right on average: one of 10,000 may be 100 times worse    |
+| `token` | the largest sqrt(mean e^2) over the last axis | every token, which is a row of the state, is right on average         |
+| `max`   | max abs e                                     | every entry is right                                                  |
 
-Of complex entries abs is |z|, and e^2 its square.
+For complex entries abs is |z|, and e^2 its square.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from solvers.errors import ConfigError, look_up
 
 Norm = Callable[[Tensor], Tensor]
-"""A tensor of scaled errors, in the state's shape (with a leading axis of 2, state and costate, on
-the adjoint's way back), to a number.
+"""Maps a tensor of scaled errors to a number. The tensor has the state's shape. In the adjoint's
+backward solve it has a leading axis of 2: state and costate.
 """
 
 
@@ -32,7 +32,7 @@ def rms(e: Tensor) -> Tensor:
 
 
 def largest_token(e: Tensor) -> Tensor:
-    """The largest root of a mean square over the last axis."""
+    """The largest root mean square over the last axis."""
     return torch.linalg.vector_norm(e, dim=-1).max() / math.sqrt(e.shape[-1]) if e.dim() else e.abs()
 
 
@@ -45,7 +45,9 @@ ERROR_NORMS: dict[str, Norm] = {"rms": rms, "token": largest_token, "max": large
 
 
 def get_norm(norm: str | Norm) -> Norm:
-    """The norm of that name, or the function itself; ConfigError with the nearest name otherwise."""
+    """The norm of that name, or the function itself. Raises ConfigError with the nearest name
+    otherwise.
+    """
     if callable(norm):
         return norm
     if not isinstance(norm, str):

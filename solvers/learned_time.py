@@ -1,14 +1,14 @@
-"""Segments whose times are learned: dL/dt1 = <p(t1), f(t1, x1)> and dL/dt0 = -<p(t0), f(t0, x0)>, p
-= dL/dx.
+"""Segments with learned times: dL/dt1 = <p(t1), f(t1, x1)> and dL/dt0 = -<p(t0), f(t0, x0)>, p =
+dL/dx.
 
-By a change of variable with the times' values unchanged. On a segment from a to b, with t = a + s
-(b - a) and s in [0, 1],
+The derivatives come from a change of variable that leaves the times' values unchanged. On a segment
+from a to b, with t = a + s (b - a) and s in [0, 1],
 
     dx/ds = (b - a) f(a + s (b - a), x),
 
-whose dependence on a and b is one on parameters. So every kind of gradient has it, forward mode
-too: for backprop and checkpoint it is the exact derivative of the steps computed, whose sizes are
-fixed parts of b - a; for the adjoint that of the ODE.
+which depends on a and b as on parameters. So every kind of gradient supports it, and forward mode
+too. For backprop and checkpoint it is the exact derivative of the computed steps, whose sizes are
+fixed parts of b - a. For the adjoint it is the derivative of the ODE.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Clock = Callable[[Tensor], Tensor]
 
 
 def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | None]:
-    """The field on the segment from t0 to t1, depending on those of them that are tensors with a
-    derivative, and the time that it means.
+    """The field on the segment from t0 to t1 with the derivatives by the learned times, and the map
+    from a time's value to the time that depends on them.
 
-    The values of both are those given, bit for bit. Without such tensors the field is the same, and
-    there is no other time.
+    The values of both are unchanged, bit for bit. Without learned times it returns the field itself
+    and None.
     """
     learned = [time if isinstance(time, Tensor) and _has_derivative(time) else None for time in (t0, t1)]
     if not any(time is not None for time in learned):
@@ -39,7 +39,7 @@ def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | N
     a, b = (time.detach().item() if isinstance(time, Tensor) else float(time) for time in (t0, t1))
 
     def ends(t: Tensor) -> list[Tensor]:
-        # time - its value is an exact zero that carries the derivative
+        # time - value is an exact zero that carries the derivative
         return [t.new_zeros(()) if time is None else time - value for time, value in zip(learned, (a, b), strict=True)]
 
     def clock(t: Tensor) -> Tensor:

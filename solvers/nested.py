@@ -1,5 +1,5 @@
-"""A solve of several tensors as one of a flat state: maps, events and norms meet the structure, and
-so does who asked.
+"""Solves with several tensors, as solves with one flat state: wraps the maps and events, and
+restores the structure of the solution.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def flat_events(tree: Tree, events: Sequence[Event]) -> list[Event]:
 
 
 def flat_on_step(tree: Tree, on_step: OnStep | None) -> OnStep | None:
-    """What is told each step, for the flat state."""
+    """`on_step` for the flat state."""
     return None if on_step is None else lambda t, x: on_step(t, tree.parts(x))
 
 
 def in_structure(tree: Tree, solution: Solution) -> Solution:
-    """The solution with its states in their structure."""
+    """The solution with its states in the structure of the initial one."""
     parts: Callable[[Tensor], Tensor] = tree.parts
     curve = None if solution.curve is None else lambda t, flat=solution.curve: parts(flat(t))
     return dataclasses.replace(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from solvers.controller import PI
 from solvers.error_norm import rms
-from solvers.errors import ConfigError, SolveError, look_up, unknown
+from solvers.errors import ConfigError, SolveError, check_positive, look_up, unknown
 from solvers.event import Event
 from solvers.gradients import Gradient, get_gradient
 from solvers.method import Method
@@ -308,8 +308,7 @@ class Problem:
         if size is None:
             return times
         size = float(size)
-        if not 0 < size < math.inf:
-            raise ConfigError(f"step_size = {size!r}: give a positive finite number, in units of time")
+        check_positive("step_size", size, "a positive finite number, in units of time")
         span = times[-1] - times[0]
         # a step that rounding alone would leave is none
         count = max(1, math.ceil(abs(span) / size * (1 - 1e-12)))

@@ -1,14 +1,13 @@
-"""Calls whose intermediate results are computed again on the way back, when autograd first asks for
+"""Calls whose intermediate results are recomputed in the backward pass, when autograd first needs
 one of them.
 
-The function runs with its graph, through which derivatives are taken: parameters, captured tensors
-and whatever listens to gradients (DDP, FSDP) meet the same graph as without recomputation. Only the
-tensors that the graph would keep are thrown away and numbered as they come. When the first of them
-is wanted, the function runs again under the same autocast and with the same random numbers, and
-what it saves this time is what was thrown away.
+The function runs with its graph. So parameters, captured tensors and gradient hooks (DDP, FSDP) see
+the same graph as without recomputation. Only the tensors that the graph would keep are dropped and
+numbered. When autograd needs the first of them, the function runs again under the same autocast and
+with the same random numbers. The tensors that it saves this time replace the dropped ones.
 
-The idea is that of `torch.utils.checkpoint`, which keeps more books: several backward passes at
-once, nested calls, any arguments.
+`torch.utils.checkpoint` does the same with more overhead: it supports several backward passes at
+once, nested calls and any arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from solvers.capture import autocast_state
+from solvers.capture import autocast_state, check_unchanged, random_states
 from solvers.errors import SolveError
 
 States = tuple[Tensor, ...]
@@ -31,20 +30,20 @@ Advance = Callable[[Tensor], States]
 
 
 def recomputed(function: Advance, x: Tensor, hold: bool = False, checked: Sequence[int] = (0,)) -> States:
-    """function(x), of which autograd keeps x only. The function must do the same twice, else
-    SolveError on the way back.
+    """function(x), of which autograd keeps x only. Raises SolveError in the backward pass if the
+    second run of the function differs.
 
-    `checked` are the places of states of which it is asked whether they are made with the same
-    parameters both times; each is looked at from the state before it. With `hold`, which is for a
-    call whose turn is likely the next, it has its tensors until another call begins: then they need
-    not be computed again.
+    `checked` are the indices of states to check for the same parameters in both runs; each is
+    compared from the state before it. With `hold`, the call keeps its tensors until another call
+    begins, and needs no recomputation until then. Use it for the call that the backward pass
+    reaches first.
     """
     return _Call(function, x, hold, checked).first(x)
 
 
 class _Turn(threading.local):
-    """The call that has its tensors: one at a time, so when the next one asks for its own, these
-    have served.
+    """The one call that holds its tensors. When another call needs its own, the earlier ones are no
+    longer needed.
     """
 
     latest: weakref.ref[_Call] | None = None
@@ -60,13 +59,13 @@ _TURN = _Turn()
 
 
 class _Complete(BaseException):
-    """What a call has thrown away so far was saved again. A field that catches its own exceptions
-    must not catch this one.
+    """All dropped tensors were saved again. It is a BaseException so that a field that catches its
+    own exceptions does not catch it.
     """
 
 
 class _Keep(torch.autograd.Function):
-    """A node that keeps a tensor: autograd notices there if it is changed in place."""
+    """A node that keeps a tensor: autograd detects if it is changed in place."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, x: Tensor) -> Tensor:
@@ -91,14 +90,14 @@ class _Call:
 
     def first(self, x: Tensor) -> States:
         _TURN.take(self)
-        before = _random(self.device)
+        before = random_states(self.device)
         self.running, kept = True, self.hold
         with saved_tensors_hooks(self._throw, self._fetch):
             states = self.function(x)
         self.running, self.parameters = False, self._parameters(x, states)
         if not kept:
             self.saved = {}
-        if not all(map(torch.equal, before, _random(self.device))):
+        if not all(map(torch.equal, before, random_states(self.device))):
             self.random = before
         return states
 
@@ -113,13 +112,9 @@ class _Call:
         _TURN.take(self)
         if place not in self.saved:
             self.saved = {i: (tensor, tensor._version) for i, tensor in enumerate(self._again())}
-            self.hold |= self.running  # the function differentiates something itself, and will again
+            self.hold |= self.running  # the function itself differentiates, and will do so again
         tensor, version = self.saved[place]
-        if tensor._version != version:
-            raise SolveError(
-                f"a tensor of shape {tuple(tensor.shape)} that the solve depends on was changed in place before its gradient was taken: "
-                "take the gradient first"
-            )
+        check_unchanged(tensor, version)
         return tensor
 
     def _again(self) -> list[Tensor]:
@@ -137,7 +132,7 @@ class _Call:
             for settings in self.autocast:
                 stack.enter_context(torch.autocast(**settings))
             if self.random is not None:
-                stack.callback(_set_random, self.device, _random(self.device))
+                stack.callback(_set_random, self.device, random_states(self.device))
                 _set_random(self.device, self.random)
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
@@ -150,17 +145,16 @@ class _Call:
             raise _different()
         if self._parameters(x, states) != self.parameters:
             raise SolveError(
-                "a field uses other tensors when its steps are computed again for the gradient than the first time: were its weights "
-                "exchanged for one call (torch.func.functional_call)? Take the gradient within it, or use gradient='backprop'"
+                "a field uses other tensors when its steps are computed again for the gradient than the first time: did "
+                "torch.func.functional_call replace its weights? Take the gradient inside it, or use gradient='backprop'"
             )
         return found
 
     def _parameters(self, alias: Tensor, states: States) -> set[int]:
-        """The leaves that the checked states depend on, apart from the states before them."""
+        """The leaves that the checked states depend on, except through the states before them."""
         x = self.keeper.saved_tensors[0]
         starts = [states[i].grad_fn for i in self.checked]
-        # without the parameters' graph, if they have one, the states end the search: the function's
-        # x both times, and its results
+        # the search ends at the states, which are x in both runs and the results
         ends = {x.grad_fn, *(states[i - 1].grad_fn for i in self.checked if i)}
         found: set[int] = set()
         while starts:
@@ -180,11 +174,6 @@ def _different() -> SolveError:
         "a field did something else when its steps were computed again for the gradient: it must do the same for the same time and "
         "state, or use gradient='backprop'"
     )
-
-
-def _random(device: torch.device) -> list[Tensor]:
-    """The states of the generators that a field may draw from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _set_random(device: torch.device, states: Sequence[Tensor]) -> None:

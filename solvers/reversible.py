@@ -1,5 +1,5 @@
-"""Gradient by going back: the solve is by an algebraically reversible scheme, whose last pair of
-states tells all the others.
+"""Gradient by an algebraically reversible scheme: the last pair of states determines all earlier
+ones.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.capture import aside, untraced, without_graph
-from solvers.chain import Backward, Chain, Found, Grads
+from solvers.capture import untraced, without_graph
+from solvers.chain import Arrival, Backward, Chain
 from solvers.errors import ConfigError, SolveError
 from solvers.march import Progress, march
 from solvers.method import HasReversibleForm, Method, ReversibleForm
@@ -23,28 +23,31 @@ from solvers.solution import Solution, Status
 from solvers.transforms import check_no_transform
 
 COUPLING = 0.99
-"""lambda. Smaller is stabler; rounding errors of the way back grow by 1/lambda a step."""
+"""lambda. A smaller one is more stable; rounding errors of the backward pass grow by 1/lambda a
+step.
+"""
 MISSED = 1e-3
-"""By how much of the initial state the way back may miss it. The gradient's relative error was 1 to
-10 times that where it was seen.
+"""The largest miss of the initial state in the backward pass, relative to it. The gradient's
+relative error was 1 to 10 times the miss in our tests.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Reversible:
-    """The exact gradient of the reversible scheme, from its last pair of states: memory does not
-    depend on the steps.
+    """The exact gradient of the reversible scheme, from its last pair of states. Memory does not
+    depend on the number of steps.
 
-    For own methods and fields without projections, whose information is gone for good. It computes
-    another solution than the plain method, by an error of the method's order, and takes two
-    increments a step: what is trained by it is not the discrete model of one Euler step per
-    segment. `coupling` is lambda in (0, 1]. Where the field damps by more than lambda a step, the
-    pair comes apart even if the plain method is stable (`solvers.reversible_scheme` has the
-    region): an adaptive method takes shorter steps, and where that does not help, the solve ends
-    with Status.PAIR_APART. A smaller lambda is stabler, and its way back magnifies rounding errors
-    by 1/lambda a step. A way back that misses the initial state by more than a thousandth of it
-    (RMS) raises SolveError instead of giving a wrong gradient. The state must have float32 or
-    float64.
+    It supports the package's own methods and fields without projections, which lose information.
+    Its solution differs from that of the plain method by an error of the method's order, and it
+    takes two increments a step. So it does not train the discrete model of one Euler step per
+    segment. `coupling` is lambda in (0, 1].
+
+    If the field damps by more than lambda a step, the pair diverges even if the plain method is
+    stable (`solvers.reversible_scheme` has the stability region). An adaptive method then takes
+    shorter steps; if that does not help, the solve ends with Status.PAIR_APART. A smaller lambda is
+    more stable, but the backward pass magnifies rounding errors by 1/lambda a step. If the backward
+    pass misses the initial state by more than a thousandth of it (RMS), it raises SolveError
+    instead of returning a wrong gradient. The state must be float32 or float64.
     """
 
     coupling: float = COUPLING
@@ -54,7 +57,7 @@ class Reversible:
             raise ConfigError(f"coupling = {self.coupling!r}: give a number above 0 and at most 1, such as {COUPLING}")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        """Raises ConfigError for other methods than own ones, and for segments that project the
+        """Raises ConfigError for methods of other packages, and for segments that project the
         state.
         """
         if not isinstance(method, HasReversibleForm) or getattr(method, "implicit", False):
@@ -81,56 +84,49 @@ class Reversible:
         check_no_transform("reversible")
         if x0.dtype.itemsize < 4:
             raise ConfigError(
-                f"gradient 'reversible' cannot go back in {dtype_name(x0.dtype)}, whose rounding errors grow on the way: "
+                f"gradient 'reversible' cannot go back in {dtype_name(x0.dtype)}, because rounding errors grow in the backward pass: "
                 "keep the state in float32 (autocast does), or use gradient='checkpoint'"
             )
         scheme = self.scheme(method)
-        chain, found = Chain([x0, x0]), Found(run)
+        chain = Chain([x0, x0], run)
 
         def done(k: int, x: Tensor) -> None:
             assert run.partner is not None, "every segment leaves a partner"
-            inside = found.take(x)
             steps, run.trace = run.trace, []
-            captured = {k: capture.take()}
-            before = run.stats.accepted - len(steps)
-            back = partial(_backward, scheme, k, steps, [saved.steps - before for saved in inside], chain.baton, run.again())
-            first = [x0] if k == 0 else []
-            with aside():
-                states = chain.add([saved.x for saved in inside], [x, run.partner], first, captured, back)
-            found.put(states, chain.links[0])
+            back = partial(_backward, scheme, k, steps, run.stats.accepted - len(steps), chain.baton, run.again())
+            chain.add([x, run.partner], [x0] if k == 0 else [], {k: capture.take()}, back)
 
         with without_graph(x0.device) as capture:
             solution = march(scheme, segments, x0.detach(), run, progress, done)
         if solution.status is not Status.SUCCESS:
             return solution
         assert run.partner is not None, "every segment leaves a partner"
-        outputs = chain.end(found.all(chain.links[0]), [solution.x1, run.partner])
-        run.partner, run.saved = None, []
-        return dataclasses.replace(solution, x1=outputs[-1], states=(x0, *outputs))
+        partner, run.partner = run.partner, None
+        return chain.end(solution, x0, [solution.x1, partner])
 
 
 def _backward(
     scheme: ReversibleForm,
     k: int,
     steps: Sequence[Step],
-    saved_after: Sequence[int],
+    before: int,
     baton: list[Sequence[Any]],
     run: Run,
     state: Backward,
     kept: Sequence[Tensor],
-    inside: Grads,
+    arrivals: Sequence[Arrival],
     after: Sequence[Tensor],
 ) -> Sequence[Tensor]:
-    """dL/dy and dL/dz at segment k's start from those at its end; gradients of saved states come in
-    where they were saved.
+    """dL/dy and dL/dz at segment k's start from those at its end. Gradients of saved states are
+    added where they were saved; `before` is the number of accepted steps before the segment.
     """
     pair, cotangents = (baton[0][0], baton[0][1]), (after[0], after[1])
-    waiting = list(zip(saved_after, inside, strict=True))
+    waiting = list(arrivals)
     after_first = pair
     for i in range(len(steps), 0, -1):
         after_first = pair
-        while waiting and waiting[-1][0] == i:
-            gradient = waiting.pop()[1]
+        while waiting and waiting[-1][1] == before + i:
+            gradient = waiting.pop()[2]
             cotangents = cotangents if gradient is None else (cotangents[0] + gradient, cotangents[1])
         pair, cotangents = scheme.step_back(steps[i - 1], pair, cotangents, partial(state.pull, k), run)
     baton[0] = pair
@@ -143,6 +139,6 @@ def _check_start(y: Tensor, x0: Tensor, ahead: Tensor) -> None:
     missed, *sizes = (float(torch.linalg.vector_norm(x)) for x in (y - x0, x0, ahead))
     if not missed <= MISSED * max(sizes):
         raise SolveError(
-            f"the way back of gradient 'reversible' misses the initial state by {missed / max(sizes):.1g} of it, since rounding errors "
-            "grow there: use gradient='checkpoint', float64, fewer steps, or a coupling nearer to 1"
+            f"the backward pass of gradient 'reversible' misses the initial state by {missed / max(sizes):.1g} of it, because rounding "
+            "errors grow in it: use gradient='checkpoint', float64, fewer steps, or a coupling nearer to 1"
         )

@@ -5,28 +5,29 @@ the start:
 
     y1 = lambda y + (1 - lambda) z + Psi_h(t, z)            z1 = z - Psi_{-h}(t1, y1)
 
-Both lines can be solved for what went in, z = z1 + Psi_{-h}(t1, y1) and then y = (y1 - (1 - lambda)
-z - Psi_h(t, z))/lambda. y has the method's order.
+Both lines can be inverted: z = z1 + Psi_{-h}(t1, y1) and then y = (y1 - (1 - lambda) z - Psi_h(t,
+z))/lambda. y has the method's order.
 
-**Where it is stable.** For x' = a x and w = a h the method multiplies x by R(w), and the scheme the
-pair (y, z) by the matrix
+**Stability.** For x' = a x and w = a h the method multiplies x by R(w), and the scheme multiplies
+the pair (y, z) by the matrix
 
     [      lambda                R(w) - lambda       ]        Q = R(-w) - 1
     [ -lambda Q        1 - Q (R(w) - lambda) ]
 
-with determinant lambda and trace 1 + lambda - Q (R(w) - lambda). Both eigenvalues lie inside the unit circle where
-|tr - lambda conj(tr)| < 1 - lambda^2; on the real axis, where 0 < Q (R(w) - lambda) < 2 (1 + lambda). So decay needs R(w) > lambda: a
-step may not damp by more than lambda. One eigenvalue is near R(w); the other, lambda/R(w), is the growth of y - z.
+with determinant lambda and trace tr = 1 + lambda - Q (R(w) - lambda). Both eigenvalues lie inside
+the unit circle if |tr - lambda conj(tr)| < 1 - lambda^2. On the real axis this is 0 < Q (R(w) -
+lambda) < 2 (1 + lambda). So decay needs R(w) > lambda: a step may not damp by more than lambda. One
+eigenvalue is near R(w); the other, lambda/R(w), is the growth of y - z.
 
-**No scheme of this kind damps and is easy to undo.** The determinant is lambda whatever the field:
-the way back magnifies rounding errors by 1/lambda a step, and where the field damps by exp(-a T) in
-all, a stable way there has lambda^N < exp(-a T), so that the way back magnifies them by more than
-exp(a T). A smaller lambda moves the limit, it does not lift it: over x' = -x on [0, 20], rk4 with
-100 steps gives 178 with lambda = 0.99, 1.2e-2 with 0.9, 2.05e-9 with 0.7 (exact 2.06e-9), and
-0.7^100 is 3e-16. In float32, whose rounding is 6e-8, 1,000 steps of lambda = 0.99 magnify it to
-1e-3 before any damping of the field. Reversible Heun (Kidger et al. 2021) and MALI (Zhuang et al.
-2021) have the same determinant argument against them. Therefore |y - z| is watched on the way
-there, and the initial state on the way back.
+**No scheme of this kind both damps and inverts accurately.** The determinant is lambda whatever the
+field, so the backward pass magnifies rounding errors by 1/lambda a step. If the field damps by
+exp(-a T) in all, a stable forward pass has lambda^N < exp(-a T). The backward pass then magnifies
+rounding errors by more than exp(a T). A smaller lambda only moves the limit. Over x' = -x on [0,
+20], rk4 with 100 steps gives 178 with lambda = 0.99, 1.2e-2 with 0.9 and 2.05e-9 with 0.7 (exact
+2.06e-9); 0.7^100 is 3e-16. In float32, whose rounding is 6e-8, 1,000 steps with lambda = 0.99
+magnify it to 1e-3 before any damping of the field. The same argument holds for reversible Heun
+(Kidger et al. 2021) and MALI (Zhuang et al. 2021). Therefore the forward pass checks |y - z|, and
+the backward pass checks the initial state.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from solvers.segment import Segment
 from solvers.solution import Status
 
 TOLERANCES_APART = 10.0
-"""How many tolerances y and z may be apart in an adaptive solve: its error is about as large,
+"""The largest |y - z| in an adaptive solve, in tolerances: the solve's error is about as large,
 amplified by the field.
 """
 PART_APART, MOST_APART = 0.5, 2.0
-"""How far, over the state or its last step, with several fixed steps in a segment, where y and z
-both approximate the ODE's state, and with a single one, where the pair may be a discrete model of
-its own: a mode that grows has |y - z| above 2 |y|, z being near -1.3 y.
+"""The largest |y - z| over the state or its last step. The first is for several fixed steps in a
+segment, where y and z both approximate the ODE's state. The second is for a single step, where the
+pair may be a discrete model of its own: a growing mode has |y - z| above 2 |y|, with z near -1.3 y.
 """
 REFUSALS, IN_ALL = 3, 100
-"""So many attempts in a row, each shorter, may leave y and z too far apart, and so many in a
-segment: it gets no cheaper then.
+"""The limits of attempts in a row, each shorter, and of attempts in a segment that leave y and z
+too far apart.
 """
 
 Finish = Callable[[Step, Tensor, Tensor], Tensor | None]
@@ -65,7 +66,7 @@ Finish = Callable[[Step, Tensor, Tensor], Tensor | None]
 
 
 class Incremental(Method, Protocol):
-    """A one-step method that gives its steps away: x1 = x + increment(step, x)."""
+    """A one-step method that also returns its steps: x1 = x + increment(step, x)."""
 
     def increment(self, step: Step, x: Tensor, run: Run) -> Tensor:
         """Psi: what one step adds to x, without error estimate and before projection. The step may
@@ -73,19 +74,19 @@ class Incremental(Method, Protocol):
         """
 
     def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
-        """Goes over the segment in the method's own steps; `finish(step, x, increment)` makes each
-        next x.
+        """Integrates over the segment in the method's own steps. `finish(step, x, increment)`
+        returns each next x.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class ReversibleScheme:
-    """The reversible form of a one-step method as a method: `advance` moves y, and the run carries
+    """The reversible form of a one-step method, as a method: `advance` moves y, and the run carries
     z across segments.
 
-    Adaptive steps keep |y - z| within 10 tolerances, in the norm of the error. With fixed steps
-    `run.apart` gets the RMS of y - z over that of y or of the last step, over its limit; above 1
-    the solve has failed.
+    Adaptive steps keep |y - z| within 10 tolerances, in the norm of the error. With fixed steps,
+    `run.apart` is the RMS of y - z over that of y or of the last step, over its limit. Above 1 the
+    solve has failed.
     """
 
     method: Incremental
@@ -93,7 +94,7 @@ class ReversibleScheme:
 
     @property
     def order(self) -> int:
-        """The order of the method it is made of."""
+        """The order of the plain method."""
         return self.method.order
 
     @property
@@ -102,8 +103,8 @@ class ReversibleScheme:
         return self.method.adaptive
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        """y at the segment's end. Raises Stopped where the method cannot get there, or where y and
-        z come apart.
+        """y at the segment's end. Raises Stopped if the method cannot get there, or if y and z are
+        too far apart.
         """
         y, z = x, x if run.partner is None else run.partner
         refused = in_all = 0
@@ -125,8 +126,8 @@ class ReversibleScheme:
         return y
 
     def _apart(self, y: Tensor, z: Tensor, increment: Tensor, run: Run) -> bool:
-        """Whether the pair is too far apart to go on. With fixed steps that is asked at the end: it
-        would wait for the device.
+        """Whether the pair is too far apart to continue. Fixed steps check at the end, since each
+        check waits for the device.
         """
         if self.adaptive:
             with torch.no_grad():
@@ -150,5 +151,5 @@ class ReversibleScheme:
 
 
 def back(step: Step) -> Step:
-    """The same step the other way."""
+    """The step in the other direction."""
     return Step(step.segment, step.end, step.start, -step.h)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from solvers.error_norm import Norm, get_norm
-from solvers.errors import ConfigError
+from solvers.errors import ConfigError, check_positive
 from solvers.method import Method, options_of
 from solvers.run import dtype_name
 from solvers.tree import Tree
@@ -58,8 +57,7 @@ class StepControl:
 
     def __post_init__(self) -> None:
         for name, size in self.bounds.items():
-            if isinstance(size, bool) or not isinstance(size, Real) or not 0 < size < math.inf:
-                raise ConfigError(f"{name} = {size!r}: give a positive finite number, in units of time")
+            check_positive(name, size, "a positive finite number, in units of time")
         for (less, low), (more, high) in pairwise(self.bounds.items()):
             if low > high:
                 raise ConfigError(f"{less} = {low!r} is above {more} = {high!r}: exchange them")
@@ -135,8 +133,7 @@ def check_tolerances(method: Method, rtol: float | None, atol: float | None, dty
     """
     rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
     for what, value in (("rtol", rtol), ("atol", atol)):
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
-            raise ConfigError(f"{what} = {value!r}: give a positive finite number")
+        check_positive(what, value)
     resolution = 4 * torch.finfo(dtype).eps
     if "rtol" in options_of(method) and rtol < resolution:
         raise ConfigError(

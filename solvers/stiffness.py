@@ -1,14 +1,14 @@
-"""Whether stability and not accuracy bounds the steps of an explicit method: then the problem is
+"""Detects that stability, not accuracy, bounds the steps of an explicit method: the problem is
 stiff for it.
 
-The last two stages of a step are values of the field at nearly one time and at two states, so that
+The last two stages of a step evaluate the field at nearly one time and at two states. So
 
     rho = |k_s - k_(s-1)| / |x_s - x_(s-1)|
 
-is about the size of the Jacobian's leading eigenvalue, at no evaluation. On the negative real axis
-the method is stable up to h rho = z. Steps that stay there, by far more accurate than asked for or
-rejected again and again, are bounded by stability (Hairer and Wanner, Solving ODEs II, IV.2, whose
-counts these are: 15 such steps without 6 others in a row between them).
+estimates the size of the Jacobian's leading eigenvalue without an evaluation. On the negative real
+axis the method is stable up to h rho = z. Stability bounds the steps that stay near z: they are far
+more accurate than requested, or rejected repeatedly. The counts are those of Hairer and Wanner,
+Solving ODEs II, IV.2: 15 such steps without 6 others in a row between them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from __future__ import annotations
 import dataclasses
 
 STARTED = 50
-"""So many accepted steps are not looked at: a solve that is over by then costs too little to be
-warned of.
+"""The first accepted steps are not checked: a solve that is over by then costs too little for a
+warning.
 """
 BOUNDED, EASY = 15, 6
 NEAR = 0.9
-"""From which part of the stability interval on a step counts: the controller's steps go to and fro
-about its end.
+"""A step counts from this part of the stability interval on: the controller's steps oscillate about
+its end.
 """
 
 
 @dataclasses.dataclass
 class Stiffness:
-    """Counts the steps of one solve that are as long as stability lets them be."""
+    """Counts the steps of one solve that stability bounds."""
 
     bounded: int = 0
     easy: int = 0
 
     def found(self, product: float, interval: float) -> bool:
-        """Whether an accepted step with h rho = product is the one too many."""
+        """Whether an accepted step with h rho = product reaches the limit of such steps."""
         if product > NEAR * interval:
             self.bounded, self.easy = self.bounded + 1, 0
         else:

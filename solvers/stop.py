@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from solvers.errors import ConfigError
+from solvers.errors import ConfigError, check_positive
 from solvers.event import Event, Events, moved
 from solvers.gradients import Gradient
 from solvers.march import Progress, march
@@ -34,8 +33,8 @@ def check_stops(
     events = (events,) if isinstance(events, Event) else events
     if not isinstance(events, Sequence) or not all(isinstance(event, Event) for event in events):
         raise ConfigError(f"events = {events!r}: give an Event(function of t and x), or a list of them")
-    if steady is not None and (isinstance(steady, bool) or not isinstance(steady, Real) or not 0 < steady < math.inf):
-        raise ConfigError(f"steady = {steady!r}: give a positive finite number, the norm of dx/dt at which to stop")
+    if steady is not None:
+        check_positive("steady", steady, "a positive finite number, the norm of dx/dt at which to stop")
     check_callable("on_step", on_step)
     if not (events or steady is not None or on_step is not None):
         return ()

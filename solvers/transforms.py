@@ -1,8 +1,8 @@
-"""Derivatives that are not taken backward: which transforms of `torch.func` and which forward mode
-a solve runs in.
+"""Derivatives other than backward ones: which `torch.func` transforms or forward mode surround a
+solve.
 
-Forward mode carries a tangent beside the state, v' = (df/dx) v, through the same steps: it needs no
-memory of its own and no kind of gradient, so all kinds compute it alike, by plain steps.
+Forward mode carries a tangent v' = (df/dx) v through the same steps. It needs no extra memory and
+no kind of gradient, so all kinds compute it by plain steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from solvers.errors import ConfigError
 
 
 def in_forward_mode() -> bool:
-    """Whether tangents may be carried: inside `torch.func.jvp` or `forward_ad.dual_level`."""
+    """Whether tangents may exist: inside `torch.func.jvp` or `forward_ad.dual_level`."""
     return bool(forward_ad._current_level >= 0)
 
 
 def check_no_transform(kind: str) -> None:
-    """Raises ConfigError where a kind of gradient that is no plain autograd is asked for inside a
-    transform of torch.func.
+    """Raises ConfigError if a kind of gradient other than backprop is used inside a transform of
+    torch.func.
     """
     if _transforms():
         raise ConfigError(
@@ -36,13 +36,13 @@ def check_steps(adaptive: bool) -> None:
     """Raises ConfigError for adaptive steps under vmap."""
     if adaptive and batched():
         raise ConfigError(
-            "under vmap the error of a sample cannot be looked at, and adaptive steps follow it: use a method of fixed steps, as rk4, "
+            "adaptive steps need the error of each sample, which vmap does not give: use a method of fixed steps, as rk4, "
             "or give the batch as one state"
         )
 
 
 def batched() -> bool:
-    """Whether numbers cannot be looked at, under vmap."""
+    """Whether vmap makes the values of numbers unavailable."""
     return TransformType.Vmap in _transforms()
 
 
@@ -53,8 +53,8 @@ def _transforms() -> list[TransformType]:
 
 
 class _Once(torch.autograd.Function):
-    """Tensors whose further derivative is an error: a derivative that is missing would read as
-    zero.
+    """Marks tensors whose further derivative raises an error. Otherwise the missing derivative
+    would be zero.
     """
 
     @staticmethod
@@ -70,8 +70,8 @@ class _Once(torch.autograd.Function):
 
 
 def differentiable_once(roots: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradients, which depend on `roots`, and of which autograd raises ConfigError when it is
-    asked to differentiate them again.
+    """The gradients, which depend on `roots`. Autograd raises ConfigError if they are
+    differentiated again.
     """
     given = [gradient for gradient in gradients if gradient is not None]
     marked = iter(_Once.apply(len(given), *given, *roots))  # type: ignore[no-untyped-call]  # torch gives it no types

@@ -1,5 +1,5 @@
-"""States of several tensors, in tuples, named tuples, lists, dictionaries and these nested, as one
-flat tensor.
+"""States of several tensors, in tuples, named tuples, lists and dictionaries, which may be nested,
+as one flat tensor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 from solvers.errors import ConfigError
 
 if TYPE_CHECKING:
-    State = Tensor  # what nearly every state is; one of another structure comes back in that
+    State = Tensor  # nearly every state is one; others keep their structure
 else:
     State = Any
 
 
 def leaves(state: object) -> list[Any]:
-    """What the structure holds, in order; of a dictionary by the order of its keys."""
+    """The leaves of the structure, in order; those of a dictionary in the order of its keys."""
     if isinstance(state, (tuple, list)):
         return [leaf for part in state for leaf in leaves(part)]
     if isinstance(state, dict):
@@ -30,23 +30,22 @@ def leaves(state: object) -> list[Any]:
 
 
 def mapped(function: Callable[[Any], Any], state: Any) -> Any:
-    """The same structure of function(leaf) for each leaf."""
+    """The same structure with function(leaf) in place of each leaf."""
     if isinstance(state, (tuple, list)):
         parts = [mapped(function, part) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
     if isinstance(state, dict):
-        made = copy.copy(state)  # a subclass keeps what else it knows
+        made = copy.copy(state)  # keeps the attributes of a subclass
         made.update({key: mapped(function, part) for key, part in state.items()})
         return made
     return function(state)
 
 
 class Tree:
-    """The structure of a state: `flat` puts its tensors' entries one after the other, `parts`
-    undoes it.
+    """The structure of a state: `flat` concatenates the entries of its tensors, `parts` is the
+    inverse.
 
-    Raises ConfigError for a structure that holds anything but tensors of one type on one device, or
-    none.
+    Raises ConfigError unless the structure holds tensors of one type on one device.
     """
 
     def __init__(self, state: object, what: str = "the initial state"):
@@ -61,8 +60,8 @@ class Tree:
         self.places = mapped(lambda _: next(places), state)
 
     def flat(self, what: str, state: object) -> Tensor:
-        """The entries of all tensors; ConfigError where `what` has given another structure or other
-        shapes.
+        """The entries of all tensors. Raises ConfigError if `what` returned another structure or
+        other shapes.
         """
         found = list(_alongside(self.places, state))
         if [getattr(leaf, "shape", None) for leaf in found] != self.shapes:
@@ -73,22 +72,20 @@ class Tree:
         return torch.cat([leaf.reshape(-1) for leaf in found])
 
     def spread(self, given: object) -> Tensor:
-        """A number, or a tensor that broadcasts, for each tensor as one flat tensor. RuntimeError
-        or TypeError where they do not fit.
+        """A number, or a tensor that broadcasts, for each tensor, as one flat tensor. Raises
+        RuntimeError or TypeError if they do not fit.
         """
         parts = zip(_alongside(self.places, given), self.shapes, strict=True)
         return torch.cat([torch.as_tensor(part).expand(shape).reshape(-1) for part, shape in parts])
 
     def parts(self, y: Tensor) -> Any:
-        """The structure with its tensors' entries from the last axis of y; axes before it stay in
-        front.
-        """
+        """The structure with the entries of the last axis of y. The axes before it stay in front."""
         cut = torch.split(y, self.sizes, dim=-1)
         return mapped(lambda i: cut[i].reshape((*y.shape[:-1], *self.shapes[i])), self.places)
 
     def norm(self, norm: Callable[[Any], Tensor], named: bool) -> Callable[[Tensor], Tensor]:
-        """A norm of the flat state: the largest that a named norm has of its tensors, or a user's
-        own, which is given the structure.
+        """A norm of the flat state: the largest value of a named norm over its tensors, or your own
+        norm of the structure.
         """
         if not named:
             return lambda e: norm(self.parts(e))
@@ -96,9 +93,9 @@ class Tree:
 
 
 def _alongside(places: object, state: Any) -> Iterator[Any]:
-    """The leaves of a state that is built as the places are; None where it is not."""
+    """The leaves of a state that has the structure of the places; None where it has not."""
     if isinstance(places, (tuple, list)):
-        # a named tuple's field may return a plain one
+        # for a named tuple, the field may return a plain tuple
         alike = isinstance(state, tuple if isinstance(places, tuple) else list) and len(state) == len(places)
         for i, part in enumerate(places):
             yield from _alongside(part, state[i] if alike else None)
