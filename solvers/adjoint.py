@@ -1,9 +1,9 @@
-"""Gradient by the adjoint ODE: the state and its costate are solved backward, and nothing of the
-way there is kept.
+"""Gradient by the adjoint ODE: the state and its costate are solved backward, without storing the
+steps of the forward solve.
 
 On a segment with field v(t, x; theta), a(t) = dL/dx(t) obeys da/dt = -(dv/dx)' a, and dL/dtheta =
-integral of (dv/dtheta)' a dt. Of a complex z, dL/dz is dL/d(Re z) + i dL/d(Im z), as autograd has
-it, and ' the adjoint over the reals.
+integral of (dv/dtheta)' a dt. For a complex z, dL/dz is dL/d(Re z) + i dL/d(Im z), as in autograd,
+and ' is the adjoint over the reals.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from solvers.solution import Solution, Status
 from solvers.transforms import check_no_transform
 
 FINER = 0.1
-"""By how much the tolerances of an adaptive method are lowered to estimate its error."""
+"""Factor on the tolerances of an adaptive method, to estimate its error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AdjointError:
-    """How far a backward solve is from the adjoint ODE's exact solution, by repeating it with finer
-    steps.
+    """The error of a backward solve against the exact adjoint ODE, from a second backward solve
+    with finer steps.
 
     `gradient` is the relative error of all gradients together (initial state and parameters),
     estimated from twice the steps (a tenth of the tolerances for an adaptive method). `state` is
-    how far the state solved backward misses, at worst, one that was kept, relative to it. The
-    forward solve's own error comes on top.
+    the largest relative distance of the state solved backward from a kept one. The forward solve's
+    own error is not included.
     """
 
     gradient: float
@@ -51,18 +51,18 @@ Report = Callable[[AdjointError], object]
 
 @dataclasses.dataclass(frozen=True)
 class Adjoint:
-    """The gradient of the ODE's solution, by the same method backward: off by an error of the
-    method's order.
+    """The gradient of the ODE's solution, by the same method backward. Its error has the method's
+    order.
 
-    Keeps the state at each segment's start, whatever the number of steps, and goes on from it when
-    the way back gets there. With `restore=False` it keeps the last state only, and one for each
-    segment that begins with a projection (`enter`), which cannot be undone: errors of the state
-    then add up over the segments, or grow where the field contracts.
+    It keeps the state at each segment's start, whatever the number of steps; the backward solve
+    continues from that state. With `restore=False` it keeps the last state only, and one for each
+    segment that begins with a projection (`enter`), which has no inverse. Errors of the state then
+    add up over the segments, or grow if the field contracts.
 
-    An adaptive method controls the error of state and costate; the parameters' integral follows
-    (Kidger et al. 2021). With `report`, each backward pass is repeated more finely and
-    `report(AdjointError)` called, at three times the cost. `rtol`, `atol` and `method` are those of
-    the way back where it is to have others than the way there.
+    An adaptive method controls the error of state and costate, but not that of the parameters'
+    integral (Kidger et al. 2021). With `report`, each backward pass is repeated with finer steps,
+    and `report(AdjointError)` is called; this takes three times the cost. `rtol`, `atol` and
+    `method` are those of the backward solve; None takes those of the forward solve.
     """
 
     report: Report | None = None
@@ -79,8 +79,8 @@ class Adjoint:
             raise ConfigError(f"method = {self.method!r} of the adjoint: give a method, as METHODS['rk4'], or None")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        """Raises ConfigError for implicit methods, and for segments whose state is projected after
-        each step: that is no ODE.
+        """Raises ConfigError for implicit methods, and for segments that project the state after
+        each step, which is no step of an ODE.
         """
         if any(getattr(chosen, "implicit", False) for chosen in (method, self.method)):
             raise ConfigError(
@@ -104,7 +104,8 @@ class Adjoint:
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
         check_no_transform("adjoint")
         chain = Chain([x0], run)
-        # of the segments since the last node: the states at their starts, the captured tensors, the accepted steps at their ends
+        # of the segments since the last node: the states at their starts, the captured tensors, the
+        # accepted steps at their ends
         starts: dict[int, Tensor] = {}
         captured: Captured = {}
         counts: list[int] = []
@@ -146,7 +147,8 @@ Stops = dict[int, list[tuple[float, Tensor | None]]]
 class _WayBack:
     """The backward solve over the segments (by their numbers) of one autograd node: a `Pass`.
 
-    The starts of the segments `kept` are kept. `counts` are the accepted steps at each segment's end.
+    The starts of the segments `kept` are kept. `counts` are the accepted steps at each segment's
+    end.
     """
 
     method: Method
@@ -191,7 +193,9 @@ class _WayBack:
     def _back(
         self, x: Tensor, a: Tensor, stops: Stops, starts: dict[int, Tensor], state: Backward, run: Run
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """x and a = dL/dx at the start from those at the end, and the relative miss of each kept state."""
+        """x and a = dL/dx at the start from those at the end, and the relative miss of each kept
+        state.
+        """
         misses = []
         for k, segment in reversed(self.segments.items()):
             t: Time = segment.t1
@@ -210,7 +214,7 @@ class _WayBack:
         return x, a, misses
 
     def _segment(self, k: int, t1: Time, t0: Time, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor]:
-        """(x, a) at t0 from (x, a) at t1, the parameters' integral added to the state's gradients."""
+        """(x, a) at t0 from (x, a) at t1. Adds the parameters' integral to their gradients."""
         field, tensors = self.segments[k].field, state.captured[k]
         count, dtype = x.numel(), x.dtype
         sums = [_entries(torch.zeros_like(tensor), dtype) for tensor in tensors]
@@ -222,8 +226,7 @@ class _WayBack:
             rates = [v, -pulled, *(torch.zeros_like(z) if g is None else -g for z, g in zip(tensors, parts, strict=True))]
             return torch.cat([_entries(rate, dtype) for rate in rates])
 
-        # the equation is linear in a: at the state's size, the tolerances of an adaptive method
-        # mean the same for both
+        # the equation is linear in a: scaled to the state's size, the same tolerances suit both
         scale = _length(a) / _length(x) if self.method.adaptive else x.new_ones(())
         flat = torch.cat([x.reshape(-1), (a / scale).reshape(-1), *sums])
         run.saved = []
@@ -238,8 +241,8 @@ class _WayBack:
 
 
 def _entries(z: Tensor, dtype: torch.dtype) -> Tensor:
-    """The entries of a tensor as ones of a type that is real or complex whatever z is: nothing of a
-    complex z is lost in a real state.
+    """The entries of a tensor in a real or complex type. A real type gets the real and imaginary
+    parts of a complex z.
     """
     return (torch.view_as_real(z.resolve_conj()) if z.is_complex() and not dtype.is_complex else z).reshape(-1).to(dtype)
 
@@ -252,6 +255,6 @@ def _from_entries(entries: Tensor, z: Tensor) -> Tensor:
 
 
 def _length(x: Tensor) -> Tensor:
-    """|x|, or 1 where that is zero."""
+    """|x|, or 1 if that is zero."""
     length = torch.linalg.vector_norm(x)
     return torch.where(length == 0, torch.ones_like(length), length)

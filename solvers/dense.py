@@ -1,5 +1,5 @@
-"""States at any times: interpolated inside the steps as these are taken, at no further evaluation,
-or looked up in them afterwards.
+"""States at any times: interpolated inside the steps during a solve, or afterwards from the stored
+steps.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Times = Sequence[float] | Tensor
 
 
 def check_times(times: Times, segments: Sequence[Segment], method: Method, gradient: Gradient) -> list[float]:
-    """The times as numbers, in the order in which the segments pass them.
+    """The times as numbers, in the order of integration.
 
-    Raises ConfigError for times that are not finite numbers in that order and within the segments,
-    for segments that turn back or have learned times, and for methods and gradients that do not
-    know the states inside their steps.
+    Raises ConfigError for times that are not finite numbers in that order and within the segments.
+    Also for segments that turn back or have learned times, and for methods and gradients without
+    states inside their steps.
     """
     given = times.detach().tolist() if isinstance(times, Tensor) and times.dim() == 1 else times
     if not isinstance(given, Sequence) or not all(isinstance(t, Real) and math.isfinite(t) for t in given) or not given:
@@ -50,23 +50,23 @@ def check_times(times: Times, segments: Sequence[Segment], method: Method, gradi
 
 
 def check_one_way(segments: Sequence[Segment]) -> float:
-    """1 where the segments go forward in time, -1 where backward. ConfigError for those that turn
-    back, or have learned times.
+    """1 for segments that go forward in time, -1 for backward ones. Raises ConfigError if they turn
+    back or have learned times.
     """
     sign = math.copysign(1.0, segments[-1].end - segments[0].start)
     if any(sign * (segment.end - segment.start) < 0 for segment in segments):
-        raise ConfigError("the segments turn back in time, so that states at given times are not one: solve them in turn")
+        raise ConfigError("the segments turn back in time, so a given time may have several states: solve them one by one")
     if any(segment.learned for segment in segments):
-        raise ConfigError("states at given times do not follow ends that are learned: make each time a segment's end")
+        raise ConfigError("states at given times have no derivative by learned times: make each time a segment's end")
     return sign
 
 
 class Curve:
-    """t -> x(t), by the interpolants of a solve's steps, to which it looks on.
+    """t -> x(t), by the interpolants of a solve's steps. It collects them as an observer.
 
-    t is a tensor of any shape, and so are the first axes of x(t); at a segment's end it is the
-    state before the next one's `enter`. Raises ConfigError for a method without interpolants, for
-    kinds of gradient other than backprop, and for times outside the solve.
+    t is a tensor of any shape; the axes of x(t) start with those of t. At a segment's end, x(t) is
+    the state before the next one's `enter`. Raises ConfigError for a method without interpolants,
+    for kinds of gradient other than backprop, and for times outside the solve.
     """
 
     def __init__(self, segments: Sequence[Segment], method: Method, gradient: Gradient):
@@ -79,12 +79,12 @@ class Curve:
         self._steps: list[Accepted] = []
 
     def note(self, seen: Accepted) -> None:
-        """Keeps a step that was accepted."""
+        """Stores an accepted step."""
         self._steps.append(seen)
         self._ends.append(self._sign * seen.step.end)
 
     def ended(self, time: float) -> None:
-        """Nothing is told beyond that time, to which an event may have cut the last step."""
+        """Sets the last time, at which an event may have ended the solve inside the last step."""
         self._ends[-1] = self._sign * time
 
     def __call__(self, t: Tensor | float) -> Tensor:
@@ -103,8 +103,6 @@ class Curve:
 
 
 def at_times(solution: Solution, times: Sequence[float]) -> Solution:
-    """A solution that got to its end, with the states at the times, of all those saved: the initial
-    one, those inside, the last.
-    """
+    """A solution that reached its end, with only the states at the given times."""
     found = dict(zip(solution.times, solution.states, strict=True))
     return dataclasses.replace(solution, times=tuple(times), states=tuple(found[t] for t in times))

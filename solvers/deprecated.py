@@ -1,7 +1,7 @@
-"""Names of the version before, which still work for one version, each with a DeprecationWarning.
+"""Names of the previous version. They work for one more version, each with a DeprecationWarning.
 
-A module that has lost names ends with `__getattr__ = old_names(__name__)`. A module that is gone
-needs no file: its rows are enough.
+A module that has lost names ends with `__getattr__ = old_names(__name__)`. A removed module needs
+no file: its rows in ALIASES are enough.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ ALIASES: dict[str, str] = {
 
 
 def old_names(module: str, otherwise: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """The `__getattr__` of a module some of whose names have moved: gives what stands at the new
+    """The `__getattr__` of a module some of whose names have moved: returns the object at the new
     place, with a warning.
 
-    `otherwise` is asked for all other names. Raises AttributeError for a name that neither knows.
+    `otherwise` looks up all other names. Raises AttributeError for an unknown name.
     """
 
     def look_up(name: str) -> Any:
@@ -107,9 +107,7 @@ def old_names(module: str, otherwise: Callable[[str], Any] | None = None) -> Cal
 
 
 def old_member(old: str, new: str) -> Any:
-    """A property that gives the member `new` by its name of the version before, and sets it, with a
-    warning.
-    """
+    """A property for the old name of the member `new`; reading and setting it gives a warning."""
 
     def get(self: Any) -> Any:
         _warn_of_member(type(self), old, new)
@@ -123,8 +121,8 @@ def old_member(old: str, new: str) -> Any:
 
 
 def adopt_old_members(kind: type, renamed: Mapping[str, str]) -> None:
-    """Gives a class that was written for the version before each member of `renamed` (old name to
-    new) by its new name.
+    """Gives a class that was written for the previous version its members by their new names.
+    `renamed` maps old names to new ones.
     """
     for old, new in renamed.items():
         _warn_of_member(kind, old, new)
@@ -173,14 +171,12 @@ def renamed_keyword(old: str, new: str) -> Callable[[Function], Function]:
 
 Options = TypeVar("Options")
 OLD_KEYWORDS = ("norm", "first_step", "min_step", "max_step", "max_steps")
-"""Keywords of `solve` and `solve_each` in the version before, which are fields of `StepControl`
-now.
-"""
+"""Former keywords of `solve` and `solve_each`, which are now fields of `StepControl`."""
 
 
 def with_old_keywords(function: str, control: Options, old: Mapping[str, Any]) -> Options:
-    """The step control with the values of the old keywords, with a warning. Raises TypeError for a
-    keyword that never was one.
+    """The step control with the values of the old keywords, with a warning. Raises TypeError for an
+    unknown keyword.
     """
     if not old:
         return control
@@ -197,9 +193,7 @@ def with_old_keywords(function: str, control: Options, old: Mapping[str, Any]) -
 
 
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands in for modules that are gone: empty ones, whose names are looked up at their new
-    place.
-    """
+    """Replaces removed modules by empty ones, which look up their names at the new place."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         gone = any(old.startswith(f"{name}.") for old in ALIASES)

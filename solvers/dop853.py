@@ -1,9 +1,9 @@
 """Dormand and Prince's method of order 8 with 12 stages (Hairer, Norsett, Wanner, II.5 and their
 DOP853), coefficients as published.
 
-Its error is estimated from embedded solutions of orders 5 and 3: err = err5^2/sqrt(err5^2 + 0.01
-err3^2), which is O(h^8). States inside a step are of order 7 in it, and so of order 8 in the solve,
-for three evaluations more in the steps where they are asked for.
+Embedded solutions of orders 5 and 3 estimate its error: err = err5^2/sqrt(err5^2 + 0.01 err3^2),
+which is O(h^8). States inside a step have local order 7, and so order 8 in the solve. They take
+three more evaluations in each step that contains a requested time.
 """
 
 from fractions import Fraction
@@ -56,7 +56,7 @@ COARSE = numbers("""
     0.244094488188976377952755905512 0 0 0 0 0 0 0 0.733846688281611857341361741547 0 0
         0.220588235294117647058823529412e-1 0
 """)
-# Three stages more, for states inside a step.
+# Three more stages, for states inside a step.
 INNER = rows("""
     5.61675022830479523392909219681e-2 0 0 0 0 0 2.53500210216624811088794765333e-1
         -2.46239037470802489917441475441e-1 -1.24191423263816360469010140626e-1
@@ -99,15 +99,15 @@ INTERPOLATION = rows("""
         -0.39177261675615439165231486172e+2 -0.14972683625798562581422125276e+3
 """)
 STAGES, LAST = 16, 12
-"""All stages, and the one that is the field at the step's end."""
+"""The number of all stages, and the index of the stage that is the field at the step's end."""
 
 
 def _interpolation() -> list[list[Fraction]]:
-    """x + h sum_i p_i(theta) k_i = x + theta (F_0 + (1 - theta) (F_1 + theta (F_2 + (1 - theta)
-    (F_3 + ..)))), p_i multiplied out.
+    """The polynomials p_i of x + h sum_i p_i(theta) k_i = x + theta (F_0 + (1 - theta) (F_1 + theta
+    (F_2 + (1 - theta) (F_3 + ..)))).
 
-    With D = x1 - x: F_0 = D, F_1 = h k_0 - D, F_2 = 2 D - h (k_0 + k_12), so that both ends and the
-    slopes there are met.
+    With D = x1 - x: F_0 = D, F_1 = h k_0 - D, F_2 = 2 D - h (k_0 + k_12). So it is exact at both
+    ends, with their slopes.
     """
     polynomials = []
     for i in range(STAGES):

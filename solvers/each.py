@@ -1,9 +1,9 @@
-"""Every row of a batch as a solve of its own: its own times, steps, status and statistics, the
-field evaluated for all of them at once.
+"""Solves each row of a batch on its own: own times, steps, status and statistics. The field is
+evaluated for all rows at once.
 
-One norm over a batch lets its average pass: of 10,000 rows one that moves fast may be wrong by 87
-tolerances, and one NaN ends all. Here each row's steps are chosen by its own error, by the rule
-that `solve` uses, so that a row is what it is alone, to rounding.
+One norm over a batch controls its average: of 10,000 rows, one that moves fast may be wrong by 87
+tolerances, and one NaN ends the solve. Here each row's own error chooses its steps, by the rule of
+`solve`. So each row has the result of a solve of its own, to rounding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from solvers.transforms import batched, in_forward_mode
 
 @dataclasses.dataclass(frozen=True)
 class EachSolution:
-    """x1[i] is where row i came, `status[i]` how it ended, `stats[i]` what it cost; `segment[i]`
+    """x1[i] is the last state of row i, `status[i]` how it ended, `stats[i]` its cost. `segment[i]`
     and `time[i]` say where it broke.
     """
 
@@ -45,7 +45,7 @@ class EachSolution:
 
     @property
     def message(self) -> str:
-        """One sentence on how the rows ended, by the first that did not get to the end."""
+        """One sentence on how the rows ended, with the first one that broke."""
         broken = [i for i, status in enumerate(self.status) if not status.good]
         if not broken:
             return str(Status.SUCCESS.value)
@@ -67,23 +67,22 @@ def solve_each(
     throw: bool = True,
     **old: Any,
 ) -> EachSolution:
-    """As `solve` for each row x0[i] alone, by an explicit adaptive method of the package: the rows
-    take their steps side by side.
+    """`solve` for each row x0[i] alone, by an explicit adaptive method of the package. The rows
+    take their steps in parallel.
 
-    A field gets the times as t of shape (rows, 1, .., 1), which broadcasts with x of (rows, ..),
-    and must treat each row by itself; rows that are done are left out, so it meets any of them, in
-    order (what a row has of its own belongs into the state, with derivative 0). Projections are
-    applied to rows likewise. All parameters are those of `solve`. The step control holds for every
-    row alike: its norm is that of a row, and `max_steps` counts each row's attempts in a segment.
+    A field gets the times as t of shape (rows, 1, .., 1), which broadcasts with x of (rows, ..). It
+    must treat each row independently. Finished rows are left out, so it gets any subset of the
+    rows, in order. Data of a row belongs into the state, with derivative 0. The same holds for
+    projections. All parameters are those of `solve`. The step control holds for every row: its norm
+    is that of a row, and `max_steps` counts each row's attempts in a segment.
 
-    Gradients are those of `backprop`: steps are first tried without a graph, and those accepted
-    taken again with it, so that a row that breaks spoils no gradient; `stats` leave that out. A row
-    that breaks keeps its last state. Steps are chosen row by row in Python, which costs some
-    microseconds a row and step.
+    Gradients are those of `backprop`. Steps are first tried without a graph, and accepted steps are
+    repeated with it; `stats` do not count the repetition. So a row that breaks affects no other
+    gradient. It keeps its last state. The step sizes are chosen row by row in Python, which costs
+    some microseconds for each row and step.
 
-    Raises SolveError, with the EachSolution, where a row breaks (with `throw=False` it is
-    returned), ConfigError for requests that make no sense, other methods, learned times, vmap and
-    forward mode.
+    Raises SolveError, with the EachSolution, if a row breaks (with `throw=False` it is returned).
+    Raises ConfigError for invalid requests, other methods, learned times, vmap and forward mode.
     """
     check_segments(segments)
     check_state(x0)
@@ -113,8 +112,8 @@ def solve_each(
 
 @dataclasses.dataclass
 class _Row:
-    """What a row carries: its place in the batch, and of one segment its time, its attempts, the
-    error of the last and the next step.
+    """The state of a row: its index in the batch, and for one segment its time, its attempts, the
+    error of the last one and the next step.
     """
 
     place: int
@@ -126,8 +125,7 @@ class _Row:
     t: float = 0.0
     attempts: int = 0
     error: float = 0.0
-    # the attempt to be made next: its size, whether it ends the segment, its end, and its signed
-    # length
+    # the next attempt: its size, whether it ends the segment, its end, and its signed length
     proposed: float = 0.0
     last: bool = False
     end: float = 0.0
@@ -137,7 +135,7 @@ class _Row:
         self.status, self.segment, self.time = status, segment, self.t
 
     def judge(self, error: float) -> bool:
-        """Whether the attempt is accepted, which is counted."""
+        """Whether the attempt is accepted. Counts it."""
         self.attempts, self.error = self.attempts + 1, error
         good = cast(StepSize, self.size).judge(self.proposed, error)
         self.stats.accepted += good
@@ -147,8 +145,8 @@ class _Row:
 
 
 class _Batch:
-    """The rows on one segment. `x` and `first` hold the state and its slope of the `rows` that are
-    going, `whole` all states.
+    """The rows on one segment. `x` and `first` hold the state and slope of the active `rows`,
+    `whole` all states.
     """
 
     def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: list[_Row]):
@@ -180,7 +178,7 @@ class _Batch:
         return self.whole
 
     def _attempt(self) -> None:
-        """One attempt by each row; those accepted go on."""
+        """One attempt by each row; accepted rows advance."""
         for row in self.rows:
             step = self.sign * row.proposed
             row.end = self.segment.end if row.last else representable(row.t + step, self.x.dtype)
@@ -209,7 +207,7 @@ class _Batch:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """A first step for rows that have none, as `solve` finds it."""
+        """The first step of rows that have none, chosen as by `solve`."""
         rows, run, x, first = self.rows, self.run, self.x, self.first
         if all(row.size is not None for row in rows):
             return
@@ -240,7 +238,7 @@ class _Batch:
         return torch.tensor(numbers, dtype=x.dtype, device=x.device).reshape(-1, *[1] * (x.dim() - 1))
 
     def _leave_broken(self) -> None:
-        """Rows that cannot go on leave, for the reasons for which an adaptive solve stops."""
+        """Removes rows that cannot continue, for the same reasons as an adaptive solve stops."""
         for row, good in zip(self.rows, _sound(self.first), strict=True):
             finite = math.isfinite(row.error)
             if not (finite or good) or (not row.last and too_short(row.proposed, row.t)):
@@ -252,7 +250,7 @@ class _Batch:
         self._leave([row.status is not Status.SUCCESS for row in self.rows])
 
     def _leave(self, gone: list[bool]) -> None:
-        """Puts the states of rows that are gone into the whole."""
+        """Removes rows and stores their states in the whole."""
         if not any(gone):
             return
         out = [i for i, flag in enumerate(gone) if flag]
@@ -263,8 +261,8 @@ class _Batch:
         self.rows, self.x, self.first = [self.rows[i] for i in stay], self.x[kept], self.first[kept]
 
     def _slope(self, rows: list[_Row], x: Tensor) -> Tensor:
-        """dx/dt; with a graph for the rows alone that can go on from there, since a zero times what
-        is not finite is not zero.
+        """dx/dt. Only rows whose dx/dt is finite get a graph: zero times a non-finite number is not
+        zero.
         """
         with torch.no_grad():
             v = self._velocity([row.t for row in rows], x, rows)

@@ -1,8 +1,8 @@
-"""An implicit pair for stiff problems: the first stage explicit, one coefficient on the diagonal,
-the last stage at the step's end.
+"""An implicit pair for stiff problems: an explicit first stage, one coefficient on the diagonal,
+and the last stage at the step's end.
 
-It is L-stable and stiffly accurate: a step's result is its last stage, and what decays fast is gone
-after one step however long.
+It is L-stable and stiffly accurate: a step's result is its last stage. So fast decaying components
+vanish after one step of any size.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from solvers.tableau import numbers, rows, tableau
 
 
 def cubic(b: Sequence[str]) -> list[list[Fraction]]:
-    """Weights of the cubic through both ends of a step and the slopes there, which are the first
-    and the last stage.
+    """Weights of the cubic through both ends of a step with their slopes, which are the first and
+    the last stage.
     """
     slopes = {0: (1, -2, 1), len(b) - 1: (0, -1, 1)}
     polynomials = []

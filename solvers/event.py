@@ -1,4 +1,4 @@
-"""Events: a root of g(t, x) along the solution ends the solve, and is differentiated with it.
+"""Events: a root of g(t, x) along the solution ends the solve, and is differentiable.
 
 With x' = f, a small change dg of g at fixed time and dx of the solution there moves the event's
 time T and state by
@@ -29,15 +29,19 @@ FoundRoot = tuple[float, int]
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """The first time at which g(t, x) = 0: `function(t, x)` returns g, a tensor with one entry.
+    """The first time at which g(t, x) = 0. `function(t, x)` returns g, a tensor with one entry.
 
-    With direction 1 (-1) only where g goes from below zero to above (from above to below), with 0
-    where it changes sign. A g that is zero at the start has no sign until it is none, and a jump
-    between two segments is no root. The sign is looked at after every accepted step, so two roots
-    within one step go unseen: `max_step` bounds the step. Inside a step the root is bracketed on
-    the method's own interpolant until no number lies between, at no evaluation of the field; the
-    time found is the first of the new sign, so that a solve may go on from there. Where g_t + g_x f
-    = 0 the time has no derivative, which raises SolveError if it is asked for.
+    - `direction`: 1 detects only changes from negative to positive, -1 only the opposite, 0 any
+      change of sign
+
+    If g is zero at the start, it has no sign until it becomes nonzero. A jump between two segments
+    is no root. The sign is checked after each accepted step, so two roots within one step are
+    missed; `max_step` bounds the step.
+
+    Inside a step the root is bracketed on the method's own interpolant until no number lies
+    between, without evaluations of the field. The time found is the first one of the new sign, so a
+    solve may continue from it. If g_t + g_x f = 0, the time has no derivative; requesting it raises
+    SolveError.
 
     Raises ConfigError for something that is no function, and for an unknown direction.
     """
@@ -52,8 +56,8 @@ class Event:
             raise ConfigError(f"an event's direction is {self.direction!r}: give 1 (upward), -1 (downward) or 0 (either)")
 
     def value(self, t: Tensor, x: Tensor) -> Tensor:
-        """g(t, x) as a 0-dimensional tensor, t told in the type that fields get it in. ConfigError
-        where it is not one number.
+        """g(t, x) as a 0-dimensional tensor, with t in the type that fields get. Raises ConfigError
+        if it is not one number.
         """
         g: Any = self.function(t.to(as_tensor(0.0, x.dtype)), x)
         if not isinstance(g, Tensor) or g.numel() != 1 or not g.dtype.is_floating_point:
@@ -62,16 +66,14 @@ class Event:
         return g.reshape(())
 
     def crosses(self, before: float, after: float) -> bool:
-        """Whether the sign changes from the one to the other in the direction asked for; zero is
-        the new sign's.
-        """
+        """Whether the sign changes in the requested direction. Zero has the new sign."""
         if before == 0 or before * after > 0:
             return False
         return self.direction != math.copysign(1, before)
 
 
 class Events:
-    """Looks on at a solve for the first of several events, and stops it there."""
+    """Observes a solve, and stops it at the first of several events."""
 
     def __init__(self, events: Sequence[Event], run: Run):
         self.events, self.run = events, run
@@ -88,7 +90,7 @@ class Events:
             for i, (event, ends) in enumerate(zip(self.events, zip(before, after, strict=True), strict=True)):
                 if event.crosses(*ends):
                     found.append((_root(functools.partial(self._along, i, curve), step.start, step.end, *ends), i))
-        # a value of zero keeps the sign before, if it was not an event
+        # a value of zero that was no event keeps the previous sign
         self.state, self.values = seen.after, [b if a == 0 else a for b, a in zip(before, after, strict=True)]
         if found:
             time, i = min(found, key=lambda event: (abs(event[0] - step.start), event[1]))
@@ -110,15 +112,15 @@ class Events:
 
 
 def moved(event: Event, time: float, segment: Segment, curve: AlongCurve, end: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The event's time and state with their derivatives, of a root on the curve; `end` is the state
-    where the curve ends there.
+    """The event's time and state with their derivatives, for a root on the curve. `end` is the
+    state if the root is at the curve's end.
 
-    Where the segment's times are learned, the curve's parameter is the time as if they were not,
-    and g's is the one that they make.
+    With learned times, the curve's parameter is the time by value, and g gets the time that depends
+    on them.
 
-    Two steps of Newton's method on g - g(time), which is exactly zero there: values stay, and as
-    the method's error is squared each time, what flows through the first step is the first
-    derivative and through both the second and third.
+    It takes two steps of Newton's method on g - g(time), which is exactly zero there, so values do
+    not change. The method's error is squared each time: the first step gives the first derivative,
+    both steps the second and third.
     """
     t = _time(time)
     x = curve(t) if end is None else end
@@ -144,8 +146,8 @@ def _time(t: float) -> Tensor:
 def _root(g: Callable[[float], float], before: float, after: float, low: float, high: float) -> float:
     """The first number beyond a sign change of g, from its values low and high at both ends.
 
-    Regula falsi, halving the value of an end that stays (Illinois), and every third time the
-    bracket itself.
+    Regula falsi that halves the value of an end that stays (Illinois), and bisects every third
+    time.
     """
     sign, side = math.copysign(1.0, low), 0
     for k in range(400):

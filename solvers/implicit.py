@@ -1,15 +1,15 @@
 """The stage of an implicit method: k = f(t, b + c k), solved by Newton's method with matrix-free
 GMRES.
 
-With y = b + c k a step of Newton's method solves (1 - c J) d = b + c f(t, y) - y, J = df/dx, and
-GMRES (Saad and Schultz 1986) asks for products J v only: no matrix is made. They come from the
-graph of one evaluation, so that fields must be differentiable twice.
+With y = b + c k, a step of Newton's method solves (1 - c J) d = b + c f(t, y) - y, J = df/dx. GMRES
+(Saad and Schultz 1986) needs only products J v, so no matrix is formed. The products come from the
+graph of one evaluation, so fields must be twice differentiable.
 
 **Derivatives** are those of the equation, by the implicit function theorem: dk = (1 - c J)^-1 (J db
-+ df) for a change df of the field. What k is computed from gets w = (1 - c J')^-1 dL/dk through one
-evaluation of the field, w by GMRES on the graph of another; memory and cost do not depend on how
-many iterations found k. They are exact as far as k is: second derivatives and forward mode raise
-ConfigError.
++ df) for a change df of the field. The backward pass solves w = (1 - c J')^-1 dL/dk by GMRES on the
+graph of one evaluation of the field, and passes w through the graph of another. Memory and cost do
+not depend on the number of Newton iterations. The derivatives are as accurate as k. Second
+derivatives and forward mode raise ConfigError.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from solvers.transforms import batched, in_forward_mode
 Linear = Callable[[Tensor], Tensor]
 
 ITERATIONS = 12
-"""Newton's method that needs more is taken to fail: a shorter step starts nearer."""
+"""Newton's method fails after this many: a shorter step starts closer to the solution."""
 ACCURACY = 1e-3
-"""What part of the tolerances the last correction may be; what is left is the square of it, or
+"""The largest last correction, relative to the tolerances. The remaining error is its square, or
 `FORCED` times it.
 """
 FORCED = 1e-5
-"""What part of the residual GMRES may leave in an iteration."""
+"""The part of the residual that GMRES may leave in an iteration."""
 KRYLOV, RESTARTS = 40, 3
 
 
 class NotSolved(Exception):  # noqa: N818 - a signal inside the package
-    """Newton's method did not find a stage; the status says whether that is all, or the field's
-    values were no numbers.
+    """Newton's method did not find a stage. The status says whether the field's values were
+    non-finite.
     """
 
     def __init__(self, status: Status):
@@ -53,8 +53,8 @@ class NotSolved(Exception):  # noqa: N818 - a signal inside the package
 
 
 def implicit_stage(run: Run, segment: Segment, t: float, base: Tensor, c: float, near: Tensor) -> Tensor:
-    """k = f(t, base + c k), where base + c k is looked for from a state that is near. Raises
-    NotSolved where Newton's method fails.
+    """k = f(t, base + c k); the search for base + c k starts at `near`. Raises NotSolved if
+    Newton's method fails.
     """
     if batched() or in_forward_mode():
         raise ConfigError(
@@ -79,17 +79,16 @@ def _newton(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Ten
         residual = base + c * velocity - y
         if not finite(residual):
             raise NotSolved(Status.NON_FINITE)
-        # in units of the tolerances entries of all sizes count alike
+        # in units of the tolerances, so that entries of all sizes count equally
         scale = run.atol + run.rtol * torch.maximum(y.abs(), around)
         size = float(torch.linalg.vector_norm(residual / scale)) / math.sqrt(y.numel())
         step, left = gmres(partial(_newtons, jacobian, c, scale), residual / scale, FORCED)
         step = scale * step
         y = y + step
-        # (1 - c J)^-1 makes nothing much larger where the field is stiff: what is left of the
-        # residual bounds what is left to go
+        # (1 - c J)^-1 amplifies little for a stiff field, so the residual bounds the error
         if left * size <= ACCURACY and run.size(step, y) <= ACCURACY:
             return y
-        # at rounding it gets no smaller
+        # at rounding level it gets no smaller
         if bool((step.abs() <= 8 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), around)).all()):
             return y
     raise NotSolved(Status.NOT_SOLVED)
@@ -102,11 +101,10 @@ def _newtons(jacobian: Linear, c: float, scale: Tensor, v: Tensor) -> Tensor:
 
 
 def _linearised(run: Run, segment: Segment, t: float, y: Tensor) -> tuple[Tensor, Linear]:
-    """f(t, y) and v -> J v, which is the derivative of J' u by u along v: the field itself is
-    evaluated once, however many products.
+    """f(t, y) and v -> J v. J v is the derivative of J' u by u along v, so one evaluation of the
+    field serves all products.
     """
-    # a fused attention is differentiated once only; nothing here is kept for a gradient, or thrown
-    # away to be computed again
+    # fused attention kernels have no second derivative; `recomputed` must not see these tensors
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), saved_tensors_hooks(_as_it_is, _as_it_is):
         inner, u = y.detach().requires_grad_(), torch.zeros_like(y).requires_grad_()
         values = run.velocity(segment, t, inner).to(y.dtype)
@@ -128,7 +126,7 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Tensor, k: Tensor) -> Tensor:
-    """k, with the derivatives of the equation that it solves."""
+    """k with the derivatives of its equation."""
     through = run.velocity(segment, t, y + (base - base.detach())).to(k.dtype)
     if not through.requires_grad:
         return k
@@ -149,8 +147,8 @@ def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float
         solved, left = gmres(transposed, cotangent, 100 * rounding)
         if not left <= 10 * math.sqrt(rounding):
             raise SolveError(
-                f"the gradient of an implicit stage at t = {t:.6g} is found to {left:.1g} only by GMRES: bound the step by max_step, or "
-                "use an explicit method"
+                f"the gradient of an implicit stage at t = {t:.6g} is accurate to {left:.1g} only by GMRES: bound the step by max_step, "
+                "or use an explicit method"
             )
         return solved
 
@@ -166,10 +164,10 @@ def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float
 
 @torch.no_grad()
 def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
-    """x with |A x - b| <= accuracy |b|, by the smallest residual in growing Krylov spaces, or the
-    best found; and |A x - b|/|b|.
+    """x with |A x - b| <= accuracy |b|, or the best one found, and |A x - b|/|b|. x minimises the
+    residual in growing Krylov spaces.
     """
-    if b.is_complex():  # a derivative is linear over the reals: conj(x) has one, too
+    if b.is_complex():  # the derivative is linear over the reals only, as that of conj(x)
         x, left = gmres(
             lambda v: torch.view_as_real(matrix(torch.view_as_complex(v)).resolve_conj()), torch.view_as_real(b), accuracy
         )
@@ -181,15 +179,15 @@ def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
             break
         more, left = _cycle(matrix, residual, left, accuracy * size)
         x = x + more
-        if left > accuracy * size or accuracy < 1e-6:  # rounding parts the rotations' residual from the true one
+        if left > accuracy * size or accuracy < 1e-6:  # by rounding, the rotations' residual differs from the true one
             residual = b - matrix(x)
             left = float(torch.linalg.vector_norm(residual))
     return x, left / size if size else 0.0
 
 
 def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tensor, float]:
-    """The best correction by up to `KRYLOV` products and the norm of its residual, which rotations
-    to a triangle tell on the way.
+    """The best correction by up to `KRYLOV` products, and the norm of its residual, which Givens
+    rotations give at each product.
     """
     basis = [b.reshape(-1) / size]
     columns: list[list[float]] = []
@@ -198,7 +196,7 @@ def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tens
     for j in range(min(KRYLOV, b.numel())):
         w = matrix(basis[j].view_as(b)).reshape(-1)
         stacked = torch.stack(basis)
-        # twice, since once leaves what rounding makes of a nearly dependent vector
+        # orthogonalised twice: once is inaccurate for a nearly dependent vector
         h = stacked @ w
         w = w - h @ stacked
         again = stacked @ w

@@ -1,4 +1,4 @@
-"""torchdiffeq's call: the same arguments, names and results, by this package's methods."""
+"""`odeint` with torchdiffeq's arguments, names and results, by this package's methods."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ ITS_METHODS: dict[str, Method] = {
     "adaptive_heun": METHODS["heun_euler"],
     "rk4": RungeKutta(RK4_38),  # what it calls so
 }
-"""Its names of methods that are ours too. The rest of `NAMES` is left to it whole: a multistep
-method has a past, which would end with every call.
+"""torchdiffeq's names of methods that this package has too. torchdiffeq runs the rest of `NAMES` as
+a whole: a multistep method would lose its past with every call.
 """
 BOUNDS = ("first_step", "min_step", "max_step")
 RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
@@ -66,33 +66,34 @@ def odeint(
     """y at each time of t, stacked along a new first axis: y(t[0]) = y0, dy/dt = func(t, y). t may
     ascend or descend.
 
-    As `torchdiffeq.odeint` (0.2.5), so that it takes the other's place. Gradients reach y0, t and
-    whatever func depends on. Methods that only torchdiffeq has (dopri8, fehlberg2, the Adams ones,
-    scipy_solver) are run by it whole, with what it accepts, refuses and warns of; all that follows
-    is of the methods that are ours, `ITS_METHODS`.
+    It replaces `torchdiffeq.odeint` (0.2.5). Gradients reach y0, t and all that func depends on.
+    torchdiffeq itself runs the methods that only it has (dopri8, fehlberg2, the Adams ones,
+    scipy_solver), with its own checks and warnings. The following holds for this package's methods,
+    `ITS_METHODS`.
 
     - `func(t, y)`: dy/dt, like y
-    - `y0`: a tensor or a tuple of them, and so is then func's value and the result; here lists,
-      named tuples and dictionaries too, and all of these nested
-    - `t`: the times. Adaptive methods step as they like and interpolate; fixed ones step from time
-      to time, or by `step_size`
-    - `rtol`, `atol`: of an adaptive method, numbers or tensors by entry. A relative one below what
-      y0's type resolves is raised to that
+    - `y0`: a tensor or a tuple of tensors; func's value and the result have its structure. Lists,
+      named tuples and dictionaries work too, also nested
+    - `t`: the times. Adaptive methods choose their steps and interpolate. Fixed-step methods step
+      from time to time, or by `step_size`
+    - `rtol`, `atol`: of an adaptive method; numbers, or tensors for tolerances by entry. A relative
+      one below the resolution of y0's type is raised to it
     - `method`: a name, dopri5 if None
     - `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety,
-      ifactor, dfactor; step_size, grid_constructor, interp ("linear" or "cubic"). Time is always
-      carried in float64, and a field never evaluated at a switch, so that `dtype` and `perturb`
-      change nothing. An option that is none of these is warned of, as there
-    - `event_fn(t, y)`: the result is then (event_t, states at t[0] and there): the first time at
-      which an entry of event_fn's value has another sign than at t[0]. Both have the gradients of
-      `odeint_event` there, and those by what event_fn itself depends on, which are missing there. t
-      has two times, of which the second only says the direction and a scale: it goes on for up to
-      1e9 of these intervals, or a million steps of a fixed-step method
-    - `gradient`: a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`), which is not there
+      ifactor, dfactor; step_size, grid_constructor, interp ("linear" or "cubic"). `dtype` and
+      `perturb` have no effect: time is always float64, and a field is never evaluated at a switch.
+      Other options give a warning, as in torchdiffeq
+    - `event_fn(t, y)`: the result is then (event_t, states at t[0] and at event_t): the first time
+      at which an entry of event_fn's value has another sign than at t[0]. Both have gradients, also
+      by tensors that event_fn depends on, which torchdiffeq lacks. t has two times; the second sets
+      the direction and a scale. The solve runs for up to 1e9 of these intervals, or a million steps
+      of a fixed-step method
+    - `gradient`: a name of `GRADIENTS` (`adjoint` for `odeint_adjoint`); torchdiffeq has no such
+      argument
 
-    Different from there: what goes wrong raises ConfigError, a ValueError, or SolveError with the
-    time and the advice instead of an assertion; steps whose error is too large, since `min_step`
-    allows none shorter, are warned of, and so are callbacks of func, which are not called.
+    Unlike torchdiffeq, errors raise ConfigError, a ValueError, or SolveError with the time and
+    advice, and no assertion. It warns if steps have too large an error because `min_step` allows no
+    shorter ones, and if func has callbacks, which are not called.
     """
     _check_times(t)
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
@@ -110,7 +111,7 @@ def odeint(
         raise unknown("method", method, {*ITS_METHODS, *NAMES})
     problem = Problem.of(func, y0, chosen, (rtol, atol), options, gradient)
     first = problem.start
-    # as the field is told it
+    # in the type in which the field gets the time
     moments = t.to(time_type(first.dtype))
     if t.requires_grad:
         problem = dataclasses.replace(
@@ -127,10 +128,10 @@ def odeint(
 
 
 def their_result(call: Callable[..., Any], func: Func, y0: Any, t: Tensor, **request: Any) -> Any:
-    """The result of a call of torchdiffeq's, for states of any structure, with its bare assertions
-    turned into errors.
+    """The result of torchdiffeq's function, for states of any structure. Its bare assertions become
+    errors.
     """
-    if not isinstance(y0, Tensor) and type(y0) is not tuple:  # it knows no other structure
+    if not isinstance(y0, Tensor) and type(y0) is not tuple:  # torchdiffeq supports no other structure
         tree, event_fn = Tree(y0, "y0"), request["event_fn"]
         if event_fn is not None:
             request["event_fn"] = lambda t, y: event_fn(t, tree.parts(y))
@@ -140,7 +141,7 @@ def their_result(call: Callable[..., Any], func: Func, y0: Any, t: Tensor, **req
     try:
         return call(func, y0, t, **{**request, "options": options})
     except AssertionError as error:
-        raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a word'}") from None
+        raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a message'}") from None
 
 
 def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
@@ -149,8 +150,8 @@ def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """dy/dt = field(t, y) from y = start, flat for a tree, by one of our methods, with the options
-    that are asked for.
+    """dy/dt = field(t, y) from y = start, flat for a tree, by a method of this package, with the
+    given options.
     """
 
     field: Field
@@ -172,7 +173,7 @@ class Problem:
         options: Mapping[str, Any] | None,
         gradient: str | Gradient = "backprop",
     ) -> Problem:
-        """The problem of a call, with a warning of what is not used."""
+        """The problem of a call. Warns of arguments that have no effect."""
         asked = options or {}
         known = ADAPTIVE if method.adaptive else FIXED
         if strange := sorted(set(asked) - set(known)):
@@ -191,7 +192,7 @@ class Problem:
         return cls(field, start, tree, method, rtol, atol, asked, gradient)
 
     def parts(self, y: Tensor) -> Any:
-        """y in the structure of y0; axes in front of a state's stay there."""
+        """y in the structure of y0. Axes in front of a state's stay there."""
         return y if self.tree is None else self.tree.parts(y)
 
     def option(self, name: str) -> Any:
@@ -200,8 +201,8 @@ class Problem:
 
     @property
     def control(self) -> StepControl:
-        """The step control of an adaptive method. A relative tolerance below what the type resolves
-        is raised to that.
+        """The step control of an adaptive method. A relative tolerance below the type's resolution
+        is raised to it.
         """
         resolved = 4 * torch.finfo(self.start.dtype).eps if self.start.dtype in TYPES else 0.0
         norm = self.option("norm")
@@ -211,12 +212,12 @@ class Problem:
             self.atol,
             chosen if self.tree is None else self.tree.norm(chosen, named=norm is None),
             max_steps=int(self.asked.get("max_num_steps", 2**31 - 1)),
-            # its defaults, 0 and inf, are no bounds
+            # torchdiffeq's defaults, 0 and inf, are no bounds
             **{name: float(self.asked[name]) for name in BOUNDS if self.option(name) not in (None, 0, math.inf)},
         )
 
     def solved(self, ends: Sequence[float], **request: Any) -> Solution:
-        """The solution over a segment from each end to the next; its warnings are Python's."""
+        """The solution over a segment from each end to the next. Its warnings become Python's."""
         segments = [Segment(a, b, self.field) for a, b in pairwise(ends)]
         solution = solve(segments, self.start, method=self.method, gradient=self.gradient, **request)
         for words in solution.warnings:
@@ -224,7 +225,7 @@ class Problem:
         return solution
 
     def ends(self, times: Sequence[float]) -> list[float]:
-        """The times and the switches between the first and the last of them that the options
+        """The times, and the switches between the first and the last of them that the options
         declare, in order.
         """
         start, end = times[0], times[-1]
@@ -233,7 +234,7 @@ class Problem:
         return sorted({*times, *inside}, reverse=start > end)
 
     def curve(self, t0: float, t1: float) -> Callable[[Tensor], Any]:
-        """t -> y(t) between two times, of one adaptive solve."""
+        """t -> y(t) between two times, from one adaptive solve."""
         found = self.solved(self.ends([t0, t1]), save="curve", step_control=self.control).curve
         assert found is not None, "asked for"
         return lambda t: self.parts(found(t))
@@ -254,7 +255,7 @@ class Problem:
             solution = self.solved(ends, events=event, step_control=self.control)
         else:
             if self.option("grid_constructor") is not None:
-                raise ConfigError("a grid ends where it ends, and an event's time is not known: give step_size instead")
+                raise ConfigError("a grid has a fixed end, and the event's time is unknown: give step_size instead")
             size = abs(other - start) if self.option("step_size") is None else float(self.asked["step_size"])
             ends = [start, start + math.copysign(2**20 * size, other - start)]
             solution = self.solved(ends, events=event, steps=2**20)
@@ -265,7 +266,7 @@ class Problem:
         return solution.event_time.to(t), solution.x1
 
     def adaptive(self, t: Tensor) -> Tensor:
-        """The states at the times t, by steps of the method's own choice."""
+        """The states at the times t, by an adaptive method."""
         times: list[float] = t.detach().tolist()
         if getattr(self.method, "dense", False) and getattr(get_gradient(self.gradient), "dense", False):
             ends = self.ends([times[0], times[-1]])
@@ -275,7 +276,7 @@ class Problem:
         return torch.stack([states[time] for time in times])
 
     def fixed(self, t: Tensor) -> Tensor:
-        """The states at the times t, by one step between each two ends of a grid."""
+        """The states at the times t, by one step between neighbouring times of a grid."""
         times: list[float] = t.detach().tolist()
         grid = self.grid(t, times)
         states = self.solved(grid, save="segments").states
@@ -294,11 +295,11 @@ class Problem:
         return torch.stack(found)
 
     def grid(self, t: Tensor, times: list[float]) -> list[float]:
-        """The times between which one step is taken."""
+        """The ends of the steps."""
         constructor, size = self.option("grid_constructor"), self.option("step_size")
         if constructor is not None:
             if size is not None:
-                raise ConfigError("step_size and grid_constructor both say where the steps end: give one of them")
+                raise ConfigError("step_size and grid_constructor both set the steps: give only one")
             grid: list[float] = constructor(self.field, self.start, t.detach()).tolist()
             if grid[0] != times[0] or grid[-1] != times[-1]:
                 raise ConfigError(
@@ -310,7 +311,7 @@ class Problem:
         size = float(size)
         check_positive("step_size", size, "a positive finite number, in units of time")
         span = times[-1] - times[0]
-        # a step that rounding alone would leave is none
+        # no extra step for a rest that is rounding error
         count = max(1, math.ceil(abs(span) / size * (1 - 1e-12)))
         return [times[0] + math.copysign(k * size, span) for k in range(count)] + [times[-1]]
 
@@ -332,8 +333,8 @@ INTERPOLATIONS = {"linear": _linear, "cubic": _cubic}
 
 
 def _by_entry(name: str, given: Tolerance, y0: Tensor, tree: Tree | None) -> float | Tensor:
-    """A tolerance as `solve` takes it for the flat state; of a tuple one for each part, whatever
-    holds them.
+    """A tolerance as `solve` takes it for the flat state. For a tuple of states, a tensor or list
+    gives one tolerance for each.
     """
     if isinstance(given, Tensor) and given.dim() == 0 and not given.requires_grad:
         given = given.item()

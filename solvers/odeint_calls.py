@@ -1,5 +1,5 @@
-"""torchdiffeq's other calls: `odeint_adjoint`, `odeint_event` and `odeint_dense`, by this package's
-`odeint`.
+"""torchdiffeq's other functions, `odeint_adjoint`, `odeint_event` and `odeint_dense`, by this
+package's `odeint`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def odeint_adjoint(
     adjoint_options: Mapping[str, Any] | None = None,
     adjoint_params: Sequence[Tensor] | None = None,
 ) -> Any:
-    """`odeint` with the gradient of the adjoint ODE, solved backward with tolerances and by a
-    method of its own where they are given.
+    """`odeint` with the gradient of the adjoint ODE. The backward solve may have its own tolerances
+    and method.
 
-    As `torchdiffeq.odeint_adjoint` (0.2.5).
+    It replaces `torchdiffeq.odeint_adjoint` (0.2.5).
 
-    - `func` to `event_fn`: as `odeint` takes them
-    - `adjoint_rtol`, `adjoint_atol`, `adjoint_method`: of the way back, those of the way there if
-      None
-    - `adjoint_options`: what `options` ask for, and the norm "seminorm" or None: the parameters'
-      integral is never controlled here. Anything else raises ConfigError
-    - `adjoint_params`: taken and not needed, since whatever func depends on gets its gradient; so
-      func may be any function
+    - `func` to `event_fn`: as for `odeint`
+    - `adjoint_rtol`, `adjoint_atol`, `adjoint_method`: of the backward solve; None takes those of
+      the forward solve
+    - `adjoint_options`: the same as `options`, and the norm "seminorm" or None: the error of the
+      parameters' integral is never controlled here. Anything else raises ConfigError
+    - `adjoint_params`: accepted but not needed, since all tensors that func depends on get
+      gradients. So func may be any function
     """
     if method in NAMES and method not in ITS_METHODS:
         own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
@@ -58,7 +58,8 @@ def odeint_adjoint(
         allowed = (None, "seminorm") if name == "norm" else (same.get(name),)
         if not any(value is one or (isinstance(value, (str, int, float)) and value == one) for one in allowed):
             raise ConfigError(
-                f"adjoint_options has {name} = {value!r}: the way back has those of the way there, and norm 'seminorm': leave it out"
+                f"adjoint_options has {name} = {value!r}: the backward solve uses those of the forward solve, and norm 'seminorm': "
+                "leave it out"
             )
     if not all(isinstance(parameter, Tensor) for parameter in adjoint_params or ()):
         raise ConfigError("adjoint_params holds something else than tensors: give the parameters that func depends on, or None")
@@ -84,7 +85,7 @@ def odeint_event(
     odeint_interface: Callable[..., Any] = odeint,
     **kwargs: Any,
 ) -> Any:
-    """(event_t, states at t0 and there), as `torchdiffeq.odeint_event`; `odeint_interface` may be
+    """(event_t, states at t0 and there), as `torchdiffeq.odeint_event`. `odeint_interface` may be
     `odeint_adjoint`. See `odeint`.
     """
     if not isinstance(t0, Tensor) or t0.dim() != 0:
@@ -104,16 +105,16 @@ def odeint_dense(
     method: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[[Tensor], Any]:
-    """t -> y(t) between t0 and t1, as `torchdiffeq.odeint_dense` (0.2.5): solved once, here at
-    once, and looked up in its steps.
+    """t -> y(t) between t0 and t1, as `torchdiffeq.odeint_dense` (0.2.5): one solve, done at once;
+    y(t) interpolates its steps.
 
-    t is a tensor of any shape, and so are the first axes of y(t). A time outside is refused by
-    name.
+    t is a tensor of any shape; the axes of y(t) start with those of t. A time outside raises
+    ConfigError.
 
-    - `func`, `y0`, `rtol`, `atol`, `options`: as `odeint` takes them
-    - `t0`, `t1`: the ends, in any order, without gradients (ConfigError): y(t) has those by y0, by
-      t and by what func depends on
-    - `method`: any adaptive one of ours, dopri5 if None
+    - `func`, `y0`, `rtol`, `atol`, `options`: as for `odeint`
+    - `t0`, `t1`: the ends, in any order, without gradients (ConfigError). y(t) has gradients by y0,
+      t and all that func depends on
+    - `method`: any adaptive one of this package, dopri5 if None
     """
     chosen = METHODS["dopri5"] if method is None else ITS_METHODS.get(method)
     if chosen is None or not chosen.adaptive:

@@ -26,17 +26,17 @@ from solvers.tableau import Tableau
 SHORTEST = 1e-150
 """A step this short does not advance the time even at t = 0."""
 UNSOLVED = 20
-"""So many attempts in a row, each shorter, may leave an implicit stage unsolved: together they
-shorten the step by 1e14.
+"""The most attempts in a row, each shorter, with an unsolved implicit stage: together they shorten
+the step by 1e14.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class RungeKutta:
-    """The method of a tableau: steps of equal size or, where `adaptive`, sizes that `controller`
-    chooses by the embedded weights.
+    """The method of a tableau, with equal steps. An `adaptive` one takes steps whose sizes
+    `controller` chooses by the embedded weights.
 
-    Raises ConfigError for an adaptive one whose tableau has no embedded weights, and for a
+    Raises ConfigError for an adaptive method whose tableau has no embedded weights, and for a
     controller without the protocol's methods.
     """
 
@@ -62,33 +62,33 @@ class RungeKutta:
 
     @property
     def dense(self) -> bool:
-        """Whether it knows the states inside its steps."""
+        """Whether it gives the states inside its steps."""
         return bool(self.tableau.dense)
 
     @property
     def implicit(self) -> bool:
-        """Whether its stages are found by Newton's method."""
+        """Whether Newton's method finds its stages."""
         return self.tableau.gamma > 0
 
     @property
     def options(self) -> frozenset[str]:
-        """The options of `solve` that it uses. Newton's method, which finds the stages of an
-        implicit one, has tolerances.
+        """The options of `solve` that it uses. Implicit methods with fixed steps use tolerances for
+        Newton's method.
         """
         return BOUNDED if self.adaptive else FIXED | {"rtol", "atol", "norm"} if self.implicit else FIXED
 
     shows_steps = True
 
     def fixed(self) -> RungeKutta:
-        """The same weights with steps of fixed size, as convergence tests need them."""
+        """The same weights with steps of fixed size, for convergence tests."""
         return RungeKutta(self.tableau)
 
     def reversible(self, coupling: float) -> ReversibleScheme:
-        """The scheme that `gradient="reversible"` computes with this method."""
+        """The scheme that `gradient="reversible"` uses with this method."""
         return ReversibleScheme(self, coupling)
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        """The state at the segment's end. Raises Stopped where it cannot get there."""
+        """The state at the segment's end. Raises Stopped if it cannot get there."""
         if self.adaptive:
             return self._adaptive(segment, x, run, None)
         h = segment.step(run.steps)
@@ -107,7 +107,7 @@ class RungeKutta:
         return x
 
     def _with_inner(self, step: Step, x: Tensor, stages: Sequence[Tensor], run: Run) -> Sequence[Tensor]:
-        """The stages with those that only states inside the step need."""
+        """The stages, with those that only states inside the step use."""
         found = list(stages)
         for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
             t = step.start + node * (step.end - step.start)
@@ -115,9 +115,7 @@ class RungeKutta:
         return found
 
     def _between(self, times: Sequence[float], step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], run: Run) -> None:
-        """Keeps the states at times inside the step from x to x1, by the tableau's own
-        interpolation.
-        """
+        """Saves the states at times inside the step from x to x1, by the tableau's interpolation."""
         if any(time != step.end for time in times):
             stages = self._with_inner(step, x, stages, run)
         for time in times:
@@ -133,7 +131,7 @@ class RungeKutta:
 
         @functools.cache
         def all_stages() -> Sequence[Tensor]:
-            # first asked for without a graph, by who looks for a root
+            # the search for a root asks for them first, without a graph
             with torch.set_grad_enabled(graph):
                 return self._with_inner(step, x, stages, run)
 
@@ -146,8 +144,8 @@ class RungeKutta:
         return Accepted(step, x, x1, stages[0], inside if self.dense else None)
 
     def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
-        """Goes over the segment by steps whose next x `finish` makes. An adaptive method keeps the
-        error of x + increment small.
+        """Integrates over the segment; `finish` makes each next x. An adaptive method controls the
+        error of x + increment.
         """
         if self.adaptive:
             return self._adaptive(segment, x, run, finish)
@@ -165,7 +163,7 @@ class RungeKutta:
         return self._increment(*step, x, run)
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
-        """The segment's steps as segments of one step each, the same to the last bit."""
+        """The segment's steps as segments of one step each, with the same bits."""
         ends = [segment.ends[0] + segment.length * Fraction(i, steps) for i in range(steps + 1)]
         for i, (t0, t1) in enumerate(pairwise(ends)):
             yield segment.part(t0, t1, i == 0)
@@ -191,8 +189,8 @@ class RungeKutta:
             end = t1 if last else representable(t + h, x.dtype)
             if not last and end != t:
                 h = end - t
-            # a segment however short is one step; where the field is not finite at the start, no
-            # step can be short enough
+            # a short segment may be one step; if the field is not finite at the start, no step
+            # is short enough
             broken = not (math.isfinite(error) or finite(first))
             if broken or (not last and too_short(size, t)):
                 raise Stopped(Status.STEP_UNDERFLOW if math.isfinite(error) else Status.NON_FINITE, t, x)
@@ -250,7 +248,7 @@ class RungeKutta:
                 stages.append(implicit_stage(run, segment, t, base, h * self.tableau.gamma, near))
             except NotSolved as failed:
                 raise Stopped(failed.status, start, x) from None
-            # the last slope would be a poor guess of the next one where slopes change by much
+            # start Newton's method for the next stage from this one
             near = base + h * self.tableau.gamma * stages[-1]
         return stages
 
@@ -262,7 +260,7 @@ class RungeKutta:
 
     @torch.no_grad()
     def _look(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
-        """Notes in the statistics where steps are found to be as long as stability lets them be."""
+        """Records in the statistics if stability bounds the steps."""
         moved = torch.linalg.vector_norm(weighted(step.h, self.tableau.last_difference, stages))
         product = abs(step.h) * float(torch.linalg.vector_norm(stages[-1] - stages[-2]) / moved)
         if run.stiffness.found(product, self.tableau.stability_interval):
@@ -270,11 +268,11 @@ class RungeKutta:
 
     @torch.no_grad()
     def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:
-        """A first step from the sizes of x, x' and x'', one evaluation (Hairer, Norsett, Wanner,
-        II.4).
+        """A first step from the sizes of x, x' and x'', with one evaluation (Hairer, Norsett,
+        Wanner, II.4).
 
-        Theirs is 0.01^(1/order) of this; on switched Transformers that first error came out near
-        1e-4 of what is allowed.
+        Theirs is 0.01^(1/order) of this one, which gave first errors near 1e-4 of the allowed error
+        on switched Transformers.
         """
         scale = run.atol + run.rtol * run.counted(x).abs()
         size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
@@ -291,7 +289,7 @@ def too_short(size: float, t: float) -> bool:
 
 
 def probe_step(size: float, slope: float, span: float) -> float:
-    """A step so short that the second derivative can be seen, from the norms of x and x'."""
+    """A short step that resolves the second derivative, from the norms of x and x'."""
     return min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
 
 
@@ -305,8 +303,8 @@ def guessed_step(slope: float, curvature: float, probe: float, span: float, orde
 
 
 def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
-    """h sum_i w_i k_i, skipping zero weights; for one stage of weight 1 exactly the bits of `h *
-    k`.
+    """h sum_i w_i k_i without the zero weights. For one stage of weight 1 it has exactly the bits
+    of `h * k`.
     """
     total = None
     for weight, stage in zip(weights, stages, strict=False):

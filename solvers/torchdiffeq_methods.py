@@ -1,4 +1,4 @@
-"""torchdiffeq's methods, run segment by segment, with its bare asserts turned into statuses."""
+"""torchdiffeq's methods, run segment by segment. Its assertions become statuses."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from solvers.segment import Segment
 from solvers.solution import Status
 
 NAMES = tuple(SOLVERS)
-# torchdiffeq leaves by a bare assert; these words in its message tell which.
+# torchdiffeq fails by a bare assert; its message contains these words.
 ASSERTED = {"underflow in dt": Status.STEP_UNDERFLOW, "non-finite": Status.NON_FINITE, "max_num_steps": Status.TOO_MANY_STEPS}
 
 
 @dataclasses.dataclass(frozen=True)
 class TorchDiffEq:
-    """`torchdiffeq.odeint` with that method, one call per segment: no step crosses a switch, none
-    is evaluated beyond it.
+    """`torchdiffeq.odeint` with that method, one call for each segment: no step crosses a switch,
+    and no field is evaluated beyond it.
     """
 
     name: str
 
     @property
     def order(self) -> int:
-        """The formal order, as torchdiffeq states it (its multistep methods start at 4)."""
+        """The formal order that torchdiffeq states (4 for its multistep methods)."""
         return int(getattr(SOLVERS[self.name], "order", 4))
 
     @property
@@ -43,11 +43,11 @@ class TorchDiffEq:
 
     @property
     def options(self) -> frozenset[str]:
-        """The options of `solve` that it uses; scipy's own steps are not seen."""
+        """The options of `solve` that it uses. scipy does not show its steps."""
         return frozenset({"rtol", "atol"}) if self.name == "scipy_solver" else ADAPTIVE if self.adaptive else FIXED
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        """The state at the segment's end. Raises Stopped where torchdiffeq fails."""
+        """The state at the segment's end. Raises Stopped if torchdiffeq fails."""
         if self.name == "scipy_solver" and x.requires_grad and torch.is_grad_enabled():
             raise ConfigError(
                 "torchdiffeq:scipy_solver leaves torch and has the gradient 'adjoint' only: ask for it, or use torchdiffeq:dopri5"
@@ -94,13 +94,16 @@ class TorchDiffEq:
 
 
 class _Watched(torch.nn.Module):
-    """The field as torchdiffeq calls it: counted, kept inside the segment, its steps noted as they
-    are taken.
+    """The field as torchdiffeq calls it: counted, with times inside the segment. It also records
+    accepted steps.
     """
 
     def __init__(self, segment: Segment, run: Run, t0: float, t1: float, x: Tensor, callbacks: set[str]):
         super().__init__()
-        for name in callbacks & {"callback_step", "callback_reject_step"}:  # it warns of callbacks that a method never calls
+        for name in callbacks & {
+            "callback_step",
+            "callback_reject_step",
+        }:  # torchdiffeq warns of callbacks that a method never calls
             setattr(self, name, getattr(self, f"_{name}"))
         self._segment, self._run = segment, run
         low, high = run.inside(segment, x.dtype)
@@ -114,7 +117,7 @@ class _Watched(torch.nn.Module):
         # called before each attempt: at a new time, the step before was accepted
         if float(t.detach()) != self.time:
             if t.requires_grad and self._run.save == "steps":
-                # its steps depend on the parameters; a saved state is one at a fixed time
+                # its step sizes depend on the parameters; a saved state is at a fixed time
                 x = x - self._run.velocity(self._segment, t.detach(), x.detach()).detach() * (t - t.detach()).to(x.dtype)
             self._run.accept(self._segment, float(t.detach()), x)
         self.time, self.state = float(t.detach()), x
