@@ -118,7 +118,7 @@ class Adjoint:
             # a report compares all gradients together, so with one the whole way back is one node
             if self.report is None or k == len(segments) - 1:
                 stretch = {i: segments[i] for i in captured}
-                way = _WayBack(self.method or method, stretch, list(starts), list(counts), request, self.report, chain.baton)
+                way = _AdjointPass(self.method or method, stretch, list(starts), list(counts), request, self.report, chain.baton)
                 chain.add([x], list(starts.values()), dict(captured), way)
                 for found in (starts, captured, counts):
                     found.clear()
@@ -144,7 +144,7 @@ Stops = dict[int, list[tuple[float, Tensor | None]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _WayBack:
+class _AdjointPass:
     """The backward solve over the segments (by their numbers) of one autograd node: a `Pass`.
 
     The starts of the segments `kept` are kept. `counts` are the accepted steps at each segment's

@@ -1,4 +1,4 @@
-"""The maps whose ODE a Transformer is, and what a map may say of itself."""
+"""The maps of a Transformer's ODE, and the protocols by which a map describes itself."""
 
 from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.around import AroundMap

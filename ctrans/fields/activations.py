@@ -1,4 +1,6 @@
-"""Activations of an FFN, with what bounds rely on; a new one is an entry of `ACTIVATIONS`."""
+"""Activations of an FFN, with the constants that bounds use. A new one is an entry of
+`ACTIVATIONS`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """phi with phi(0) = 0 and abs(phi(z)) <= abs(z)^degree, which bounds rely on, and its `slope`,
-    rounded up.
+    """phi with phi(0) = 0 and abs(phi(z)) <= abs(z)^degree.
 
-    `slope` is Lip(phi) for degree 1; for degree 2, where there is none, the c in abs(phi'(z)) <= c
-    abs(z). `at_infinity` is c in phi(r z)/r -> c max(z, 0) for large r: how phi grows.
-    `homogeneous` says that phi(r z) = r^degree phi(z) for every r > 0.
+    - `slope`, rounded up: Lip(phi) for degree 1. For degree 2, which has no Lipschitz constant, the
+      c in abs(phi'(z)) <= c abs(z)
+    - `at_infinity`: c in phi(r z)/r -> c max(z, 0) for large r
+    - `homogeneous`: whether phi(r z) = r^degree phi(z) for every r > 0
     """
 
     function: Callable[[Tensor], Tensor]

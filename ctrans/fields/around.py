@@ -1,4 +1,4 @@
-"""A module around a map, which says of the map what stays true of the two."""
+"""A module that wraps a map, with the properties that carry over."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ctrans.fields.protocols import ExplainsUnsupported, MixesTokens
 
 
 class AroundMap(nn.Module):
-    """A map g made of another, `field`, that mixes tokens where that does. What else `field` says
-    of itself need not hold of g.
+    """A map g made from another one, `field`. It mixes tokens if `field` does. Other properties of
+    `field` need not hold for g.
     """
 
     def __init__(self, field: nn.Module):
@@ -18,13 +18,13 @@ class AroundMap(nn.Module):
 
     @property
     def mixes_tokens(self) -> bool:
-        """What the map says of itself; not there where it says nothing."""
+        """The value of the wrapped map. Raises AttributeError if it has none."""
         if isinstance(self.field, MixesTokens):
             return self.field.mixes_tokens
         raise AttributeError("mixes_tokens")
 
     @property
     def why_not(self) -> str:
-        """The map's own reason, after what this is."""
+        """The wrapped map's reason, or that it is wrapped."""
         reason = self.field.why_not if isinstance(self.field, ExplainsUnsupported) else ""
-        return reason or f"it stands around a {type(self.field).__name__}, whose figures need not be its own"
+        return reason or f"it wraps a {type(self.field).__name__}, whose properties need not be its own"

@@ -23,15 +23,14 @@ from solvers.deprecated import old_member, old_names
 from solvers.errors import look_up
 
 TEMPERATURES = (1e-12, 1e30)
-"""Beyond these scores over tau sqrt(d_h), or their derivatives, are no numbers of single precision.
+"""Outside these limits scores over tau sqrt(d_h), or their derivatives, overflow or underflow in
+single precision.
 """
 PLAIN = AttentionOptions()
 
 
 def check_temperature(value: float) -> float:
-    """The value. Raises ConfigError unless it is a number that scores can be divided by in every
-    precision.
-    """
+    """The value. Raises ConfigError unless scores can be divided by it in every precision."""
     lowest, highest = TEMPERATURES
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
         raise ConfigError(f"temperature = {value!r}: give a number from {lowest:g} to {highest:g}; 1 is the usual one")
@@ -39,7 +38,7 @@ def check_temperature(value: float) -> float:
 
 
 class SoftmaxAttention(JoinedHeads):
-    """f(x)_i = W_O [G_hi sum_j a_hij (V_g x_j + b_v,g)]_h + b_O, heads side by side, over the
+    """f(x)_i = W_O [G_hi sum_j a_hij (V_g x_j + b_v,g)]_h + b_O, with concatenated heads, over the
     tokens of each sequence.
 
     x is (*batch, tokens, width), and a_hij = exp(s_hij)/(e_h + sum_l exp(s_hil)) over the tokens l
@@ -47,15 +46,21 @@ class SoftmaxAttention(JoinedHeads):
 
         s_hij = c tanh(<R_i N_q(Q_h x_i + b_q,h), R_j N_k(K_g x_j + b_k,g)>/(c tau sqrt(d_h))) - m_h abs(i - j).
 
-    tau is `temperature`; what else there is `options` say (`AttentionOptions`): R_i rotations by
-    position, c a soft-cap, m_h ALiBi's slopes, g the group of keys and values of head h, e_h =
-    exp(sink_h) or 0, G_hi = sigmoid of the gate or the identity; and `qk_norm` the norms N_q, N_k
-    (a name of `QK_NORMS`; true is "rms"). The fused kernel is used where it can (no cap, no sinks)
-    unless `use_reference_kernel` is set, which forward-mode and second derivatives need (see
-    `reference_kernels`).
+    tau is `temperature`. `qk_norm` gives the norms N_q, N_k (a name of `QK_NORMS`; true is "rms").
+    `options` (`AttentionOptions`) give the rest:
 
-    Where rows sum to less than 1 or a gate multiplies the heads, it does not show its heads:
-    `why_not`. `Attention` does.
+    - R_i: rotations by position
+    - c: a soft cap
+    - m_h: ALiBi's slopes
+    - g: the group of keys and values of head h
+    - e_h: exp(sink_h), or 0 without sinks
+    - G_hi: sigmoid of the gate, or the identity
+
+    It uses the fused kernel unless a cap, sinks or `use_reference_kernel` are set. Forward-mode and
+    second derivatives need the latter (see `reference_kernels`).
+
+    `Attention` exposes its heads. This class does not, because sinks or a gate may be set:
+    `why_not`.
     """
 
     shows_heads: ClassVar[bool] = False
@@ -74,7 +79,7 @@ class SoftmaxAttention(JoinedHeads):
         options: AttentionOptions = PLAIN,
     ):
         if self.shows_heads and (options.sinks or options.gated_output):
-            raise ConfigError("sinks and gated_output leave no heads to show: make a SoftmaxAttention")
+            raise ConfigError("Attention exposes its heads, which sinks and gated_output prevent: use SoftmaxAttention")
         options.check_heads(width, heads)
         super().__init__(width, heads, groups=options.kv_heads, causal=causal, bias=bias)
         self.options, self.temperature = options, check_temperature(temperature)
@@ -85,15 +90,13 @@ class SoftmaxAttention(JoinedHeads):
 
     @property
     def why_not(self) -> str:
-        """Why it does not show its heads, or ""."""
+        """Why it does not expose its heads, or ""."""
         if self.sinks is not None:
             return "a sink takes part of each row, so that what is left does not sum to 1"
         return "" if self.gate is None else "a gate that depends on the input multiplies what its heads average"
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """What the last linear map is applied to: the heads' averages, side by side, times the
-        gate.
-        """
+        """The input of the output projection: the heads' averages, concatenated, times the gate."""
         q, k, v = self.queries_keys_values(x)
         if self.use_reference_kernel or self.sinks is not None or self.options.softcap is not None:
             mixed = self._rows(q, k) @ self._for_each_head(v)
@@ -110,8 +113,8 @@ class SoftmaxAttention(JoinedHeads):
         return mixed if self.gate is None else mixed * self.gate(x).sigmoid()
 
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
-        """The rows a_h of each head; row i weighs the tokens that token i reads. They sum to 1,
-        with a sink to less.
+        """The rows a_h of each head. Row i has the weights of the tokens that token i reads. They
+        sum to 1, with a sink to less.
         """
         query, key, _ = self.split(self.qkv.weight)
         b_q, b_k, _ = self.offsets()
@@ -119,9 +122,11 @@ class SoftmaxAttention(JoinedHeads):
         return self._rows(*self._normed_and_turned(q, k))
 
     def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
-        """f(x[b]) at the token i = chosen[b], from <K_g' q_hi, x_j> in place of <q_hi, K_g x_j>,
-        and V_g sum_j a_hij x_j in place of sum_j a_hij V_g x_j: no key and no value is made. Where
-        a norm or positions act on keys it is f itself, at that token.
+        """f(x[b]) at the token i = chosen[b].
+
+        It uses <K_g' q_hi, x_j> in place of <q_hi, K_g x_j>, and V_g sum_j a_hij x_j in place of
+        sum_j a_hij V_g x_j, so it computes no keys and values. If a norm or rotations act on keys,
+        it computes f and selects the token.
         """
         each = torch.arange(len(x), device=x.device)
         if self.options.places.turned or not isinstance(self.key_norm, nn.Identity):
@@ -144,22 +149,26 @@ class SoftmaxAttention(JoinedHeads):
         return y.squeeze(-2)
 
     def matrices(self) -> Iterator[Matrix]:
-        """W_Q, W_K, W_V, the latter two smaller where heads share them, W_O, and W_G where there is
-        a gate.
+        """W_Q, W_K, W_V, W_O, and W_G if there is a gate. W_K and W_V are smaller if heads share
+        them.
         """
         yield from super().matrices()
         if self.gate is not None:
             yield Matrix(self.gate.weight, "gate")
 
     def bound(self) -> TokenBound:
-        """|f(x)_i| <= sum_h |W_O,h V_g|_2 max_j |x_j| + |W_O b_V + b_O|, b_V of every head's group.
+        """|f(x)_i| <= sum_h |W_O,h V_g|_2 max_j |x_j| + |W_O b_V + b_O|, with b_V of every head's
+        group.
 
         Attention rows are convex weights, so a head's average is no longer than its longest value
-        (theory, section 6). With a sink they sum to at most 1: the average is as short, but offsets
-        of values come through in parts that differ by head, and the offset is sum_h |W_O,h b_v,g| +
-        |b_O|. A gate's entries lie between 0 and 1 and shorten the heads, side by side, at most:
-        gain |W_O|_2 (sum_h |V_g|_2^2)^(1/2) or sum_h |W_O,h|_2 |V_g|_2, the smaller, and offset
-        |W_O|_2 |b_V| + |b_O|.
+        (theory, section 6).
+
+        With a sink the rows sum to at most 1. The gain is the same, but each head passes its own
+        part of the value offsets: the offset is sum_h |W_O,h b_v,g| + |b_O|.
+
+        A gate's entries lie between 0 and 1, so it cannot lengthen the concatenated heads. The gain
+        is the smaller of |W_O|_2 (sum_h |V_g|_2^2)^(1/2) and sum_h |W_O,h|_2 |V_g|_2, and the
+        offset |W_O|_2 |b_V| + |b_O|.
         """
         value, out = self.split(self.qkv.weight.detach())[2], self.out.weight.detach()
         values = [part for part in value.chunk(self.groups) for _ in range(self.heads // self.groups)]
@@ -186,7 +195,7 @@ class SoftmaxAttention(JoinedHeads):
         return 1 / (self.temperature * math.sqrt(self.head))
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """By head, queries and keys normed and turned."""
+        """By head; queries and keys are normed and rotated."""
         q, k, v = super().queries_keys_values(x)
         return *self._normed_and_turned(q, k), v
 
@@ -199,19 +208,17 @@ class SoftmaxAttention(JoinedHeads):
         return q, k
 
     def _for_each_head(self, shared: Tensor) -> Tensor:
-        """Keys or values of every head's group."""
+        """Keys or values of the group of each head."""
         return shared if self.groups == self.heads else shared.repeat_interleave(self.heads // self.groups, -3)
 
     def _rows(self, q: Tensor, k: Tensor) -> Tensor:
         return self._weights((q * self._scale) @ self._for_each_head(k).transpose(-1, -2))
 
     def _weights(self, scores: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """The rows of scores, which are those of all tokens or of one chosen token of each
-        sequence.
-        """
+        """The rows for these scores, of all tokens, or of one chosen token in each sequence."""
 
         def asked(each: Tensor) -> Tensor:
-            """Of a table (*heads, tokens, tokens) the rows that are asked for."""
+            """The rows of the chosen tokens, from a table (*heads, tokens, tokens)."""
             return each if chosen is None else each.expand(self.heads, -1, -1)[:, chosen].transpose(0, 1).unsqueeze(-2)
 
         cap = self.options.softcap
@@ -229,7 +236,7 @@ class SoftmaxAttention(JoinedHeads):
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
     def causal_window_mask(self, tokens: int, device: torch.device) -> Bool[Tensor, "tokens tokens"] | None:
-        """True where token i does not read token j; None where it reads all."""
+        """True where token i does not read token j. None if every token reads all."""
         window = min(self.options.window or tokens, tokens)
         if not self.causal and window == tokens:
             return None
@@ -241,8 +248,8 @@ class SoftmaxAttention(JoinedHeads):
         return hidden
 
     def _mask(self, q: Tensor) -> Tensor | None:
-        """What the fused kernel is to be told, None where causality is all: where it may read, or
-        what is added to scores.
+        """The mask for the fused kernel: True where a token may be read, or the numbers to add to
+        scores. None if causality is the only mask.
         """
         tokens, window = q.shape[-2], self.options.window
         if self.options.places.sloped:
@@ -255,26 +262,26 @@ class SoftmaxAttention(JoinedHeads):
 
 
 class Attention(SoftmaxAttention):
-    """`SoftmaxAttention` whose rows sum to 1 and whose heads nothing multiplies: it shows them, for
+    """`SoftmaxAttention` without sinks and gate: its rows sum to 1, and it exposes its heads for
     theta and Emadi's bounds.
     """
 
     shows_heads = True
 
     def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
-        """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head; row i weighs the
-        tokens that token i reads.
+        """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head. Row i has the
+        weights of the tokens that token i reads.
         """
         return self.rows(x)
 
     @property
     def normalised_scores(self) -> bool:
-        """Whether queries and keys pass a norm."""
+        """Whether a norm acts on queries and keys."""
         return not isinstance(self.query_norm, nn.Identity)
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
-        """Q_h, K_g, V_g, the columns of W_O for each head, and its part of b_Q; of b_K where
-        positions turn keys or a cap acts.
+        """Q_h, K_g, V_g, the columns of W_O and the part of b_Q for each head. Also the part of b_K
+        if keys are rotated or a cap acts.
         """
         query, key, value = self.split(self.qkv.weight)
         counts = self.options.places.turned or self.options.softcap is not None
@@ -289,15 +296,13 @@ class Attention(SoftmaxAttention):
 
 
 def norms_of(qk_norm: bool | str, heads: int, head: int, eps: float) -> tuple[nn.Module, nn.Module]:
-    """Those of queries and of keys; ConfigError for an unknown name."""
+    """The norms of queries and of keys. Raises ConfigError for an unknown name."""
     name = qk_norm_name(qk_norm)
     return QK_NORMS[name](heads, head, eps) if isinstance(name, str) else (nn.Identity(), nn.Identity())
 
 
 def qk_norm_name(qk_norm: bool | str) -> bool | str:
-    """False for none, or the name of `QK_NORMS`: true is the first one's. Raises ConfigError for
-    what is neither.
-    """
+    """False for none, or a name of `QK_NORMS`; true is "rms". Raises ConfigError for anything else."""
     if not isinstance(qk_norm, (bool, str)):
         raise ConfigError(f"qk_norm = {qk_norm!r}: give False or a name, one of {', '.join(QK_NORMS)}")
     if isinstance(qk_norm, str):
@@ -311,8 +316,8 @@ def _length(vector: Tensor) -> float:
 
 @contextlib.contextmanager
 def reference_kernels(module: nn.Module) -> Iterator[None]:
-    """Inside, every attention within `module` takes the plain path, which has forward-mode and
-    second derivatives.
+    """Inside this context every attention within `module` uses the reference kernel, which has
+    forward-mode and second derivatives.
     """
     attentions = [part for part in module.modules() if isinstance(part, HasReferenceKernel)]
     before = [part.use_reference_kernel for part in attentions]

@@ -1,6 +1,4 @@
-"""What softmax attention can have beside queries, keys and values: positions, groups, a window, a
-cap, sinks, a gate.
-"""
+"""Options of softmax attention: positions, groups, a window, a cap, sinks, a gate."""
 
 from __future__ import annotations
 
@@ -12,17 +10,20 @@ from ctrans.option import COUNT, LARGEST, SMALLEST, Range, check_options, option
 from solvers import ConfigError
 
 ROTARY_BASE = 10000.0
-"""RoFormer's, and the usual one."""
+"""RoFormer's value, the usual one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
     """Options of softmax attention. ConfigError names a wrong value and the fix.
 
-    `window`: token i reads the tokens j with i - j < window, and not causally abs(i - j) < window
-    (Longformer, Mistral). `kv_heads`: 1 is multi-query attention (Shazeer 2019), more are grouped
-    queries (Ainslie et al. 2023). `softcap` acts before masks and ALiBi's addition (Gemma 2).
-    `sinks` are those of GPT-OSS, `gated_output` is that of Qiu et al. 2025.
+    - `window`: token i reads the tokens j with i - j < window; without causality, abs(i - j) <
+      window (Longformer, Mistral)
+    - `kv_heads`: 1 is multi-query attention (Shazeer 2019), more are grouped queries (Ainslie et
+      al. 2023)
+    - `softcap`: acts before masks and ALiBi's addition (Gemma 2)
+    - `sinks`: those of GPT-OSS
+    - `gated_output`: that of Qiu et al. 2025
     """
 
     option_group: ClassVar[str] = "Attention"
@@ -56,7 +57,9 @@ class AttentionOptions:
         limits=Range(1e-12, 1e30, "a number from 1e-12 to 1e+30"),
         default_words="none",
     )
-    """Beyond these limits scores over c, or c times a tanh, are no numbers of single precision."""
+    """Outside these limits scores over c, or c times a tanh, overflow or underflow in single
+    precision.
+    """
     sinks: bool = option(False, "Add a learned logit of each head to the denominator of its rows.")
     gated_output: bool = option(False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry.")
 
@@ -69,7 +72,7 @@ class AttentionOptions:
                 )
 
     def check_heads(self, width: int, heads: int) -> None:
-        """Raises ConfigError unless heads of that width can be shared, and turned, like this."""
+        """Raises ConfigError unless the heads divide the width, can be shared, and can be rotated."""
         if heads < 1 or width % heads:
             raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
         if heads % (self.kv_heads or heads):
@@ -82,12 +85,10 @@ class AttentionOptions:
 
     @property
     def idle(self) -> bool:
-        """Whether the map is softmax attention as it always was: its options are as they are where
-        nothing is said.
-        """
+        """Whether all options have their defaults, so that the map is plain softmax attention."""
         return self in (AttentionOptions(), AttentionOptions(positions="none"))
 
     @property
     def places(self) -> Positions:
-        """What the positions are."""
+        """The entry of `POSITIONS`."""
         return POSITIONS[self.positions]

@@ -1,5 +1,5 @@
-"""One of the maps that act at once in a sublayer, with the gain and offset of a norm of its own
-where it has one.
+"""One of several maps that act in parallel in a sublayer, with the gain and offset of its own norm
+if it has one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ctrans.norm.norm import GainParameters
 
 
 class BranchGains(nn.Module, abc.ABC):
-    """gamma * u + beta of what a norm without gains gives: N_i x = gamma_i * x_hat + beta_i for
-    maps that share x_hat.
+    """gamma * u + beta after a norm without gains: N_i x = gamma_i * x_hat + beta_i for maps that
+    share x_hat.
     """
 
     @property
@@ -27,12 +27,12 @@ class BranchGains(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def beta(self) -> Float[Tensor, " width"]:
-        """beta, zeros where there is none."""
+        """beta, or zeros if there is none."""
 
     @property
     def largest(self) -> float:
-        """max|gamma|: |gamma * u + beta| <= max|gamma| |u| + |beta|, and no two inputs come further
-        apart than by that factor.
+        """max|gamma|: |gamma * u + beta| <= max|gamma| |u| + |beta|. Distances grow by at most this
+        factor.
         """
         return float(self.gamma.detach().abs().max())
 
@@ -41,7 +41,7 @@ class BranchGains(nn.Module, abc.ABC):
 
 
 class OwnGains(GainParameters, BranchGains):
-    """Trained ones, 1 and 0 at first; beta stays 0 without `bias`."""
+    """Trained gains, initialised at 1 and 0. beta stays 0 without `bias`."""
 
     def __init__(self, width: int, bias: bool):
         super().__init__()
@@ -49,8 +49,8 @@ class OwnGains(GainParameters, BranchGains):
 
 
 class Branch(NamedTuple):
-    """A map of a sublayer, `field`, which is given A u of the sublayer's u = s N_in X: A its own
-    `gains`, or the identity.
+    """A map of a sublayer, `field`, with the input A u for the sublayer's u = s N_in X. A is its
+    own `gains`, or the identity.
 
     `field` is any module from (*batch, tokens, width) to the same shape.
     """
@@ -60,18 +60,16 @@ class Branch(NamedTuple):
 
     @property
     def steepest(self) -> float:
-        """|A|_2 of differences."""
+        """The Lipschitz constant of A."""
         return 1.0 if self.gains is None else self.gains.largest
 
     def given(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """A u, what the map itself is given."""
+        """A u, the input of the map."""
         given: Tensor = u if self.gains is None else self.gains(u)
         return given
 
     def reach(self, radius: float) -> float:
-        """How long a token can be that the map is given, where no token of u is longer than
-        `radius`.
-        """
+        """The largest length of a token of A u if no token of u is longer than `radius`."""
         return radius if self.gains is None else self.gains.largest * radius + self.offset
 
     @property

@@ -1,6 +1,4 @@
-"""Whether a map is one, and whether what it says of itself is so, tried at random states: for those
-who write one.
-"""
+"""Checks of a new map at random states: its shape, and that the properties that it states hold."""
 
 from __future__ import annotations
 
@@ -24,23 +22,22 @@ from ctrans.fields.protocols import (
 from solvers import ConfigError
 
 SIZES = (0.1, 1.0, 10.0)
-"""Standard deviations of the entries of the states that are tried."""
+"""Standard deviations of the entries of the test states."""
 BATCH, TOKENS = 2, 5
 
 
 @torch.no_grad()
 def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> None:
-    """Raises ConfigError, naming the map, what it did and the fix, unless at random states of that
-    width
+    """Raises ConfigError with the map, the fault and the fix, unless at random states of that width
 
-    - f(x) is a tensor of x's shape, the same whenever it is asked, and of each sequence alone
-    - f mixes tokens only where it says so: an attention, or a map whose `mixes_tokens` is true
-    - what it says of itself is so: f(x) = output_projection(pre_projection(x)); its tokens one by
-      one; matrices that are its own; its bound and its Lipschitz constant; rows of probabilities
-      that sum to 1
+    - f(x) is a tensor of x's shape, the same at each call, and independent for each sequence
+    - f mixes tokens only if it states so: an attention, or a map whose `mixes_tokens` is true
+    - its stated properties hold: f(x) = output_projection(pre_projection(x)); its outputs at single
+      tokens; matrices that are its own parameters; its bound and its Lipschitz constant; rows of
+      probabilities that sum to 1
 
-    It can find a map wrong, and cannot prove it right. Weights are taken as they are; the map's
-    dtype is that of its parameters.
+    The test can find faults, but cannot prove a map correct. It uses the present weights, and the
+    dtype of the parameters.
 
     >>> check_map(RunningMean(GPTConfig(width=16)), "attention", 16)
     """
@@ -54,8 +51,8 @@ def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> Non
 
 
 def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
-    """What a map gave for x. Raises ConfigError, naming the map and the shapes, unless it is a
-    tensor of x's shape.
+    """The output y of a map. Raises ConfigError, with the map and the shapes, unless y is a tensor
+    of x's shape.
     """
     if isinstance(y, Tensor) and y.shape == x.shape:
         return y
@@ -64,11 +61,11 @@ def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
 
 
 Faults = Iterator[tuple[str, str]]
-"""What a map did, and the fix."""
+"""What is wrong with a map, and the fix."""
 
 
 def _faults(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> Faults:
-    """What is wrong with y = f(x) and with what the map says of itself."""
+    """What is wrong with y = f(x) and with the stated properties of the map."""
     if not torch.equal(field(x), y):
         fix = "leave dropout out, or put the map into eval mode"
         yield "gave two values for the same states, so it draws at random", fix

@@ -1,4 +1,4 @@
-"""Differential attention: rows that are the difference of two softmaxes."""
+"""Differential attention: its rows are differences of two softmaxes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from solvers import ConfigError
 from solvers.deprecated import old_member
 
 FIRST_SHARE = 0.8
-"""lambda at first, as in the paper's deeper layers."""
+"""The initial lambda, as in the paper's deeper layers."""
 
 
 class DifferentialAttention(SquareHeads):
     """f(x)_i = W_O [sum_j (a_hij - l_h a'_hij)(V_h x_j + b_v,h)]_h + b_O, a and a' softmaxes of
     <q_i, k_j>/(tau sqrt(d_h/2)).
 
-    a is of the first halves of head h's queries and keys, a' of the second; l_h, lambda, is learned
-    (Ye et al. 2024, who make it of four vectors, and put a norm behind each head, which is left out
-    here). Rows sum to 1 - l_h and have entries of both signs. The fused kernel is used unless
-    `use_reference_kernel` is set (see `reference_kernels`).
+    a uses the first halves of head h's queries and keys, a' the second halves. l_h, lambda, is
+    learned (Ye et al. 2024; they compute it from four vectors and add a norm after each head, which
+    this map omits). Rows sum to 1 - l_h and have entries of both signs. It uses the fused kernel
+    unless `use_reference_kernel` is set (see `reference_kernels`).
     """
 
     plain = old_member("plain", "use_reference_kernel")
@@ -41,22 +41,23 @@ class DifferentialAttention(SquareHeads):
         self.use_reference_kernel = False
 
     def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
-        """The differences of the heads' two averages."""
+        """The differences of each head's two averages."""
         q, k, v = self.queries_keys_values(x)
         first, second = (self._average(a, b, v) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
         return first - self.share.view(-1, 1, 1) * second
 
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
-        """a_h - l_h a'_h of each head."""
+        """a_h - l_h a'_h for each head."""
         q, k, _ = self.queries_keys_values(x)
         first, second = (self._rows(a, b) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
         return first - self.share.view(-1, 1, 1) * second
 
     def bound(self) -> TokenBound:
-        """|f(x)_i| <= sum_h (1 + |l_h|) |W_O,h V_h|_2 max_j |x_j| + |sum_h (1 - l_h) W_O,h b_v,h + b_O|.
+        """|f(x)_i| <= sum_h (1 + |l_h|) |W_O,h V_h|_2 max_j |x_j| + |sum_h (1 - l_h) W_O,h b_v,h +
+        b_O|.
 
-        The entries of a row are no larger, summed, than 1 + |l_h|, and offsets of values meet their
-        sum, 1 - l_h.
+        The absolute entries of a row sum to at most 1 + |l_h|. The entries sum to 1 - l_h, which
+        multiplies the offsets of values.
         """
         shares = self.share.detach().double()
         gain = math.fsum(path * (1 + abs(share)) for path, share in zip(self.paths(), shares.tolist(), strict=True))

@@ -1,5 +1,5 @@
-"""FFNs on each token alone: W_2 phi(W_1 x + b_1) + b_2, and the gated W_d (phi(W_g x + b_g) * (W_u
-x + b_u)) + b_d.
+"""FFNs, which act on each token alone: W_2 phi(W_1 x + b_1) + b_2, and the gated W_d (phi(W_g x +
+b_g) * (W_u x + b_u)) + b_d.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from solvers import ConfigError
 from solvers.errors import look_up
 
 MULTIPLE = 8
-"""What the usual hidden width is a multiple of."""
+"""The default hidden width is a multiple of this."""
 GATES = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
-"""Gated FFNs by their names, and the activations of their gates."""
+"""Names of gated FFNs, and the activations of their gates."""
 
 
 def gated_hidden_width(width: int) -> int:
-    """The least multiple of `MULTIPLE` from 8 d/3 on: three matrices of that width have as many
-    entries as two of 4 d.
+    """The least multiple of `MULTIPLE` that is at least 8 d/3: three matrices of that width have as
+    many entries as two of 4 d.
 
-    As Llama's, but that it rounds up to multiples of 256.
+    Llama uses the same rule, but rounds up to multiples of 256.
     """
     return MULTIPLE * math.ceil(8 * width / 3 / MULTIPLE)
 
 
 class HiddenLayer(ProjectedMap):
-    """An FFN of one hidden layer, whose linear maps are the modules that `roles` name."""
+    """An FFN with one hidden layer. `roles` names its linear maps."""
 
     projection = "down"
     roles: ClassVar[tuple[Role, ...]]
@@ -57,19 +57,21 @@ class HiddenLayer(ProjectedMap):
         return ACTIVATIONS[self.activation]
 
     def matrices(self) -> Iterator[Matrix]:
-        """The weights by their roles, the last map's last."""
+        """The weights with their roles, the output projection last."""
         for role in self.roles:
             yield Matrix(getattr(self, role).weight, role)
 
     def bound(self) -> TokenBound:
-        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2|, as abs(phi(z)) <= abs(z); `plain_bound` where phi grows faster,
-        `gated_bound` with a gate.
+        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2| if abs(phi(z)) <= abs(z).
+
+        `plain_bound` has the bound if phi grows faster, `gated_bound` the one with a gate.
         """
         return self._maps().bound()
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius; `plain_lipschitz` where phi has no
-        Lip(phi), `gated_lipschitz` with a gate.
+        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius.
+
+        `plain_lipschitz` has the case without Lip(phi), `gated_lipschitz` the one with a gate.
         """
         return self._maps().lipschitz(radius, printed=printed)
 
@@ -84,17 +86,17 @@ class FeedForward(HiddenLayer):
 
     roles = ("up", "down")
     scalings: ClassVar[Mapping[str, bool]] = {"W1": False}
-    """Kan's W_1; phi is not homogeneous, so that f does not become c f."""
+    """Kan's W_1. phi is not homogeneous, so f does not become c f."""
 
     def __init__(self, width: int, hidden: int, *, activation: str = "gelu", bias: bool = True):
         super().__init__(width, hidden, activation, bias)
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
-        """What the last linear map is applied to: phi(W_1 x + b_1)."""
+        """The input of the output projection: phi(W_1 x + b_1)."""
         return self.phi(self.up(x))
 
     def units(self) -> Units:
-        """phi(<w, x> + b) for every row w of W_1."""
+        """phi(<w, x> + b) for each row w of W_1."""
         return Units(self.phi, self.up.out_features)
 
     def scaled(self, name: str, c: float) -> FeedForward:
@@ -109,8 +111,8 @@ class GatedLinearUnits(HiddenLayer):
     """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `ACTIVATIONS`
     (Shazeer 2020).
 
-    With SiLU it is SwiGLU, with GELU GEGLU, with ReLU ReGLU. It grows with the square of x: no
-    affine function of |x| bounds it, and it has no Lipschitz constant but in a ball.
+    With SiLU it is SwiGLU, with GELU GEGLU, with ReLU ReGLU. It grows with the square of x, so it
+    has no affine bound, and a Lipschitz constant only in a ball.
     """
 
     roles = ("gate", "up", "down")
@@ -119,9 +121,11 @@ class GatedLinearUnits(HiddenLayer):
     def __init__(self, width: int, hidden: int, *, activation: str = "silu", bias: bool = True):
         super().__init__(width, hidden, activation, bias)
         if self.phi.degree != 1:
-            raise ConfigError(f"activation {activation!r} grows with the square of its argument: a gate takes one that does not")
+            raise ConfigError(
+                f"activation {activation!r} grows with the square of its argument, which a gate does not support: choose another, as silu"
+            )
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
-        """What the last linear map is applied to: phi(W_g x + b_g) * (W_u x + b_u)."""
+        """The input of the output projection: phi(W_g x + b_g) * (W_u x + b_u)."""
         gated: Tensor = self.phi(self.gate(x)) * self.up(x)
         return gated

@@ -1,5 +1,5 @@
-"""How large and how steep an FFN can be, plain or gated, from its matrices: for maps of our own and
-of other libraries.
+"""Bounds and Lipschitz constants of plain and gated FFNs from their matrices, for maps of this
+package and of other libraries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ctrans.fields.protocols import TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
 
 AT_ONCE = 2**22
-"""Entries of a matrix that are looked at together in float64."""
+"""Entries of a matrix that are converted to float64 at once."""
 
 
 class Affine(NamedTuple):
@@ -27,23 +27,23 @@ class Affine(NamedTuple):
     bias: Float[Tensor, " out"] | None = None
 
     def parts(self) -> tuple[Tensor, ...]:
-        """Rows of the matrix, as many as are looked at together."""
+        """The rows of the matrix in groups that are converted at once."""
         weight = self.weight.detach()
         parts: tuple[Tensor, ...] = weight.split(max(AT_ONCE // weight.shape[1], 1))
         return parts
 
     def rows(self) -> Float[Tensor, " out"]:
-        """The length of every row of the matrix, in float64."""
+        """The length of each row of the matrix, in float64."""
         return torch.cat([torch.linalg.vector_norm(part.double(), dim=-1) for part in self.parts()])
 
     def offsets(self) -> Float[Tensor, " out"]:
-        """b in float64, 0 where there is none."""
+        """b in float64, 0 if there is none."""
         weight = self.weight
         return weight.new_zeros(len(weight), dtype=torch.float64) if self.bias is None else self.bias.detach().double()
 
     def largest(self, radius: float) -> float:
-        """max over rows k of |w_k| r + |b_k|: no entry of W x + b is larger where |x| <= r; inf for
-        r = inf.
+        """max over rows k of |w_k| r + |b_k|, the largest entry of W x + b for |x| <= r; inf for r
+        = inf.
         """
         return float((self.rows() * radius + self.offsets().abs()).max()) if radius < math.inf else math.inf
 
@@ -51,8 +51,8 @@ class Affine(NamedTuple):
 def plain_bound(up: Affine, down: Affine, activation: Activation) -> TokenBound:
     """f(x) = W_2 phi(W_1 x + b_1) + b_2.
 
-    |f(x)| <= |W_2|_2 (|W_1|_2 r + |b_1|) + |b_2| where abs(phi(z)) <= abs(z). Where abs(phi(z)) <= z^2, |phi(z)| <= |z * z|, which
-    is bounded as for a gate that is W_1 itself.
+    |f(x)| <= |W_2|_2 (|W_1|_2 r + |b_1|) + |b_2| if abs(phi(z)) <= abs(z). If abs(phi(z)) <= z^2,
+    then |phi(z)| <= |z * z|, which has the bound of a gate equal to W_1.
     """
     if activation.degree == 2:
         return _through(down, _product_bound(up, up))
@@ -66,8 +66,7 @@ def plain_lipschitz(
     """L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope; `printed`
     takes 1).
 
-    Where phi's slope grows, it is that on the entries of W_1 x + b_1 for |x| <= r: `slope` times
-    their largest.
+    If phi's slope grows, it is taken at the largest entry of W_1 x + b_1 for |x| <= r.
     """
     slope = 1.0 if printed else activation.slope * (up.largest(radius) if activation.degree == 2 else 1.0)
     return slope * spectral_norm(down.weight) * spectral_norm(up.weight)
@@ -81,17 +80,18 @@ def gated_bound(gate: Affine, up: Affine, down: Affine) -> TokenBound:
       of W_g, W_u,
     - |z| max_k |w_k|, the same with the two exchanged,
     - |q| r^2 + |(|g_k| |b_u,k| + |u_k| |b_g,k|)_k| r + |b_g * b_u|, q_k = (|g_k| |u_k| + |<g_k,
-      u_k>|)/2,
+      u_k>|)/2.
 
-    and the one that grows least is taken. In the third, (g'x)(u'x) = x' S x for S = (g u' + u
+    The result is the one that grows least. In the third, (g'x)(u'x) = x' S x for S = (g u' + u
     g')/2, whose eigenvalues are (<g, u> +- |g| |u|)/2.
     """
     return _through(down, _product_bound(gate, up))
 
 
 def gated_lipschitz(gate: Affine, up: Affine, down: Affine, slope: float, radius: float = math.inf) -> float:
-    """L = |W_d|_2 (Lip(phi) |W_g|_2 |w|_r + |z|_r |W_u|_2) among tokens no longer than r: the
-    Jacobian is W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). |z|_r and |w|_r are
+    """L = |W_d|_2 (Lip(phi) |W_g|_2 |w|_r + |z|_r |W_u|_2) for tokens no longer than r.
+
+    The Jacobian is W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). |z|_r and |w|_r are
     `Affine.largest`.
     """
     entries = slope * spectral_norm(gate.weight) * up.largest(radius) + gate.largest(radius) * spectral_norm(up.weight)
@@ -99,7 +99,7 @@ def gated_lipschitz(gate: Affine, up: Affine, down: Affine, slope: float, radius
 
 
 class FFNMaps(NamedTuple):
-    """The linear maps of an FFN and its activation; with a gate its first maps are two."""
+    """The linear maps of an FFN and its activation; `gate` is None for a plain one."""
 
     gate: Affine | None
     up: Affine
@@ -120,7 +120,7 @@ class FFNMaps(NamedTuple):
 
 
 def length(vector: Tensor | None) -> float:
-    """|b|, 0 where there is none."""
+    """|b|, 0 for None."""
     return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.detach().double()))
 
 
@@ -130,7 +130,7 @@ def _through(down: Affine, inner: TokenBound) -> TokenBound:
 
 
 def _product_bound(gate: Affine, up: Affine) -> TokenBound:
-    """|z * w|, as `gated_bound` has it."""
+    """|z * w|, as in `gated_bound`."""
     gates, ups = gate.rows(), up.rows()
     g_0, u_0 = gate.offsets(), up.offsets()
     whole_gate, whole_up = (spectral_norm(gate.weight), length(g_0)), (spectral_norm(up.weight), length(u_0))
@@ -146,7 +146,7 @@ def _product_bound(gate: Affine, up: Affine) -> TokenBound:
 
 
 def _overlaps(gate: Affine, up: Affine) -> Iterator[Tensor]:
-    """<g_k, u_k> for every row."""
+    """<g_k, u_k> for each row."""
     for g, u in zip(gate.parts(), up.parts(), strict=True):
         yield (g.double() * u.double()).sum(-1)
 

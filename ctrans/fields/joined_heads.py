@@ -1,6 +1,4 @@
-"""What attentions share, whatever their rows are: heads of values, side by side, behind one last
-map.
-"""
+"""The common part of attentions: heads of values, concatenated, before one output projection."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from solvers import ConfigError
 
 
 class JoinedHeads(ProjectedMap):
-    """f(x) = W_O [what each head makes of the values V_g x + b_v,g of its group]_h + b_O, linear in
-    these.
+    """f(x) = W_O [head h applied to the values V_g x + b_v,g of its group]_h + b_O, linear in the
+    values.
 
-    W_Q and W_O are d x d. W_K and W_V have d_h rows for each group of heads, of which each head is
-    one by itself unless `groups` says otherwise.
+    W_Q and W_O are d x d. W_K and W_V have d_h rows for each group of heads. By default each head
+    is its own group.
     """
 
     projection = "out"
@@ -43,7 +41,7 @@ class JoinedHeads(ProjectedMap):
         return self.width // self.heads
 
     def matrices(self) -> Iterator[Matrix]:
-        """W_Q, W_K, W_V, the latter two smaller where heads share them, and W_O."""
+        """W_Q, W_K, W_V and W_O. W_K and W_V are smaller if heads share them."""
         query, key, value = self.split(self.qkv.weight)
         yield Matrix(query, "query")
         yield Matrix(key, "key")
@@ -51,41 +49,41 @@ class JoinedHeads(ProjectedMap):
         yield Matrix(self.out.weight, "out")
 
     def scaled(self, name: str, c: float) -> Self:
-        """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them:
-        c f(x).
+        """A copy that computes c f(x): V times c, or W and V each times sqrt(c), and the biases
+        accordingly.
         """
         return scaled_attention(self, name, c, lambda rows: self.split(rows)[2])
 
     def split(self, rows: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-        """The rows of W_Q, W_K and W_V, or what they make of x."""
+        """The rows of W_Q, W_K and W_V, or the parts of their product with x."""
         shared = self.groups * self.head
         parts: tuple[Tensor, ...] = rows.split([self.width, shared, shared], dim=dim)
         return parts
 
     def offsets(self) -> tuple[Tensor | None, ...]:
-        """b_Q, b_K and b_V; None where there are none."""
+        """b_Q, b_K and b_V; None without bias."""
         return (None, None, None) if self.qkv.bias is None else self.split(self.qkv.bias)
 
     def by_head(self, x: Tensor) -> Tensor:
-        """(*batch, heads, tokens, head) of what stands side by side."""
+        """(*batch, heads, tokens, head) from concatenated heads."""
         y: Tensor = x.unflatten(-1, (-1, self.head)).transpose(-3, -2)
         return y
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each head, (*batch, heads, tokens, head); keys and values of each group."""
+        """Queries of each head and keys and values of each group, (*batch, heads, tokens, head)."""
         q, k, v = (self.by_head(part) for part in self.split(self.qkv(x), -1))
         return q, k, v
 
 
 class SquareHeads(JoinedHeads):
-    """`JoinedHeads` of which each has keys and values of its own."""
+    """`JoinedHeads` in which each head has its own keys and values."""
 
     def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
-        """What each head makes of its values."""
+        """The output of each head."""
         raise NotImplementedError
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """What the last linear map is applied to: the heads side by side."""
+        """The input of the output projection: the heads, concatenated."""
         return self.mixed(x).transpose(-3, -2).flatten(-2)
 
     def paths(self) -> list[float]:
@@ -95,7 +93,7 @@ class SquareHeads(JoinedHeads):
         return [norm_of_product(out, value) for out, value in heads]
 
     def offset(self, shares: Float[Tensor, " heads"] | None = None) -> float:
-        """|sum_h s_h W_O,h b_v,h + b_O|, of rows that sum to s_h, 1 where nothing is said."""
+        """|sum_h s_h W_O,h b_v,h + b_O|, for rows that sum to s_h (1 by default)."""
         if self.qkv.bias is None:
             return 0.0
         values = self.split(self.qkv.bias.detach())[2].double()

@@ -1,4 +1,4 @@
-"""A last linear map with a scale by channel behind it, as LayerScale (Touvron et al. 2021) has it."""
+"""An output projection followed by a scale for each channel, as LayerScale (Touvron et al. 2021)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from solvers import ConfigError
 
 
 class ScaledLinear(nn.Module):
-    """h -> s * (W h + b): what `nn.Linear` is to s * W and s * b, by the parameters of W and b.
+    """h -> s * (W h + b): acts as an `nn.Linear` with s * W and s * b. Its parameters are W and b.
 
-    s has a number for each channel, or one for all, and is none of its parameters. Where no entry
-    of s is 0, its values as W and b vary are those of a linear map.
+    s has a number for each channel, or one for all, and is not a parameter. If no entry of s is 0,
+    it reaches the same values as a linear map.
     """
 
     def __init__(self, linear: nn.Linear, scale: Tensor):
@@ -36,7 +36,7 @@ class ScaledLinear(nn.Module):
 
     @property
     def zeros(self) -> int:
-        """How many entries of s are 0: no W moves these channels."""
+        """The number of channels with s = 0, which no W changes."""
         return int((self._scale == 0).sum())
 
     def forward(self, h: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
@@ -45,11 +45,11 @@ class ScaledLinear(nn.Module):
 
 
 def scaled_parts(field: object) -> list[ScaledLinear]:
-    """The last linear map, or of two side by side each, that has a scale behind it, so that its
-    weight is not the one that decays.
+    """The output projections of a map (two for parallel maps) that have a scale, so that weight
+    decay acts on another weight.
     """
     try:
         last = field.output_projection if isinstance(field, HasOutputProjection) else nn.Identity()
-    except ConfigError:  # it has no last linear map, and says why
+    except ConfigError:  # it has no output projection
         return []
     return [part for part in last.modules() if isinstance(part, ScaledLinear)]

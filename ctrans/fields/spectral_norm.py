@@ -49,7 +49,8 @@ def norms_found_once() -> Iterator[None]:
 
 
 def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
-    """|M|_2: to a relative 1e-8 up to a smaller side of `EXACT`, beyond it a bound from above, at most 5% too large.
+    """|M|_2: to a relative 1e-8 up to a smaller side of `EXACT`, beyond it a bound from above, at
+    most 5% too large.
 
     Small: sqrt(largest eigenvalue of the smaller Gram matrix), in float64. Large: `upper_bound`.
     """
@@ -57,9 +58,11 @@ def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
 
 
 def norm_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]) -> float:
-    """|A B|_2, as `spectral_norm` finds it, where A has few columns without a matrix of the product's size.
+    """|A B|_2, as `spectral_norm` finds it, where A has few columns without a matrix of the
+    product's size.
 
-    |A B|_2 = |A L|_2 with L L' = B B'; L, from B' = Q L', is as small as the inner dimension: a head's for O_h V_h.
+    |A B|_2 = |A L|_2 with L L' = B B'; L, from B' = Q L', is as small as the inner dimension: a
+    head's for O_h V_h.
     """
     return _once(_norm_of_product, left.detach(), right.detach())
 

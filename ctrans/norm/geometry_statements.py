@@ -160,7 +160,8 @@ def jacobian_of_scaled(draw: Draw) -> Trial:
     printed=Printed("|J_LN(x)|_2 = O(sqrt(d)/|x|): no constant holds it where x is nearly constant"),
 )
 def jacobian_norm(draw: Draw, printed: bool) -> Trial:
-    """|J|_2 <= max|gamma|/sigma, J by autograd at noise plus an offset of 0.1 to 100, for either norm and eps 0, 1e-5 or 0.1.
+    """|J|_2 <= max|gamma|/sigma, J by autograd at noise plus an offset of 0.1 to 100, for either
+    norm and eps 0, 1e-5 or 0.1.
 
     Printed: Xiong's form with the constant 1 of gamma = 1, sqrt(d)/|x|, for LayerNorm.
     """

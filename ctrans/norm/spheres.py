@@ -127,7 +127,8 @@ class SphereNorm(DividingNorm):
         """J = diag(gamma)/sigma (C - x_hat x_hat'/d), the dense derivative dz/dx of each token;
         exact for eps > 0 too.
 
-        |J|_2 <= max|gamma|/sigma, and J(c x) = J(x)/c for eps = 0, c > 0 (Kan, Lemma 9 without its error; Emadi, Lemma A.1).
+        |J|_2 <= max|gamma|/sigma, and J(c x) = J(x)/c for eps = 0, c > 0 (Kan, Lemma 9 without its
+        error; Emadi, Lemma A.1).
         """
         x_hat = self.standardize(x)
         eye = torch.eye(self.width, dtype=x.dtype, device=x.device)

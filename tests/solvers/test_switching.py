@@ -108,7 +108,7 @@ def test_functions_need_no_adjoint_params_and_empty_ones_are_taken():
         ({"adjoint_options": {"step_size": 0.1}}, "adjoint_options has step_size = 0.1"),
         ({"adjoint_method": "dopri6"}, "unknown adjoint_method 'dopri6': did you mean"),
         ({"adjoint_params": (1,)}, "adjoint_params holds something else"),
-        ({"adjoint_rtol": -1.0}, "rtol = -1.0 of the adjoint"),
+        ({"adjoint_rtol": -1.0}, "the adjoint's rtol = -1.0"),
         ({"method": "dopri6"}, "unknown method 'dopri6'"),
     ],
 )
