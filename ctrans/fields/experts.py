@@ -1,5 +1,5 @@
-"""A mixture of experts: FFNs of which every token goes through a few, chosen by a router that is
-trained with them.
+"""A mixture of experts: FFNs of which each token uses a few, chosen by a router that is trained
+with them.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ class MixtureOfExperts(ProjectedMap):
     """f(x) = sum_{e in S(x)} g_e(x) W_2,e h_e(x) + sum_{shared e} W_2,e h_e(x) + b_2, on each token
     alone.
 
-    h_e(x) = phi(W_1,e x + b_1,e), or phi(W_g,e x + b_g,e) * (W_u,e x + b_u,e) where experts are
-    gated; S(x) are the k routed experts with the largest s_e(W_r x) + b_e, and g the gates on them
+    h_e(x) = phi(W_1,e x + b_1,e), or phi(W_g,e x + b_g,e) * (W_u,e x + b_u,e) for gated experts.
+    S(x) are the k routed experts with the largest s_e(W_r x) + b_e, and g the gates on them
     (`Router`; Shazeer et al., arXiv 1701.06538; Switch, 2101.03961; Mixtral, 2401.04088;
     DeepSeekMoE with shared experts, 2401.06066). b balances the load without a loss (`rebalance`;
-    2408.15664): it enters the choice alone, and no gradient trains it. The router computes in
-    float32 at least.
+    2408.15664): it affects only the choice, and gets no gradient. The router computes in float32 at
+    least.
 
-    Experts lie side by side in one W_1 and one W_2, so that f = W_2 (gates * h) + b_2 with gates of
-    0 where a token does not go: that is `features`, of all experts, taken if `use_reference_kernel`
-    is set or a compiler looks on. Otherwise tokens are sorted by expert, and each expert computes
-    its own: the same f, up to rounding, at k/E of the work. No token is dropped, and none waits for
-    another's choice, as capacities and choices by experts would have it: f acts on each token
-    alone, and stays causal.
+    The experts are concatenated in one W_1 and one W_2, so f = W_2 (gates * h) + b_2 with gate 0
+    for each expert that a token does not use. `use_reference_kernel`, and a compiler, select this
+    form, `pre_projection`. Otherwise tokens are sorted by expert, and each expert computes only its
+    own tokens: the same f, up to rounding, at k/E of the work. There are no capacities, and experts
+    do not choose tokens, so no token is dropped and none depends on another's choice. f acts on
+    each token alone, and stays causal.
 
-    **f is smooth between switches and jumps at them.** Where the k-th and (k+1)-th score tie, S
-    changes, and f by g (W_2,e h_e
-    - W_2,e' h_e'), which for k = 1 no gate makes small. So there is no Lipschitz constant unless k
-      = E; derivatives are those of the piece that x lies in, and exact for all x' nearer than
-      `distance_to_switch(x)`. Of a flow they miss what a switch adds when it is crossed (theory,
-      "Experts switch").
+    **f is smooth between switches and jumps at them.** If the k-th and (k+1)-th score tie, S
+    changes, and f changes by g (W_2,e h_e - W_2,e' h_e'), which for k = 1 no gate makes small. So
+    there is no Lipschitz constant unless k = E. Derivatives are those of the present piece, and
+    exact for all x' nearer than `distance_to_switch(x)`. Derivatives of a flow lack the jumps at
+    the switches that it crosses (theory, "Experts switch").
     """
 
     projection = "down"
     plain = old_member("plain", "use_reference_kernel")
-    why_not = "its gates choose between experts, so that it is no sum of units"
+    why_not = "its gates choose between experts, so it is no sum of units"
 
     def __init__(
         self, width: int, hidden: int, *, options: ExpertOptions | None = None, activation: str = "gelu", bias: bool = True
@@ -82,15 +81,15 @@ class MixtureOfExperts(ProjectedMap):
         return self._sorted(x.reshape(-1, x.shape[-1])).view_as(x)
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
-        """What the last linear map is applied to: the features of every expert times its gate,
-        which is 0 for most.
+        """The input of the output projection: the features of every expert times its gate, which is
+        0 for most.
         """
         gates = self.route(x).gates.to(x.dtype)
         gates = torch.cat([gates, gates.new_ones(*gates.shape[:-1], self.options.shared_experts)], -1)
         return self._hidden(x, self._first) * gates.repeat_interleave(self.hidden, -1)
 
     def route(self, x: Float[Tensor, "*batch tokens width"]) -> Routing:
-        """Where every token goes."""
+        """The experts and gates of each token."""
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.to(wide), self.router.weight.to(wide))
@@ -101,11 +100,11 @@ class MixtureOfExperts(ProjectedMap):
             return Routing(logits, scores, chosen, rule.gates(logits, chosen))
 
     def auxiliary(self, x: Float[Tensor, "*batch tokens width"]) -> Mapping[str, Float[Tensor, ""]]:
-        """What training may add to its objective, of the tokens x that the map is given:
+        """Terms that training may add to its objective, for the tokens x of the map's input:
 
-        - balance: E sum_e f_e P_e, f_e the part of all choices that fell on expert e and P_e the
-          mean of s_e/sum s: 1 where both are even. Gradients pass through P alone (Switch, eq. 4-6;
-          for k > 1 and sigmoids DeepSeekMoE, eq. 12, DeepSeek V3, eq. 17).
+        - balance: E sum_e f_e P_e, f_e the part of all choices that selected expert e and P_e the
+          mean of s_e/sum s; 1 if both are even. Gradients flow through P only (Switch, eq. 4-6; for
+          k > 1 and sigmoids DeepSeekMoE, eq. 12, DeepSeek V3, eq. 17).
         - router_z: mean_i (log sum_e exp z_ie)^2, which keeps logits small (ST-MoE, arXiv
           2202.08906, eq. 5)
         """
@@ -116,23 +115,22 @@ class MixtureOfExperts(ProjectedMap):
         return {"balance": count * (choices * shares).sum(), "router_z": routing.logits.logsumexp(-1).square().mean()}
 
     def load(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, " experts"]:
-        """How many of these tokens go through each routed expert."""
+        """The number of tokens that each routed expert gets."""
         return self.route(x).chosen.reshape(-1, self.options.experts).sum(0).float()
 
     @torch.no_grad()
     def rebalance(self, load: Float[Tensor, " experts"], rate: float) -> None:
-        """b_e <- b_e + rate sign(mean load - load_e), once for every update of the weights (Wang et
-        al., arXiv 2408.15664, alg. 1).
+        """b_e <- b_e + rate sign(mean load - load_e), once after each update of the weights (Wang
+        et al., arXiv 2408.15664, alg. 1).
         """
         self.choice_bias += rate * torch.sign(load.mean() - load).to(self.choice_bias)
 
     def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]:
-        """How far every token is from the nearest one that goes through other experts: inf where k
-        = E.
+        """The distance of each token from the nearest one that uses other experts; inf if k = E.
 
-        Exact for b = 0 in exact scores, where these are in the logits' order: min over e in S, e'
-        outside of (z_e - z_e')/|w_e - w_e'|, w the rows of W_r. Otherwise at least the gap of the
-        k-th and (k+1)-th s + b over sqrt(1/2) |W_r|_2.
+        For b = 0 it is exact in exact arithmetic: min over e in S, e' outside of (z_e - z_e')/|w_e
+        - w_e'|, w the rows of W_r. Otherwise it is a lower bound: the gap of the k-th and (k+1)-th
+        s + b over sqrt(1/2) |W_r|_2.
         """
         routing = self.route(x)
         if self.options.top_k == self.options.experts:
@@ -145,13 +143,13 @@ class MixtureOfExperts(ProjectedMap):
         apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         logits = F.linear(x.double(), rows)
         between = routing.chosen.unsqueeze(-1) & ~routing.chosen.unsqueeze(-2)
-        # equal rows never change places, and scores that saturate may choose against their logits'
-        # order: such a token is at a switch
+        # equal rows never change their order; saturated scores may contradict the order of the
+        # logits, then the token is at a switch
         gaps = ((logits.unsqueeze(-1) - logits.unsqueeze(-2)).clamp_min(0) / apart).nan_to_num(nan=math.inf, posinf=math.inf)
         return gaps.masked_fill(~between, math.inf).amin((-2, -1)).to(routing.logits)
 
     def matrices(self) -> Iterator[Matrix]:
-        """W_r, and W_g (of gated ones), W_1 and W_2 of each expert."""
+        """W_r, then W_g (if gated), W_1 and W_2 of each expert."""
         yield Matrix(self.router.weight, "router")
         for part in range(self.options.experts + self.options.shared_experts):
             own = slice(part * self.hidden, (part + 1) * self.hidden)
@@ -161,8 +159,10 @@ class MixtureOfExperts(ProjectedMap):
             yield Matrix(self.down.weight[:, own], "down")
 
     def bound(self) -> TokenBound:
-        """The largest gain, offset and curvature of any routed expert, as gates sum to at most 1,
-        plus those of the shared ones together and |b_2|: whatever the router says.
+        """The largest gain, offset and curvature of the routed experts, plus those of the shared
+        ones and |b_2|.
+
+        It holds for every router, since gates sum to at most 1.
         """
         each = [part.bound() for part in self._experts()]
         routed, shared = each[: self.options.experts], each[self.options.experts :]
@@ -171,15 +171,15 @@ class MixtureOfExperts(ProjectedMap):
         return TokenBound(gain, offset + length(self.down.bias), curvature)
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """inf, as f jumps where experts change; where every token goes through all,
+        """inf, since f jumps where experts change. If every token uses all experts,
         `lipschitz_between_switches`.
         """
         every = self.options.top_k == self.options.experts
         return self.lipschitz_between_switches(radius, printed=printed) if every else math.inf
 
     def lipschitz_between_switches(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """max_e L_e + max_e B_e max_e |w_e| + L_shared, which no |df/dx| exceeds, |x| <= r, where
-        it exists.
+        """max_e L_e + max_e B_e max_e |w_e| + L_shared, a bound on |df/dx| for |x| <= r wherever
+        df/dx exists.
 
         df = sum_e g_e dE_e + sum_e dg_e E_e; sum_e |dg_e| <= max_e |dz_e| for every router (theorem
         4.2 of Emadi for the softmax of z or of log s, abs(d log sigmoid(z)) <= abs(dz)); B_e = max
@@ -202,9 +202,9 @@ class MixtureOfExperts(ProjectedMap):
         return z * values[1] if len(values) > 1 else z
 
     def _sorted(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
-        """f, each expert on the tokens that go through it."""
+        """f, with each expert applied to its own tokens."""
         options, routing = self.options, self.route(x)
-        # k places a token, in the order of its experts; then all places by expert
+        # k entries for each token, in the order of its experts; then all entries sorted by expert
         places = routing.chosen.nonzero()[:, 1]
         order = places.argsort(stable=True)
         loads = torch.bincount(places, minlength=options.experts).tolist()
@@ -219,7 +219,7 @@ class MixtureOfExperts(ProjectedMap):
         return y if self.down.bias is None else y + self.down.bias.to(y.dtype)
 
     def _parts(self) -> tuple[list[list[tuple[Tensor, Tensor | None]]], list[Tensor]]:
-        """W_1 (after W_g) with offsets, and W_2: of every routed expert, and of all shared ones
+        """W_1 (after W_g) with offsets, and W_2, for each routed expert, and for all shared ones
         together at the end.
         """
         sizes = [self.hidden] * self.options.experts + [self.hidden * self.options.shared_experts] * bool(
@@ -232,7 +232,7 @@ class MixtureOfExperts(ProjectedMap):
         return [list(part) for part in zip(*each, strict=True)], list(self.down.weight.split(sizes, dim=1))
 
     def _experts(self) -> list[FFNMaps]:
-        """Every routed expert without its last offset, and all shared ones together at the end."""
+        """Each routed expert without its last offset, and all shared ones together at the end."""
         ups, downs = self._parts()
         each = []
         for first, down in zip(ups, downs, strict=True):

@@ -1,5 +1,5 @@
-"""Attention and FFN at once: one map that is their sum, as GPT-J, PaLM, Phi and Cohere have it, and
-with a norm for each GPT-NeoX.
+"""Attention and FFN in parallel: one map that is their sum, as in GPT-J, PaLM, Phi and Cohere; with
+one norm each as in GPT-NeoX.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from ctrans.fields.protocols import ExplainsUnsupported, ExposesWeights, HasBoun
 
 
 class ParallelMaps(nn.Module):
-    """f(u) = attention(A u) + ffn(B u), A and B gains of their own (`BranchGains`) or the identity:
-    X + dt (attention(N X) + FFN(N X)).
+    """f(u) = attention(A u) + ffn(B u), for X + dt (attention(N X) + FFN(N X)). A and B are
+    `BranchGains` or the identity.
 
-    With two norms that differ in gain and offset alone, N_i X = gamma_i * x_hat + beta_i, u = x_hat
-    is what a norm without gains gives (GPT-NeoX, Falcon); with one norm u = N X (GPT-J, Wang and
-    Komatsuzaki 2021; PaLM, Chowdhery et al. 2022). No step of one after the other computes that, as
-    the FFN does not see what attention adds.
+    Two norms may differ in gain and offset only, N_i X = gamma_i * x_hat + beta_i; then u = x_hat
+    is the result of a norm without gains (GPT-NeoX, Falcon). With one norm, u = N X (GPT-J, Wang
+    and Komatsuzaki 2021; PaLM, Chowdhery et al. 2022). No sequence of two steps computes the same,
+    because the FFN does not get attention's output.
 
-    One map and not two that act in one segment: a segment is one smooth field, so that whatever is
-    asked of a sublayer is asked of the sum, and an output norm acts on it. It ends in one linear
-    map, [W_O W_2] of both features. What only an attention says, its rows and heads, is asked of
-    `branches`. Keyword arguments are attention's.
+    It is one map, because a segment has one smooth field: a sublayer's properties and its output
+    norm refer to the sum. It ends in one linear map, [W_O W_2] of both features. `branches` gives
+    the properties that only attention has, its rows and heads. Keyword arguments go to attention.
     """
 
     mixes_tokens = True
@@ -48,7 +47,7 @@ class ParallelMaps(nn.Module):
 
     @property
     def matrices(self) -> Callable[[], Iterator[Matrix]]:
-        """Those of attention and then of the FFN; not there where one does not show its own."""
+        """The matrices of attention, then those of the FFN. Missing unless both maps expose theirs."""
         attention, ffn = self._all(ExposesWeights, "does not show its weight matrices by `matrices()`")
 
         def both() -> Iterator[Matrix]:
@@ -59,8 +58,8 @@ class ParallelMaps(nn.Module):
 
     @property
     def bound(self) -> Callable[[], TokenBound]:
-        """The sum of both bounds, |f(u)_i| <= |attention(A u)_i| + |ffn(B u)_i|; not there where
-        one has none.
+        """The sum of both bounds, |f(u)_i| <= |attention(A u)_i| + |ffn(B u)_i|. Missing unless
+        both maps have one.
         """
         self._all(HasBound, "does not say how large its output can be")
 
@@ -72,8 +71,8 @@ class ParallelMaps(nn.Module):
 
     @property
     def output_projection(self) -> LinearMaps:
-        """[W_O W_2] of the features side by side; not there where a map names no last one. Raises
-        ConfigError where it says why.
+        """[W_O W_2] for the concatenated features. Missing unless both maps have an output
+        projection. Raises ConfigError if one raises it.
         """
         return LinearMaps(
             *(field.output_projection for field in self._all(HasOutputProjection, "does not name its last linear map"))
@@ -85,13 +84,13 @@ class ParallelMaps(nn.Module):
 
     @property
     def why_not(self) -> str:
-        """The first reason that one of them gives, or ""."""
+        """The first reason that a map gives, or ""."""
         fields = (branch.field for branch in self.branches.values())
         return next((field.why_not for field in fields if isinstance(field, ExplainsUnsupported) and field.why_not), "")
 
     def _all(self, protocol: type, lacks: str) -> list[Any]:
-        """Both maps, where both have the protocol; AttributeError otherwise, so that the sum has it
-        if they do.
+        """Both maps if both have the protocol. Raises AttributeError otherwise, so that the sum
+        does not have it either.
         """
         fields = [branch.field for branch in self.branches.values()]
         if (odd := next((field for field in fields if not isinstance(field, protocol)), None)) is not None:
@@ -100,8 +99,8 @@ class ParallelMaps(nn.Module):
 
 
 class LinearMaps(nn.Module):
-    """h -> W_1 h_1 + W_2 h_2 + b_1 + b_2, h = [h_1 h_2]: what `nn.Linear` is to [W_1 W_2], by the
-    parameters of two.
+    """h -> W_1 h_1 + W_2 h_2 + b_1 + b_2, h = [h_1 h_2]: acts as an `nn.Linear` with [W_1 W_2]. Its
+    parameters are those of both.
     """
 
     def __init__(self, first: nn.Linear, second: nn.Linear):

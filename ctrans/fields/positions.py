@@ -1,5 +1,5 @@
-"""How a token's place in its sequence is known to a model; a new way is an entry of `POSITIONS`
-that uses what is here.
+"""How a model encodes the positions of tokens. A new encoding is an entry of `POSITIONS` made of
+these parts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """Whether X_0 has a learned vector for each place, queries and keys are turned by their places,
-    and scores fall with distance.
+    """Which parts an encoding uses.
+
+    - `embedding`: X_0 has a learned vector for each position
+    - `turned`: queries and keys are rotated by their positions
+    - `sloped`: scores decrease with distance
     """
 
     embedding: bool = False
@@ -32,19 +35,19 @@ POSITIONS: dict[str, Positions] = {
 
 
 def turned_entries(head: int, fraction: float) -> int:
-    """How many entries of a head of that width are turned, in pairs: an even number, `fraction` of
-    them rounded down.
+    """The number of rotated entries of a head: an even number, `fraction` of the head's width
+    rounded down.
     """
     return 2 * int(head * fraction / 2)
 
 
 Turns = tuple[Float[Tensor, "tokens entries"], Float[Tensor, "tokens entries"]]
-"""Of every token's angles the cosines, twice, and the sines, once with minus."""
+"""For each token the cosines of its angles, twice, and the sines, first negated."""
 
 
 def turns(tokens: int, entries: int, base: float, like: Tensor) -> Turns:
-    """Those of the angles i base^(-2 m/e), of tokens i = 0, 1, .. and pairs m < e/2, e = `entries`,
-    in the dtype of `like`.
+    """The cosines and sines of the angles i base^(-2 m/e), for tokens i = 0, 1, .. and pairs m <
+    e/2, e = `entries`, in the dtype of `like`.
     """
     exact = torch.float64 if like.dtype == torch.float64 else torch.float32
     places = torch.arange(tokens, dtype=exact, device=like.device)
@@ -55,11 +58,10 @@ def turns(tokens: int, entries: int, base: float, like: Tensor) -> Turns:
 
 
 def turn(x: Float[Tensor, "*batch tokens head"], by: Turns) -> Float[Tensor, "*batch tokens head"]:
-    """R_i x_i: the pair (x_m, x_(m + e/2)) of every token is turned by its angle; e entries are
-    turned in all.
+    """R_i x_i: rotates the pair (x_m, x_(m + e/2)) of each token by its angle; e entries in all.
 
-    With the angles of `turns`, <R_i q, R_j k> depends on i - j alone; |R_i x| = |x|. Entries from e
-    on stay as they are (Su et al. 2021, RoFormer; pairs as in GPT-NeoX and Llama).
+    With the angles of `turns`, <R_i q, R_j k> depends only on i - j, and |R_i x| = |x|. Entries
+    from e on do not change (Su et al. 2021, RoFormer; pairs as in GPT-NeoX and Llama).
     """
     cosine, sine = by
     entries = cosine.shape[-1]
@@ -69,8 +71,8 @@ def turn(x: Float[Tensor, "*batch tokens head"], by: Turns) -> Float[Tensor, "*b
 
 
 def slopes(heads: int) -> list[float]:
-    """m_h = 2^(-8 h/H), h = 1 .. H, for a power of two H; for other numbers those of the next power
-    below, then every other one of the next above (Press et al. 2022, ALiBi).
+    """m_h = 2^(-8 h/H), h = 1 .. H, for a power of two H. For other numbers, those of the next
+    lower power, then every other one of the next higher power (Press et al. 2022, ALiBi).
     """
     power = 2 ** math.floor(math.log2(heads))
     own = [2 ** (-8 * h / power) for h in range(1, power + 1)]
@@ -79,7 +81,7 @@ def slopes(heads: int) -> list[float]:
 
 
 def falling_scores(heads: int, tokens: int, like: Tensor) -> Float[Tensor, "heads tokens tokens"]:
-    """-m_h abs(i - j), what ALiBi adds to the scores, in the dtype and on the device of `like`."""
+    """-m_h abs(i - j), which ALiBi adds to the scores, in the dtype and on the device of `like`."""
     place = torch.arange(tokens, device=like.device)
     distance = (place.unsqueeze(-1) - place).abs()
     return -torch.tensor(slopes(heads), dtype=like.dtype, device=like.device).view(-1, 1, 1) * distance

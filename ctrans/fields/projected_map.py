@@ -1,4 +1,4 @@
-"""What our maps share that end in a linear one."""
+"""The base class of maps that end in a linear one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from solvers.deprecated import old_member
 
 
 class ProjectedMap(nn.Module):
-    """f(x) = W h(x) + b: a subclass computes h and names the module that has W and b."""
+    """f(x) = W h(x) + b. A subclass computes h and names the module with W and b."""
 
     projection: ClassVar[str]
     features = old_member("features", "pre_projection")
     last = old_member("last", "output_projection")
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
-        """h(x), what the last linear map is applied to."""
+        """h(x), the input of the output projection."""
         raise NotImplementedError
 
     @property

@@ -1,28 +1,27 @@
-"""What a map may say about itself: small protocols, asked for by what an instrument needs and never
-by a map's class.
+"""Small protocols by which a map describes itself. Probes test for a protocol, never for a map's
+class.
 
-A map f is any module from (*batch, tokens, width) to the same shape. The fewer of these it has, the
-fewer instruments can speak of it, and they say so; each of them is exact for the map's weights as
-they are.
+A map f is any module from (*batch, tokens, width) to the same shape. All protocols are optional; a
+probe reports which one it lacks. Each is exact for the map's present weights.
 
-| protocol              | what it gives                                            | who asks                                       |
+| protocol              | what it gives                                            | users                                          |
 | --------------------- | -------------------------------------------------------- | ---------------------------------------------- |
 | `HasOutputProjection` | f(x) = output_projection(pre_projection(x))              | Hamiltonians over weights, scaling, last layer |
 | `ExposesWeights`      | its weight matrices with their roles                     | initialisation, gradients by matrix            |
-| `HasBound`            | how long f(x)_i can be where no abs(x_j) exceeds r       | forward and transport bounds                   |
+| `HasBound`            | the largest abs(f(x)_i) if no abs(x_j) exceeds r         | forward and transport bounds                   |
 | `HasLipschitz`        | a Lipschitz constant for inputs up to a length           | block bounds                                   |
 | `ExposesHeads`        | attention's rows, and the matrices of each head          | theta, Emadi's bounds                          |
 | `SupportsTokenSubset` | f(x) at chosen tokens, without the others                | local values of Emadi's bounds                 |
-| `HasTemperature`      | the temperature of its softmax, which may be set         | temperature warm-up                            |
-| `HasReferenceKernel`  | a path with forward-mode and second derivatives          | every Jacobian                                 |
-| `Scalable`            | copies of it with weights inside times c                 | sensitivities against the weights' scale       |
-| `HasUnits`            | f(x) = sum over units of out_k phi(<in_k, x> + b_k) + b  | the decay that keeps weights from running away |
-| `MixesTokens`         | whether an output token depends on other input tokens    | the size of a Jacobian's problem               |
-| `SumOfMaps`           | the maps that it is the sum of                           | what is asked of an attention alone            |
+| `HasTemperature`      | the temperature of its softmax, which can be set         | temperature warm-up                            |
+| `HasReferenceKernel`  | a kernel with forward-mode and second derivatives        | every Jacobian                                 |
+| `Scalable`            | copies of it with weights inside times c                 | sensitivities to the weights' scale            |
+| `HasUnits`            | f(x) = sum over units of out_k phi(<in_k, x> + b_k) + b  | the decay that bounds the weights              |
+| `MixesTokens`         | whether an output token depends on other input tokens    | the size of a Jacobian                         |
+| `SumOfMaps`           | the maps of which it is the sum                          | probes of attention alone                      |
 | `HasAuxiliary`        | terms that training may add to its objective             | the objective                                  |
 | `Balances`            | the load of its parts, and a way to even it              | the training loop, after each update           |
-| `HasDiscontinuities`  | how far a token is from where f jumps                    | the routing by depth                           |
-| `ExplainsUnsupported` | why it has fewer of these than others                    | messages                                       |
+| `HasDiscontinuities`  | the distance of a token from the jumps of f              | the routing by depth                           |
+| `ExplainsUnsupported` | why it lacks some of these protocols                     | messages                                       |
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
 
 
 class Matrix(NamedTuple):
-    """One weight matrix of a map: a view of its parameter, and which one it is; or made of the
-    parameter `copied`, where its rows do not lie together there, or are scaled.
+    """A weight matrix of a map, with its role: a view of its parameter. If it is a copy, `copied`
+    is the parameter; its rows are then not contiguous there, or are scaled.
     """
 
     weight: Float[Tensor, "out in"]
@@ -53,16 +52,16 @@ class Matrix(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether it is the map's last one, which writes to the residual stream."""
+        """Whether it is the output projection, which writes to the residual stream."""
         return self.role in ("out", "down")
 
 
 class TokenBound(NamedTuple):
-    """abs(f(x)_i) <= gain r + offset + curvature r^2 for every token i, wherever no input token x_j
-    is longer than r.
+    """abs(f(x)_i) <= gain r + offset + curvature r^2 for every token i, if no input token x_j is
+    longer than r.
 
-    An affine bound has no curvature; a gated FFN, which multiplies two linear maps of x, has no
-    affine one.
+    An affine bound has curvature 0. A gated FFN, which multiplies two linear maps of x, has no
+    affine bound.
     """
 
     gain: float
@@ -70,25 +69,25 @@ class TokenBound(NamedTuple):
     curvature: float = 0.0
 
     def at(self, radius: float) -> float:
-        """How long an output token can be where no input token is longer than `radius`."""
-        # no product with a radius that may be infinite where there is no curvature
+        """The largest length of an output token if no input token is longer than `radius`."""
+        # without curvature, avoid 0 times an infinite radius
         return self.offset + radius * (self.gain + (self.curvature * radius if self.curvature else 0.0))
 
     def behind(self, gain: float, offset: float) -> TokenBound:
-        """The bound of f(A x) where abs(A x_i) <= gain r + offset: k (g r + b)^2 + l (g r + b) + o,
-        by powers of r.
+        """The bound of f(A x) if abs(A x_i) <= gain r + offset: k (g r + b)^2 + l (g r + b) + o, by
+        powers of r.
         """
         slope = gain * (self.gain + (2 * self.curvature * offset if self.curvature else 0.0))
         return TokenBound(slope, self.at(offset) if offset else self.offset, self.curvature * gain**2)
 
 
 class HeadMatrices(NamedTuple):
-    """One head: queries Q x + q_0, keys K x + k_0, values V x + .., and the columns of W_O that it
-    writes through.
+    """One head: queries Q x + q_0, keys K x + k_0, values V x + .., and the columns of W_O to which
+    it writes.
 
-    k_0 is None where it shifts the scores of a row alike, which the softmax does not see. It is
-    given, 0 where there is none, where positions turn the keys (rotary embeddings) or something not
-    linear acts on the scores (soft-capping).
+    k_0 is None if it shifts all scores of a row equally, which the softmax ignores. It is given (0
+    without bias) if keys are rotated by position, or if the scores pass a nonlinear function
+    (soft-capping).
     """
 
     query: Float[Tensor, "head width"]
@@ -110,12 +109,12 @@ OLD_MEMBERS = {
     "HasOutputProjection": {"features": "pre_projection", "last": "output_projection"},
     "HasReferenceKernel": {"plain": "use_reference_kernel"},
 }
-"""Names of protocols' members in the version before."""
+"""Former names of protocols' members."""
 
 
 class _AcceptsOldMembers(type(Protocol)):  # type: ignore[misc]  # typing's own metaclass of protocols
-    """`isinstance` accepts a map that has all members by their old names, and gives its class the
-    new ones.
+    """`isinstance` accepts a map that has all members by their old names, and adds the new names to
+    its class.
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -130,7 +129,7 @@ class _AcceptsOldMembers(type(Protocol)):  # type: ignore[misc]  # typing's own 
 
 @runtime_checkable
 class HasOutputProjection(Protocol, metaclass=_AcceptsOldMembers):
-    """A map that names its last linear map: f(x) = output_projection(pre_projection(x))."""
+    """A map with an output projection: f(x) = output_projection(pre_projection(x))."""
 
     @property
     def output_projection(self) -> nn.Linear: ...
@@ -140,15 +139,15 @@ class HasOutputProjection(Protocol, metaclass=_AcceptsOldMembers):
 
 @runtime_checkable
 class ExposesWeights(Protocol):
-    """A map that shows its weight matrices."""
+    """A map that gives its weight matrices."""
 
     def matrices(self) -> Iterator[Matrix]: ...
 
 
 @runtime_checkable
 class HasBound(Protocol):
-    """A map that knows how large its output can be. Raises ConfigError where its weights do not
-    tell.
+    """A map with a bound on its output. `bound` raises ConfigError if the weights do not determine
+    one.
     """
 
     def bound(self) -> TokenBound: ...
@@ -161,7 +160,7 @@ class HasLipschitz(Protocol):
     """
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L for all x and y whose tokens are no longer than `radius`, inf where there is none;
+        """L for all x and y whose tokens are no longer than `radius`; inf if there is none.
         `printed` takes the slope of the activation as 1, as the papers do.
         """
 
@@ -171,8 +170,8 @@ class ExposesHeads(Protocol):
     """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its
     temperature.
 
-    Queries and keys may be turned by their positions first, and scores may pass a function of slope
-    at most 1 (soft-capping) and get a number more for each pair of positions (ALiBi, T5's table),
+    Queries and keys may be rotated by their positions first. Scores may pass a function of slope at
+    most 1 (soft-capping), and a number may be added for each pair of positions (ALiBi, T5's table),
     which changes no derivative.
     """
 
@@ -184,8 +183,8 @@ class ExposesHeads(Protocol):
 
     @property
     def normalised_scores(self) -> bool:
-        """Whether scores are not bilinear in the input, because a norm acts on queries and keys, or
-        are not known to be.
+        """Whether scores are not bilinear in the input, for example because a norm acts on queries
+        and keys, or may not be.
         """
 
     def probabilities(self, x: Tensor) -> Float[Tensor, "*batch heads tokens tokens"]: ...
@@ -195,34 +194,34 @@ class ExposesHeads(Protocol):
 
 @runtime_checkable
 class SupportsTokenSubset(Protocol):
-    """A map that mixes tokens and can give one output token of each sequence for less than all of
-    them.
+    """A map that mixes tokens and computes one output token of each sequence for less than the cost
+    of all.
     """
 
     def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
         """f(x[b]) at the token chosen[b], with second derivatives whatever `use_reference_kernel`
-        says.
+        is.
         """
 
 
 @runtime_checkable
 class HasTemperature(Protocol):
-    """An attention whose softmax has a temperature that may be set."""
+    """An attention whose softmax has a temperature that can be set."""
 
     temperature: float
 
 
 @runtime_checkable
 class HasReferenceKernel(Protocol, metaclass=_AcceptsOldMembers):
-    """A map that can do without a fused kernel, or without shapes that depend on what it computes."""
+    """A map that can avoid fused kernels and shapes that depend on values."""
 
     use_reference_kernel: bool
 
 
 @runtime_checkable
 class Scalable(Protocol):
-    """A map that can be had with weights inside of it times c: `scalings` names them, and says
-    which make exactly c f of f.
+    """A map that gives copies with some weights times c. `scalings` has their names, and whether f
+    becomes exactly c f.
     """
 
     @property
@@ -233,17 +232,15 @@ class Scalable(Protocol):
 
 @runtime_checkable
 class HasUnits(Protocol):
-    """A map of one hidden layer of units, each phi of an affine function of x: no gate multiplies
-    them, as one does in SwiGLU.
-    """
+    """A map with one hidden layer of units, each phi of an affine function of x, without a gate."""
 
     def units(self) -> Units: ...
 
 
 @runtime_checkable
 class MixesTokens(Protocol):
-    """A map that says whether an output token depends on other input tokens; attention does where
-    nothing is said, an FFN not.
+    """A map that states whether an output token depends on other input tokens. By default attention
+    does and an FFN does not.
     """
 
     @property
@@ -251,13 +248,13 @@ class MixesTokens(Protocol):
 
 
 def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
-    """What the map says of itself, else what maps of its kind do."""
+    """The map's own statement, or the default for maps of its kind."""
     return field.mixes_tokens if isinstance(field, MixesTokens) else kind != "ffn"
 
 
 @runtime_checkable
 class SumOfMaps(Protocol):
-    """A map that is the sum of others which are given the same input, but for gains of their own."""
+    """A map that is the sum of others with the same input, except for gains of their own."""
 
     @property
     def branches(self) -> Mapping[Kind, Branch]: ...
@@ -265,11 +262,11 @@ class SumOfMaps(Protocol):
 
 @runtime_checkable
 class HasAuxiliary(Protocol):
-    """A map with terms of its own in the training's objective, each a mean over the tokens x that
-    the map is given.
+    """A map with its own terms in the training objective, each a mean over the tokens x of its
+    input.
 
-    They are functions of x, not of what the map was last called with, so that they hold for every
-    method and every gradient kind.
+    They are functions of x, not of the map's last call, so they hold for every method and every
+    kind of gradient.
     """
 
     def auxiliary(self, x: Float[Tensor, "*batch tokens width"]) -> Mapping[str, Float[Tensor, ""]]: ...
@@ -277,8 +274,8 @@ class HasAuxiliary(Protocol):
 
 @runtime_checkable
 class Balances(Protocol):
-    """A map of several parts, which tokens are sent to: how many go to each, and a way to even that
-    out without a gradient.
+    """A map of several parts to which tokens are sent: it counts the tokens of each part, and evens
+    them without a gradient.
     """
 
     def load(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, " parts"]: ...
@@ -288,8 +285,8 @@ class Balances(Protocol):
 
 @runtime_checkable
 class HasDiscontinuities(Protocol):
-    """A map that is smooth but for switches: no token nearer to x_i than this lies behind one. Its
-    derivatives are those of the piece.
+    """A map that is smooth between switches. The distance is a lower bound to the nearest switch;
+    derivatives are those of the present piece.
     """
 
     def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]: ...
@@ -297,17 +294,15 @@ class HasDiscontinuities(Protocol):
 
 @runtime_checkable
 class ExplainsUnsupported(Protocol):
-    """A map that may lack protocols which others of its kind have, and says why: in a sentence
-    without a full stop, or "".
+    """A map that explains why it lacks protocols that others of its kind have: a clause without a
+    full stop, or "".
     """
 
     why_not: str
 
 
 def why_not(field: object) -> str:
-    """Why the map has fewer protocols than others of its kind: ": its reason", to go on after a
-    sentence, or "".
-    """
+    """Why the map lacks protocols: ": its reason", to append to a sentence, or ""."""
     return f": {field.why_not}" if isinstance(field, ExplainsUnsupported) and field.why_not else ""
 
 

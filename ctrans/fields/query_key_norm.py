@@ -1,4 +1,4 @@
-"""Norms of queries and keys, each head's alone; a new one is an entry of `QK_NORMS`."""
+"""Norms of queries and keys, for each head separately. A new one is an entry of `QK_NORMS`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ctrans.norm import LayerNorm, RMSNorm
 
 NormPair = tuple[nn.Module, nn.Module]
-"""Of queries and of keys."""
+"""The norm of queries and that of keys."""
 
 
 class UnitLength(nn.Module):
-    """y = s_h x/sqrt(|x|^2 + eps), s_h a learned number for each head, or 1 where there are none."""
+    """y = s_h x/sqrt(|x|^2 + eps), s_h a learned number for each head, or 1 without `scale`."""
 
     def __init__(self, eps: float, scale: Float[Tensor, " heads"] | None = None):
         super().__init__()
@@ -28,8 +28,8 @@ class UnitLength(nn.Module):
 
 
 def _unit_length(heads: int, head: int, eps: float) -> NormPair:
-    """Scores s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020); s_h = d_h at first, where
-    RMSNorms of gain 1 would be.
+    """Scores s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020). s_h starts at d_h, which
+    equals RMSNorms with gain 1.
     """
     return UnitLength(eps, torch.full((heads,), float(head))), UnitLength(eps)
 
@@ -39,6 +39,6 @@ QK_NORMS: dict[str, Callable[[int, int, float], NormPair]] = {
     "layer": lambda heads, head, eps: (LayerNorm(head, eps), LayerNorm(head, eps)),
     "l2": _unit_length,
 }
-"""From the number of heads, their width and eps. The first two have a gain for each entry, which
-all heads share.
+"""Makers from the number of heads, their width and eps. The first two have a gain for each entry,
+which all heads share.
 """

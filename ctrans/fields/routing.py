@@ -1,5 +1,5 @@
-"""Which experts a token goes through, and with what weights: routers, and what a mixture of experts
-can be asked for.
+"""Routers, which choose the experts of each token and their weights, and the options of a mixture
+of experts.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Router:
-    """Scores s(z) in [0, 1] of the router's logits z = W_r x, the set S of the k experts whose s_e
-    + b_e is largest, and gates on S.
+    """Scores s(z) in [0, 1] from the logits z = W_r x, the set S of the k experts with the largest
+    s_e + b_e, and gates on S.
 
-    g_e = s_e for e in S, or s_e/sum_S s if `normalised`, which is softmax over S of log s; g_e = 0
-    elsewhere. Gates sum to at most 1.
+    g_e = s_e for e in S. If `normalised`, g_e = s_e/sum_S s, which is the softmax over S of log s.
+    Elsewhere g_e = 0. Gates sum to at most 1.
     """
 
     log_scores: Callable[[Tensor], Tensor]
     normalised: bool
 
     def gates(self, logits: Float[Tensor, "*batch experts"], chosen: Bool[Tensor, "*batch experts"]) -> Tensor:
-        """g, zeros outside of the experts chosen."""
+        """g, with zeros outside the chosen experts."""
         scores = self.log_scores(logits)
         if self.normalised:
             return scores.masked_fill(~chosen, -torch.inf).softmax(-1)
@@ -52,15 +52,15 @@ ROUTERS: dict[str, Router] = {
 }
 
 EXPERTS: dict[str, str | None] = {"mlp": None, **GATES}
-"""What an expert can be: an FFN by its name in `FFNS`, with the activation of its gate if it has
+"""The kinds of experts: an FFN by its name in `FFNS`, with the activation of its gate if it has
 one.
 """
 EXPERT_COUNT = Range(1, 10**6, "a whole number from 1 to 10^6")
 
 
 class Routing(NamedTuple):
-    """Of every token: logits z, scores s, which experts it goes through, and their gates g. In
-    float32 at least.
+    """For each token: logits z, scores s, the chosen experts, and their gates g. In float32 at
+    least.
     """
 
     logits: Float[Tensor, "*batch experts"]
@@ -73,36 +73,34 @@ class Routing(NamedTuple):
 class ExpertOptions:
     """Options of a mixture of experts. ConfigError names a wrong value and the fix.
 
-    Every token goes through `top_k` of `experts` routed experts, and with gate 1 through all
-    `shared_experts` (DeepSeekMoE).
+    Each token uses `top_k` of `experts` routed experts, and all `shared_experts` with gate 1
+    (DeepSeekMoE).
     """
 
     option_group: ClassVar[str] = "Experts"
 
     experts: int = option(8, "Routed experts of --ffn moe.", limits=EXPERT_COUNT)
-    top_k: int = option(2, "How many of them a token goes through.", limits=EXPERT_COUNT)
-    shared_experts: int = option(
-        0, "Experts that every token goes through.", limits=Range(0, 10**6, "a whole number from 0 to 10^6")
-    )
+    top_k: int = option(2, "How many of them each token uses.", limits=EXPERT_COUNT)
+    shared_experts: int = option(0, "Experts that every token uses.", limits=Range(0, 10**6, "a whole number from 0 to 10^6"))
     router: str = option("topk_softmax", "How experts are chosen and weighted.", choices=ROUTERS)
     expert: str = option("mlp", "What an expert is.", choices=EXPERTS)
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.top_k > self.experts:
-            raise ConfigError(f"top_k = {self.top_k} of {self.experts} experts: choose at most as many as there are")
+            raise ConfigError(f"top_k = {self.top_k} exceeds the {self.experts} experts: choose at most {self.experts}")
         if self.top_k == 1 and ROUTERS[self.router].normalised:
             raise ConfigError(
-                f"top_k = 1 with router {self.router!r} has gate 1 whatever the router says, so that nothing trains it: "
+                f"top_k = 1 with router {self.router!r} always has gate 1, so the router gets no gradient: "
                 "choose router softmax_topk, or top_k = 2"
             )
 
     @classmethod
     def of(cls, settings: object) -> ExpertOptions:
-        """Those of an architecture, which has fields of these names."""
+        """The options from an architecture, which has fields of these names."""
         return cls(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(cls)})
 
     @property
     def active(self) -> int:
-        """How many experts a token goes through."""
+        """The number of experts that a token uses."""
         return self.top_k + self.shared_experts

@@ -1,4 +1,4 @@
-"""Scaling of a map's weights: f becomes c f."""
+"""Scaling of a map's weights, which turns f into c f."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from solvers.errors import look_up
 
 SCALINGS_OF_ATTENTION: Mapping[str, bool] = {"V": True, "WV": True}
-"""Kan's V, and W and V together: f becomes c f."""
+"""Kan's V, and W and V together. Both turn f into c f."""
 
 
 @runtime_checkable
 class JoinedAttention(Protocol):
-    """An attention that keeps W_Q, W_K and W_V as one map, and W as another."""
+    """An attention that has W_Q, W_K and W_V as one linear map, and W as another."""
 
     qkv: nn.Linear
     out: nn.Linear
@@ -29,20 +29,18 @@ Joined = TypeVar("Joined", bound=JoinedAttention)
 
 @torch.no_grad()
 def scale_linear(linear: nn.Module, c: float) -> None:
-    """W -> c W and b -> c b, in place; of all that it is made of, where it is two maps side by
-    side.
-    """
+    """W -> c W and b -> c b, in place, for all linear maps in the module."""
     for parameter in linear.parameters():
         parameter.mul_(c)
 
 
 @torch.no_grad()
 def scaled_attention(attention: Joined, name: str, c: float, values: Callable[[Tensor], Tensor]) -> Joined:
-    """A copy with V times c, or W and V each times sqrt(c), and the biases that act after them: c
-    f(x).
+    """A copy that computes c f(x): V times c, or W and V each times sqrt(c), and the biases
+    accordingly.
 
-    `values` are V's rows of the joined weight or bias. Raises ConfigError for a name that is not in
-    `SCALINGS_OF_ATTENTION`.
+    `values` returns V's rows of the joined weight or bias. Raises ConfigError for a name that is
+    not in `SCALINGS_OF_ATTENTION`.
     """
     look_up("scaling", name, SCALINGS_OF_ATTENTION)
     twin = copy.deepcopy(attention)

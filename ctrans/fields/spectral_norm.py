@@ -1,5 +1,5 @@
-"""The spectral norm of a weight matrix: exact for small ones, an upper bound within 5% for those
-whose Gram matrix is too dear.
+"""The spectral norm of a weight matrix: exact for small ones, an upper bound within 5% for large
+ones.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 EXACT = 1024
-"""Up to this smaller side the Gram matrix's eigenvalues are computed."""
+"""Up to this smaller side, the eigenvalues of the Gram matrix are computed."""
 SLACK = 0.05
-"""By how much the bound on a larger matrix may exceed the norm."""
+"""The largest relative excess of the bound on a larger matrix."""
 FAILURE = 1e-12
-"""The probability, over the vectors drawn to start from, that it falls below."""
+"""The probability, over the random start vectors, that the bound is below the norm."""
 VECTORS = 16
-"""How many vectors are multiplied at once: as dear as one, while reading the matrix takes longer
-than multiplying.
+"""Vectors that are multiplied at once. They cost as much as one, while reading the matrix takes
+longer than multiplying.
 """
 ROUNDING = 1e-4
-"""More than what products in float32 can take from it, relative to the norm."""
+"""More than the relative error of the norm from products in float32."""
 SEED = 6_021_992
-"""One that weights are not drawn from, which the vectors must not depend on."""
+"""A seed that weights do not use: the vectors must be independent of the weights."""
 AT_ONCE = 2**24
 """Entries of a matrix in half precision that are converted at once."""
 
@@ -35,11 +35,11 @@ _found: ContextVar[dict[tuple[object, ...], tuple[tuple[Tensor, ...], float]] | 
 
 @contextlib.contextmanager
 def norms_found_once() -> Iterator[None]:
-    """Within it the norm of a matrix or of a product of two is computed once, whoever asks: for a
-    time in which no weight changes.
+    """Inside this context each norm of a matrix, or of a product of two, is computed once. No
+    weight may change meanwhile.
 
-    Several instruments ask for bounds of the same map, and norms of its matrices are most of what a
-    bound costs.
+    Several probes request bounds of the same map, and the norms of its matrices are most of the
+    cost of a bound.
     """
     token = _found.set({})
     try:
@@ -49,8 +49,8 @@ def norms_found_once() -> Iterator[None]:
 
 
 def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
-    """|M|_2: to a relative 1e-8 up to a smaller side of `EXACT`, beyond it a bound from above, at
-    most 5% too large.
+    """The norm |M|_2: to a relative 1e-8 up to a smaller side of `EXACT`, otherwise an upper bound,
+    at most 5% too large.
 
     Small: sqrt(largest eigenvalue of the smaller Gram matrix), in float64. Large: `upper_bound`.
     """
@@ -58,11 +58,11 @@ def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
 
 
 def norm_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]) -> float:
-    """|A B|_2, as `spectral_norm` finds it, where A has few columns without a matrix of the
-    product's size.
+    """The norm |A B|_2, as `spectral_norm` computes it. If A has few columns, no matrix of the
+    product's size is formed.
 
-    |A B|_2 = |A L|_2 with L L' = B B'; L, from B' = Q L', is as small as the inner dimension: a
-    head's for O_h V_h.
+    |A B|_2 = |A L|_2 with L L' = B B'. L, from B' = Q L', has the inner dimension, such as a head's
+    width for O_h V_h.
     """
     return _once(_norm_of_product, left.detach(), right.detach())
 
@@ -71,7 +71,7 @@ def _once(norm: Callable[..., float], *matrices: Tensor) -> float:
     found = _found.get()
     if found is None:
         return norm(*matrices)
-    # the matrices are kept beside their norm, so that no other can come to lie where they lie
+    # the matrices are kept with their norm, so that no other matrix gets their address
     key = norm, *((m.data_ptr(), m._version, m.device, m.dtype, tuple(m.shape), m.stride()) for m in matrices)
     if key not in found:
         found[key] = matrices, norm(*matrices)
@@ -79,7 +79,7 @@ def _once(norm: Callable[..., float], *matrices: Tensor) -> float:
 
 
 def _norm(m: Tensor) -> float:
-    # sums and copies of a large matrix cost as much memory as it does
+    # sums and copies of a large matrix need as much memory as the matrix
     if not m.numel() or not all(math.isfinite(float(extreme)) for extreme in (m.amax(), m.amin())):
         return math.inf if m.numel() else 0.0
     return _exact(m.double()) if min(m.shape) <= EXACT else upper_bound(m)
@@ -98,10 +98,10 @@ def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
 
     The largest Ritz value of a symmetric A >= 0 of order n, on span(v, A v, .., A^(k-1) v) from a v
     uniform on the sphere, lies below (1 - eps) lambda_1(A) with probability at most 1.648 sqrt(n)
-    exp(-sqrt(eps) (2k - 1)) (Kuczynski and Wozniakowski, 1992, theorem 4.2). With b independent v
-    together, the space contains that of each, so the probability is that to the power of b. Here A
-    is the smaller of M'M and MM', sqrt(1 - eps) = 1/(1 + slack) with room for rounding, and k what
-    the probability asks for: 12 for n = 8192, at two products of M with b vectors each.
+    exp(-sqrt(eps) (2k - 1)) (Kuczynski and Wozniakowski, 1992, theorem 4.2). With b independent v,
+    the space contains that of each, so the probability is that to the power of b. Here A is the
+    smaller of M'M and MM', and sqrt(1 - eps) = 1/(1 + slack) with room for rounding. k follows from
+    the probability: 12 for n = 8192, with two products of M with b vectors each.
     """
     m = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     n = m.shape[1]
@@ -129,11 +129,10 @@ def _exact(m: Tensor) -> float:
 
 
 def _product(m: Tensor, v: Tensor) -> Tensor:
-    """m v in m's precision, or float32 where that is less; v in float64 and so the result."""
+    """m v in m's precision, at least float32. v and the result are float64."""
     if m.dtype in (torch.float32, torch.float64):
         v = v.to(m.dtype)
-        # multiplied from the side on which the matrix lies by rows, which BLAS is faster at with
-        # few vectors
+        # BLAS is faster with few vectors if the matrix is stored by rows
         return (m @ v if m.is_contiguous() else (v.T.contiguous() @ m.T).T).double()
     v = v.float()
     return torch.cat([part.float() @ v for part in m.split(max(AT_ONCE // m.shape[1], 1))]).double()

@@ -1,5 +1,5 @@
-"""The tables of maps: a new attention or FFN is one entry, and GPTConfig, the commands,
-initialisation and tests pick it up.
+"""The tables of maps. A new attention or FFN is one entry; GPTConfig, the commands, initialisation
+and tests include it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from torch import nn
 
 from ctrans.fields.attention import Attention, SoftmaxAttention, qk_norm_name
-from ctrans.fields.attention_options import ROTARY_BASE, AttentionOptions
+from ctrans.fields.attention_options import AttentionOptions
 from ctrans.fields.differential_attention import DifferentialAttention
 from ctrans.fields.experts import MixtureOfExperts
 from ctrans.fields.feed_forward import GATES, MULTIPLE, FeedForward, GatedLinearUnits, gated_hidden_width
@@ -25,7 +25,7 @@ from solvers.errors import look_up
 
 @runtime_checkable
 class MapSettings(Protocol):
-    """What a map is made from: the part of an architecture that concerns it. A `GPTConfig` is one."""
+    """The settings from which a map is made: a part of an architecture. A `GPTConfig` is one."""
 
     @property
     def width(self) -> int: ...
@@ -35,7 +35,7 @@ class MapSettings(Protocol):
 
     @property
     def hidden_width(self) -> int:
-        """The FFN's."""
+        """The hidden width of the FFN."""
 
     @property
     def activation(self) -> str: ...
@@ -97,36 +97,35 @@ class MapSettings(Protocol):
 
 Maker = Callable[[MapSettings], nn.Module]
 
+
+def _defaults(options: AttentionOptions | ExpertOptions) -> dict[str, Collection[object]]:
+    return {name: (value,) for name, value in dataclasses.asdict(options).items()}
+
+
 IDLE: dict[Kind, dict[str, Collection[object]]] = {
     "attention": {
         "causal": (True,),
         "temperature": (1.0,),
         "qk_norm": (False,),
+        **_defaults(AttentionOptions()),
         "positions": ("learned", "none"),
-        "rotary_base": (ROTARY_BASE,),
-        "rotary_fraction": (1.0,),
-        "kv_heads": (None,),
-        "window": (None,),
-        "softcap": (None,),
-        "sinks": (False,),
-        "gated_output": (False,),
     },
-    "ffn": {"activation": ("gelu",), **{name: (value,) for name, value in dataclasses.asdict(ExpertOptions()).items()}},
+    "ffn": {"activation": ("gelu",), **_defaults(ExpertOptions())},
 }
-"""Settings that not every map has a use for, and the values that ask nothing of it."""
+"""Settings that only some maps use, and the values that have no effect."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MapEntry:
-    """A maker that says which of the settings in `IDLE` its maps take, so that others are refused."""
+    """A maker, with the settings in `IDLE` that its maps use. `check_maps` rejects others."""
 
     make: Maker
     takes: frozenset[str] = frozenset()
     hidden_width: Callable[[int, ExpertOptions], int] = lambda width, experts: 4 * width
-    """Of an FFN: how many features it has at a width where nothing is said."""
+    """For an FFN: its default number of features at a width."""
     batches: bool = False
-    """Whether its operations are known to work under `torch.func.vmap`, so that a population trains
-    such models as one.
+    """Whether its operations work under `torch.func.vmap`, so that a population of such models can
+    train as one.
     """
 
     def __call__(self, settings: MapSettings) -> nn.Module:
@@ -134,17 +133,15 @@ class MapEntry:
 
 
 def attention_options(settings: MapSettings) -> AttentionOptions:
-    """Those of the settings that are options of softmax attention. Raises ConfigError for what
-    makes no sense.
-    """
+    """The options of softmax attention in the settings. Raises ConfigError for invalid ones."""
     return AttentionOptions(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(AttentionOptions)})
 
 
 def check_maps(settings: MapSettings) -> None:
-    """Raises ConfigError, in one line and by name, for options that make no sense, alone or for the
-    maps that are chosen.
+    """Raises ConfigError, with the name of the option, for options that are invalid, alone or for
+    the chosen maps.
 
-    A maker that does not say what it takes (`MapEntry`) is asked nothing.
+    It does not check a maker without `MapEntry`.
     """
     qk_norm_name(settings.qk_norm)
     attention_options(settings).check_heads(settings.width, settings.heads)
@@ -166,20 +163,20 @@ def check_maps(settings: MapSettings) -> None:
 
 
 def takes(kind: Kind, name: str, option: str) -> bool:
-    """Whether maps of that entry have a use for the option; one that does not say so may have."""
+    """Whether maps of that entry use the option. True for a maker without `MapEntry`."""
     entry = FIELDS[kind][name]
     return not isinstance(entry, MapEntry) or option in entry.takes
 
 
 def usual_hidden_width(width: int, ffn: str, experts: ExpertOptions) -> int:
-    """The FFN's number of features where nothing is said: 4 d, or what its entry says."""
+    """The default number of features of the FFN: 4 d, or the entry's number."""
     entry = FFNS[ffn]
     return entry.hidden_width(width, experts) if isinstance(entry, MapEntry) else 4 * width
 
 
 def _made(kind: Callable[..., nn.Module], size: str, *names: str, **others: object) -> Maker:
-    """A maker of kind(width, size, name=.., ..), each from the settings of that name, and what else
-    is given.
+    """A maker of kind(width, size, name=.., ..) from the settings of these names, and from
+    `others`.
     """
 
     def make(settings: MapSettings) -> nn.Module:
@@ -205,9 +202,7 @@ def _experts(settings: MapSettings) -> nn.Module:
 
 
 def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
-    """Of each expert: as many features for a token, in all experts that it goes through, as the FFN
-    has that they are.
-    """
+    """The features of each expert: all experts of a token together have as many as the plain FFN."""
     whole = gated_hidden_width(width) if experts.expert in GATES else 4 * width
     return MULTIPLE * math.ceil(whole / experts.active / MULTIPLE)
 
@@ -226,4 +221,4 @@ FFNS: dict[str, Maker] = {
     "moe": MapEntry(_experts, frozenset(IDLE["ffn"]), _expert_hidden_width),
 }
 FIELDS: dict[Kind, dict[str, Maker]] = {"attention": ATTENTIONS, "ffn": FFNS}
-"""Both tables. A block is one map of each, in this order."""
+"""Both tables. A block has one map of each, in this order."""

@@ -1,5 +1,5 @@
-"""Norms as geometry: image, support function, maximiser, tangent space, retraction and Jacobian;
-table NORMS.
+"""Norms with their geometry: image, support function, maximiser, tangent space, retraction and
+Jacobian. The table is NORMS.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ NORMS: dict[str, Callable[..., Norm]] = {
     "clip_length": ClipLength,
     "clip_entries": ClipEntries,
 }
-"""From name to norm, made as NORM(width, eps, bias=..., **options): a new one is one entry, and
-models and commands pick it up from there. Its `options` say which fields of `NormOptions` it takes.
+"""From name to norm, made as NORM(width, eps, bias=..., **options). A new one is one entry; models
+and commands include it. Its `options` name the fields of `NormOptions` that it takes.
 """
 
 WITHOUT_GAINS = {"layernorm": "plain_layernorm", "rmsnorm": "plain_rmsnorm"}
-"""x_hat alone of norms that are gamma * x_hat + beta, for maps that have gains of their own on it.
+"""The norm that gives x_hat alone, for norms gamma * x_hat + beta: maps may have their own gains on
+it.
 """
 
 
 def norm_settings(name: str, settings: Any, width: int, heads: int | None = None) -> dict[str, Any]:
-    """What the norm of `NORMS` is made with beside width, eps and bias; ConfigError for what it
-    does not take, or that makes no sense.
+    """The keyword arguments of the norm besides width, eps and bias. Raises ConfigError for options
+    that it does not take, and for invalid values.
     """
     taken = options_taken(name, NORMS, settings, heads)
     return {option: CHECKS[option](value, width) for option, value in taken.items()}

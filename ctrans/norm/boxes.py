@@ -1,4 +1,6 @@
-"""Squashing entry by entry: the image is an open box, so that H is finite and no velocity has it."""
+"""Norms that squash each entry. The image is an open box, so H is finite, and no velocity attains
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +15,27 @@ from ctrans.norm.norm import GainParameters, Norm, check_norm
 from ctrans.norm.options import check_size
 
 ALPHA = 0.5
-"""What alpha is at first (Zhu et al. 2025)."""
+"""The initial alpha (Zhu et al. 2025)."""
 
 
 class SquashNorm(GainParameters, Norm):
     """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and
     s one number each.
 
-    For alpha not 0 each entry ranges over all between beta_i -+ gamma_i by itself, ends excluded,
-    so that max <p, z> = sum_i abs(gamma_i p_i) + <p, beta> is a supremum that no input attains
-    (unless gamma * p = 0), at the box's corner. For alpha = 0 the image is one point, and these are
+    For alpha not 0, each entry takes all values strictly between beta_i -+ gamma_i, independently
+    of the others. So sup <p, z> = sum_i abs(gamma_i p_i) + <p, beta>, at a corner of the box, and
+    no input attains it (unless gamma * p = 0). For alpha = 0 the image is one point, and these are
     bounds.
     """
 
     image = "box"
     has_offset = True
     options = frozenset({"norm_alpha"})
-    no_tangent = "squashes it further each time, N(N(x)) being no N(x)"
+    no_tangent = "squashes it further each time, since N(N(x)) is not N(x)"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
-        """`norm_alpha` is alpha at first. There is no variance and so no eps: it is checked, and
-        means nothing here.
+        """`norm_alpha` is the initial alpha. eps is checked but has no effect, since there is no
+        variance.
         """
         super().__init__()
         self.width, _ = check_norm(width, eps)
@@ -62,7 +64,7 @@ class SquashNorm(GainParameters, Norm):
 
     @property
     def attained(self) -> bool:
-        """Never: phi stays inside of (-1, 1)."""
+        """False: abs(phi) < 1."""
         return False
 
     @property
@@ -71,12 +73,12 @@ class SquashNorm(GainParameters, Norm):
 
     @property
     def level(self) -> float:
-        """rms of abs(gamma) + abs(beta), the length of the box's farthest corner over sqrt(d)."""
+        """RMS of abs(gamma) + abs(beta), the length of the box's farthest corner over sqrt(d)."""
         return float((self.gamma.detach().abs() + self.beta.detach().abs()).square().mean().sqrt())
 
     @property
     def half_diameter(self) -> float:
-        """rms of abs(gamma): the box's diagonal is 2 |gamma|_2."""
+        """RMS of abs(gamma): the box's diagonal is 2 |gamma|_2."""
         return float(self.gamma.detach().square().mean().sqrt())
 
     def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -84,21 +86,21 @@ class SquashNorm(GainParameters, Norm):
         return self.phi(self.alpha * x + self.shift)
 
     def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """x = (phi^-1(u) - s)/alpha, the input with these coordinates."""
+        """x = (phi^-1(u) - s)/alpha, the input with the coordinates u."""
         return (self.inverse(u) - self.shift) / self.alpha
 
     def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """sum_i abs(gamma_i p_i) + <p, beta>: a sum over entries, each at an end of its interval."""
+        """sum_i abs(gamma_i p_i) + <p, beta>: each entry at an end of its interval."""
         return (self.gamma * p).abs().sum(-1) + p @ self.beta
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """beta + gamma * sign(gamma * p), a corner of the closed box; where gamma_i p_i = 0 the
-        entry's upper sign.
+        """beta + gamma * sign(gamma * p), a corner of the closed box. Where gamma_i p_i = 0 the
+        sign is 1.
         """
         return self.beta + self.gamma * torch.where(self.gamma * p >= 0, 1.0, -1.0)
 
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
-        """Where an entry with a gain does not show in <p, z>, to rounding of the largest."""
+        """Where an entry with a gain does not affect <p, z>, to rounding of the largest."""
         size = (self.gamma * p).abs()
         unseen = size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)
         return (unseen & (self.gamma != 0)).any(-1)
@@ -111,8 +113,8 @@ class SquashNorm(GainParameters, Norm):
         return (self.gamma * p).abs().sum(-1) * (1 - reach)
 
     def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """How far u leaves the closed box, max(0, abs(u_i) - 1), and z_i - beta_i where gamma_i =
-        0.
+        """The distance of u from the closed box, max(0, abs(u_i) - 1), and abs(z_i - beta_i) where
+        gamma_i = 0.
         """
         flat = self.gamma == 0
         offset = (z - self.beta).abs()
@@ -134,7 +136,7 @@ class SquashNorm(GainParameters, Norm):
         return float((self.gamma.detach().abs().amax() * alpha.abs() * self.derivative(torch.zeros_like(alpha))).sum())
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """Gains and offsets; alpha and s are inside of phi."""
+        """Gains and offsets, but not alpha and s, which are inside phi."""
         inside = {"alpha", "offset"}
         return {name: value for name, value in super().linear_parameters().items() if not inside & set(name.split("."))}
 
@@ -143,8 +145,8 @@ class SquashNorm(GainParameters, Norm):
 
 
 class DyT(SquashNorm):
-    """z = gamma * tanh(alpha x) + beta (Zhu et al. 2025): 1 - tanh(t) <= 2 exp(-2t), which is how
-    fast H is approached.
+    """z = gamma * tanh(alpha x) + beta (Zhu et al. 2025). 1 - tanh(t) <= 2 exp(-2t) gives the rate
+    at which inputs approach H.
     """
 
     @staticmethod
@@ -162,8 +164,8 @@ class DyT(SquashNorm):
 
 
 class Derf(SquashNorm):
-    """z = gamma * erf(alpha x + s) + beta (Chen et al. 2025): 1 - erf(t) <= exp(-t^2), which is how
-    fast H is approached.
+    """z = gamma * erf(alpha x + s) + beta (Chen et al. 2025). 1 - erf(t) <= exp(-t^2) gives the
+    rate at which inputs approach H.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):

@@ -1,5 +1,5 @@
-"""Clipping: the identity where a token is small, the nearest point of a ball or a box where it is
-not. Compact, so H is attained.
+"""Clipping: the identity for small tokens, the nearest point of a ball or a box for others. The
+image is compact, so H is attained.
 """
 
 from __future__ import annotations
@@ -15,27 +15,22 @@ from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm
 from ctrans.norm.options import check_size
 
 RADIUS = 1.0
-"""The largest RMS, or entry, that clipping leaves, unless said otherwise: that of a normalised
-token.
-"""
+"""The default limit of a token's RMS, or of an entry: that of a normalised token."""
 
 
 class ClipNorm(ConstantGain, Norm):
     """z = argmin |z - x| over a closed convex set of radius c about 0: N(N(x)) = N(x), Lipschitz
-    with constant 1, nothing to train.
+    with constant 1, without parameters.
 
-    gamma = c and beta = 0 here, so that u = z/c. It has no degree: it scales with x inside of the
-    set and forgets the scale outside. The set is closed and is the image itself, so that its
-    support function is attained.
+    gamma = c and beta = 0 here, so u = z/c. It has no degree: it scales with x inside the set only.
+    The set is the image and is closed, so the support function is attained.
     """
 
     options = frozenset({"norm_radius"})
-    no_tangent = "projects on a full set, on whose edge the velocity would jump"
+    no_tangent = "projects on a full set, and the velocity would jump at its boundary"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_radius: float | None = None):
-        """`norm_radius` is c. There is no variance and so no eps: it is checked, and means nothing
-        here.
-        """
+        """`norm_radius` is c. eps is checked but has no effect, since there is no variance."""
         super().__init__()
         check_bias(type(self).__name__, bias)
         self.width, _ = check_norm(width, eps)
@@ -52,7 +47,7 @@ class ClipNorm(ConstantGain, Norm):
 
     @property
     def steepest(self) -> float:
-        """1: a projection on a convex set brings no two points farther apart."""
+        """1: a projection on a convex set does not increase distances."""
         return 1.0
 
     def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -64,15 +59,13 @@ class ClipNorm(ConstantGain, Norm):
         """The projection."""
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """support(p) max(0, 1 - r/(c sqrt(d))): the way to the maximiser, which is no longer than c
-        sqrt(d), and 0 from there on.
-        """
+        """support(p) max(0, 1 - r/(c sqrt(d))): the maximiser is no longer than c sqrt(d)."""
         return self.support(p) * max(0.0, 1 - radius / (self.radius * math.sqrt(self.width)))
 
 
 class ClipLength(ClipNorm):
-    """z = x min(1, c sqrt(d)/|x|), onto the ball of radius c sqrt(d): H(P) = c sqrt(d) sum_j |p_j|
-    (Cauchy-Schwarz).
+    """z = x min(1, c sqrt(d)/|x|), the projection on the ball of radius c sqrt(d): H(P) = c sqrt(d)
+    sum_j |p_j| (Cauchy-Schwarz).
     """
 
     image = "ball"
@@ -87,7 +80,7 @@ class ClipLength(ClipNorm):
         return self.radius * math.sqrt(self.width) * length
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """c sqrt(d) p/|p|; for p = 0 every point ties, and the rule is 0."""
+        """c sqrt(d) p/|p|. For p = 0 every point ties, and the rule is 0."""
         length: Tensor = torch.linalg.vector_norm(p, dim=-1, keepdim=True)
         return self.radius * math.sqrt(self.width) * p / torch.where(length == 0, 1.0, length)
 
@@ -114,14 +107,14 @@ class ClipLength(ClipNorm):
     def _share(self, x: Tensor) -> Tensor:
         """min(1, c sqrt(d)/|x|)."""
         rms = x.square().mean(-1, keepdim=True)
-        # the root's slope at 0 is infinite, and a short token needs no root
+        # the square root's slope at 0 is infinite; short tokens do not use it
         long = rms > self.radius**2
         return torch.where(long, self.radius * torch.where(long, rms, 1.0).rsqrt(), 1.0)
 
 
 class ClipEntries(ClipNorm):
-    """z_i = min(max(x_i, -c), c), onto the closed box: H(P) = c sum_j |p_j|_1, entry by entry (hard
-    tanh).
+    """z_i = min(max(x_i, -c), c), the projection on the closed box: H(P) = c sum_j |p_j|_1, entry
+    by entry (hard tanh).
     """
 
     image = "box"
@@ -130,7 +123,7 @@ class ClipEntries(ClipNorm):
         return x.clamp(-self.radius, self.radius)
 
     def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """x = c u, the input with these coordinates."""
+        """x = c u, the input with the coordinates u."""
         return self.radius * u
 
     def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
@@ -138,11 +131,11 @@ class ClipEntries(ClipNorm):
         return self.radius * p.abs().sum(-1)
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """c sign(p), a corner; where p_i = 0 the entry's upper sign."""
+        """c sign(p), a corner. Where p_i = 0 the sign is 1."""
         return self.radius * torch.where(p >= 0, 1.0, -1.0).to(p)
 
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
-        """Where an entry does not show in <p, z>, to rounding of the largest."""
+        """Where an entry does not affect <p, z>, to rounding of the largest."""
         size = p.abs()
         return (size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)).any(-1)
 
@@ -155,5 +148,5 @@ class ClipEntries(ClipNorm):
         return torch.diag_embed((x.abs() <= self.radius).to(x.dtype))
 
     def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """1 where an entry is inside, else 0: |J(x)|_2."""
+        """1 if an entry is inside, otherwise 0: |J(x)|_2."""
         return (x.abs() <= self.radius).any(-1).to(x.dtype)

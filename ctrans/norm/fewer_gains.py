@@ -1,4 +1,4 @@
-"""Sphere norms with fewer gains to train: none at all, or one number that all channels share."""
+"""Sphere norms with fewer trained gains: none, or one number that all channels share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctrans.norm.spheres import SphereNorm
 
 
 class PlainNorm(ConstantGain, SphereNorm):
-    """z = c x_hat with nothing to train: gamma = c in every channel, beta = 0."""
+    """z = c x_hat without parameters: gamma = c in every channel, beta = 0."""
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
         super().__init__()
@@ -29,8 +29,8 @@ class PlainNorm(ConstantGain, SphereNorm):
 
 
 class PlainLayerNorm(PlainNorm):
-    """z = (x - mean(x))/sqrt(var(x) + eps): H(P) = sqrt(d) sum_j |C p_j|, LayerNorm's at gamma = 1,
-    beta = 0 (OLMo 1).
+    """z = (x - mean(x))/sqrt(var(x) + eps): H(P) = sqrt(d) sum_j |C p_j|, that of LayerNorm at
+    gamma = 1, beta = 0 (OLMo 1).
     """
 
     centred = True
@@ -41,7 +41,7 @@ class PlainLayerNorm(PlainNorm):
 
 class PlainRMSNorm(PlainNorm):
     """z = x/sqrt(mean(x^2) + eps), onto the sphere of radius sqrt(d): H(P) = sqrt(d) sum_j |p_j|,
-    RMSNorm's at gamma = 1.
+    that of RMSNorm at gamma = 1.
     """
 
     centred = False
@@ -51,8 +51,8 @@ class PlainRMSNorm(PlainNorm):
 
 
 class L2Norm(PlainNorm):
-    """z = x/sqrt(|x|^2 + d eps), onto the unit sphere: H(P) = sum_j |p_j| (Cauchy-Schwarz),
-    RMSNorm's at gamma = 1/sqrt(d).
+    """z = x/sqrt(|x|^2 + d eps), onto the unit sphere: H(P) = sum_j |p_j| (Cauchy-Schwarz), that of
+    RMSNorm at gamma = 1/sqrt(d).
     """
 
     centred = False
@@ -66,7 +66,7 @@ class L2Norm(PlainNorm):
 
 
 class ScaleNorm(SphereNorm):
-    """z = g x/sqrt(|x|^2 + d eps), g one number, sqrt(d) at first: H(P) = abs(g) sum_j |p_j|
+    """z = g x/sqrt(|x|^2 + d eps), g one number, initialised at sqrt(d): H(P) = abs(g) sum_j |p_j|
     (Cauchy-Schwarz; Nguyen and Salazar 2019).
     """
 

@@ -1,6 +1,4 @@
-"""RMSNorm of each group of channels by itself, as of each head: the image is a product of
-ellipsoids.
-"""
+"""RMSNorm of each group of channels, such as a head. The image is a product of ellipsoids."""
 
 from __future__ import annotations
 
@@ -18,18 +16,18 @@ from ctrans.norm.spheres import SphereOf
 
 
 class GroupRMSNorm(GainParameters, DividingNorm):
-    """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (of a
-    head: RetNet, Qwen's QK-norm).
+    """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (for
+    heads: RetNet, Qwen's QK-norm).
 
-    A product of sets has the sum of their support functions, each attained by itself: H(P) = sum_j
-    sum_g sqrt(m) |gamma_g * p_jg|.
+    The support function of a product of sets is the sum of theirs, each attained separately: H(P) =
+    sum_j sum_g sqrt(m) |gamma_g * p_jg|.
     """
 
     image = "ellipsoids"
     options = frozenset({"norm_groups"})
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_groups: int | None = None):
-        """`norm_groups` is G; None is two, or one where the width is odd."""
+        """`norm_groups` is G; None is two, or one for an odd width."""
         super().__init__()
         check_bias("GroupRMSNorm", bias)
         self.width, self.eps = check_norm(width, eps)
@@ -63,7 +61,7 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         return math.sqrt(self.each) * self._lengths(p).sum(-1)
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """z_g = sqrt(m) gamma_g * w_g/|w_g|, w = gamma * p; where w_g = 0 every point ties, and the
+        """z_g = sqrt(m) gamma_g * w_g/|w_g|, w = gamma * p. Where w_g = 0 every point ties, and the
         rule is RMSNorm's.
         """
         return torch.cat([part.maximizer(q) for part, q in zip(self.parts, p.split(self.each, -1), strict=True)], -1)
@@ -82,7 +80,7 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         return (math.sqrt(self.each) - reached) * self._lengths(p).sum(-1)
 
     def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """The largest of the groups'."""
+        """The largest violation of a group."""
         rows = [part.constraint_violation(y) for part, y in zip(self.parts, z.split(self.each, -1), strict=True)]
         return torch.stack(rows).amax(0)
 
@@ -99,8 +97,8 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         return (self.apart(self.gamma).abs().amax(-1) / self.sigma(x)).amax(-1)
 
     def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """v_g = gamma_g * (q_g - u_g (u_g.q_g)/(u_g.u_g)), q = f/gamma, u = x/gamma: RMSNorm's in
-        each group.
+        """v_g = gamma_g * (q_g - u_g (u_g.q_g)/(u_g.u_g)), q = f/gamma, u = x/gamma: RMSNorm's
+        formula in each group.
         """
         gamma = self._invertible_gain()
         u, q = self.apart(x / gamma), self.apart(f / gamma)
@@ -108,7 +106,7 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         return gamma * (q - u * along).flatten(-2)
 
     def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """R(y)_g = gamma_g * w_g sqrt(m)/|w_g|, w = y/gamma. Not a number where a w_g = 0."""
+        """R(y)_g = gamma_g * w_g sqrt(m)/|w_g|, w = y/gamma. NaN where a w_g = 0."""
         gamma = self._invertible_gain()
         w = self.apart(y / gamma)
         size: Tensor = torch.linalg.vector_norm(w, dim=-1, keepdim=True)

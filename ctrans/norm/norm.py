@@ -1,9 +1,9 @@
-"""What every norm brings: z = beta + gamma * u(x) with u(x) in a bounded set, and that set's
-geometry as methods.
+"""The base class of norms: z = beta + gamma * u(x) with u(x) in a bounded set, and the geometry of
+its image as methods.
 
-Whether a Hamiltonian behind a norm is finite, and attained, follows from these methods alone:
-`support` is H, `maximizer` what has it, `attained` whether an input reaches that, and `shortfall`
-how near inputs of a length come where none does.
+These methods determine whether a Hamiltonian with a norm is finite and attained: `support` is H,
+`maximizer` is where it is reached, `attained` says whether an input reaches it, and `shortfall` how
+close inputs of a given length come otherwise.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from solvers import ConfigError
 from solvers.deprecated import adopt_old_members, old_member
 
 OLD_MEMBERS = {"residual": "constraint_violation", "undo": "preimage", "off_copies": "outside_domain"}
-"""Names of methods in the version before."""
+"""Former names of methods."""
 
 
 class Norm(nn.Module, abc.ABC):
     """z = beta + gamma * u(x) for each token x (a row of width d), where u(x) = `standardize`(x) is
     no longer than sqrt(d).
 
-    The *image* is what x can be sent to, for eps = 0; `support`, `maximizer`, `ties` and `residual`
-    are of its closure.
+    The *image* is the set of values for eps = 0. `support`, `maximizer`, `ties` and
+    `constraint_violation` refer to its closure.
     """
 
     width: int
     has_offset: ClassVar[bool] = False
-    """Whether such a norm may have an offset beta, which `bias` then asks for when it is made."""
+    """Whether `bias` may give the norm an offset beta."""
     options: ClassVar[frozenset[str]] = frozenset()
-    """Fields of `NormOptions` that it takes when it is made, beside width, eps and bias."""
+    """Fields of `NormOptions` that its constructor takes, besides width, eps and bias."""
     gains: ClassVar[str] = "each"
-    """What of gamma is trained: "each" entry, "one" number that all share, or "none"."""
+    """The trained part of gamma: "each" entry, "one" number that all share, or "none"."""
     degree: int | None = None
-    """k with N(c x) - beta = c^k (N(x) - beta) for c > 0 and eps = 0; None where there is none."""
+    """k with N(c x) - beta = c^k (N(x) - beta) for c > 0 and eps = 0; None if there is none."""
     no_tangent: ClassVar[str] = "has no surface to move on"
-    """Why the image has no tangent space and no retraction, where it has none: a norm around the
-    state is then the discrete model's.
+    """Why the image has no tangent space and no retraction, if so. A norm around the state then has
+    the discrete model only.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -52,8 +52,8 @@ class Norm(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def image(self) -> str:
-        """What kind of set the image is, a name of `ctrans.control.sets_by_norm.IMAGES`: ellipsoid,
-        slice, ellipsoids, box or ball.
+        """The kind of set, a name of `ctrans.control.sets_by_norm.IMAGES`: ellipsoid, slice,
+        ellipsoids, box or ball.
         """
 
     @property
@@ -63,7 +63,7 @@ class Norm(nn.Module, abc.ABC):
 
     @property
     def beta(self) -> Float[Tensor, " width"]:
-        """The offset beta (zeros where the norm has none)."""
+        """The offset beta (zeros if there is none)."""
         return torch.zeros_like(self.gamma)
 
     @abc.abstractmethod
@@ -78,9 +78,7 @@ class Norm(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def reaches_inside(self) -> bool:
-        """Whether N also reaches the inside of its image, which matters as soon as velocities cost
-        something.
-        """
+        """Whether N also reaches the interior of its image. This matters if velocities have a cost."""
 
     @property
     def centred(self) -> bool:
@@ -93,10 +91,10 @@ class Norm(nn.Module, abc.ABC):
         return False
 
     def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
-        """What it divides by, of the token or of each of its groups. Raises ConfigError where it
-        divides by nothing.
+        """The size by which it divides a token, or each of its groups. Raises ConfigError if it
+        does not divide.
         """
-        raise ConfigError(f"{type(self).__name__} divides a token by nothing: choose a norm that does, as rmsnorm")
+        raise ConfigError(f"{type(self).__name__} does not divide a token by its size: choose a norm that does, as rmsnorm")
 
     @property
     def undefined_at_zero(self) -> bool:
@@ -109,25 +107,21 @@ class Norm(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """The z of the image's closure with <p, z> = support(p); where several have it, the one
-        that the norm's rule picks.
+        """A z in the closure of the image with <p, z> = support(p). If there are several, the
+        norm's rule selects one.
         """
 
     @abc.abstractmethod
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
-        """Where more than one point of the closure has it, to rounding."""
+        """Where several points of the closure maximise <p, z>, to rounding."""
 
     @abc.abstractmethod
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """At least support(p) - max of <p, N(x)> over |x - c| <= radius, u(c) = 0: the rate at
-        which it is approached.
-        """
+        """An upper bound on support(p) - max of <p, N(x)> over |x - c| <= radius, u(c) = 0."""
 
     @abc.abstractmethod
     def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """How far z is from the closure of the image, as a violation of its equations; 0 exactly on
-        it.
-        """
+        """The largest violation of the equations of the image's closure by z; exactly 0 on it."""
 
     @abc.abstractmethod
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
@@ -135,17 +129,17 @@ class Norm(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """At least |J(x)|_2 of each token."""
+        """An upper bound on |J(x)|_2 for each token."""
 
     @property
     @abc.abstractmethod
     def steepest(self) -> float:
-        """At least |J(x)|_2 at every x; inf where there is no such number."""
+        """An upper bound on |J(x)|_2 for all x; inf if there is none."""
 
     @property
     def level(self) -> float:
-        """g + b = max|gamma| + max|beta|: no token of the image has a larger RMS, and no larger
-        mean absolute value.
+        """g + b = max|gamma| + max|beta|: an upper bound on the RMS, and on the mean absolute
+        value, of tokens of the image.
         """
         return float(self.gamma.detach().abs().max()) + float(self.beta.detach().abs().max())
 
@@ -158,25 +152,25 @@ class Norm(nn.Module, abc.ABC):
         return self.gamma * self.standardize(x) + self.beta
 
     def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """The part of f tangent to the image at x. Raises ConfigError where the image has no
-        tangent spaces.
+        """The part of f tangent to the image at x. Raises ConfigError if the image has no tangent
+        spaces.
         """
         raise self.no_ode()
 
     def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """R(y), back onto the image, the identity on it. Raises ConfigError where the image has no
+        """R(y), a point on the image; the identity on it. Raises ConfigError if the image has no
         tangent spaces.
         """
         raise self.no_ode()
 
     def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
-        """What the tangent space at x, of the scaled copy of the image through it, is orthogonal
-        to. Raises ConfigError likewise.
+        """Vectors that span the normal space at x of the scaled copy of the image through x. Raises
+        ConfigError as `tangent`.
         """
         raise self.no_ode()
 
     def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
-        """Where x is on no scaled copy of the image. Raises ConfigError likewise."""
+        """Where x is on no scaled copy of the image. Raises ConfigError as `tangent`."""
         raise self.no_ode()
 
     @property
@@ -187,27 +181,25 @@ class Norm(nn.Module, abc.ABC):
         return type(self).tangent is not Norm.tangent
 
     def with_eps(self, eps: float) -> Norm:
-        """The norm with eps in place of its own, sharing its parameters; itself where it has none."""
+        """The norm with another eps and the same parameters. Norms without eps return themselves."""
         return self
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """What N(x) is linear in, of its own parameters: each name with the factor that it stands
-        for.
-        """
+        """The parameters in which N(x) is linear: each name with its factor, gamma or beta."""
         offset = self.beta.data_ptr()
         named = dict(self.named_parameters())
         return {name: self.beta if value.data_ptr() == offset else self.gamma for name, value in named.items()}
 
     def coordinates(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """u = Gamma^-1 (z - beta), what z comes from before gain and offset.
+        """u = Gamma^-1 (z - beta), the value before gain and offset.
 
-        Raises ConfigError where a gain is zero: u is then not determined by z.
+        Raises ConfigError if a gain is zero: z does not determine u.
         """
         return (z - self.beta) / self._invertible_gain()
 
     def _invertible_gain(self) -> Tensor:
-        """Gamma, where the image has a tangent space to rounding: beside gains below eps times the
-        largest, x - beta is lost.
+        """Gamma. Raises ConfigError if a gain is below eps times the largest: x - beta is then lost
+        to rounding.
         """
         gamma = self.gamma
         size = gamma.detach().abs()
@@ -220,7 +212,7 @@ class Norm(nn.Module, abc.ABC):
         return gamma
 
     def no_ode(self) -> ConfigError:
-        """Why there is no ODE with this norm around the state, where there is none."""
+        """The error that explains why a norm of this kind around the state has no ODE."""
         return ConfigError(
             f"{type(self).__name__} around the state {self.no_tangent}, so that N(X + dt f(X)) is no step of an ODE: use the discrete "
             "model (euler, one step), or a norm whose image is a surface, as rmsnorm"
@@ -231,7 +223,7 @@ class DividingNorm(Norm):
     """A norm that divides a token, or each group of its channels, by sigma = sqrt(mean square +
     eps): u(x) = x_hat.
 
-    For eps = 0 it is on the edge of its image for every x; otherwise strictly inside, anywhere.
+    For eps = 0, N(x) is on the boundary of the image for every x; otherwise in its interior.
     """
 
     eps: float
@@ -239,7 +231,7 @@ class DividingNorm(Norm):
 
     @property
     def attained(self) -> bool:
-        """For eps = 0: otherwise |x_hat|^2 < d."""
+        """True for eps = 0: otherwise |x_hat|^2 < d."""
         return not self.reaches_inside
 
     @property
@@ -261,8 +253,8 @@ class DividingNorm(Norm):
 
 
 class GainParameters(nn.Module):
-    """gamma and beta as parameters, `weight` and `bias`, 1 and 0 at first; without `bias` beta
-    stays 0.
+    """gamma and beta as parameters, `weight` and `bias`, initialised at 1 and 0. Without `bias`
+    beta stays 0.
     """
 
     weight: nn.Parameter
@@ -283,7 +275,7 @@ class GainParameters(nn.Module):
 
 
 class ConstantGain(nn.Module):
-    """gamma = c in every channel, with nothing to train."""
+    """gamma = c in every channel, without parameters."""
 
     gains = "none"
     constant: float
@@ -304,8 +296,8 @@ for _old, _new in OLD_MEMBERS.items():
 
 
 def check_norm(width: int, eps: float) -> tuple[int, float]:
-    """Width and eps; ConfigError unless the width is at least 1 and eps a finite number of at least
-    0.
+    """Width and eps. Raises ConfigError unless the width is at least 1 and eps is finite and at
+    least 0.
     """
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ConfigError(f"width = {width!r}: give a whole number of at least 1")
@@ -315,7 +307,7 @@ def check_norm(width: int, eps: float) -> tuple[int, float]:
 
 
 def check_bias(name: str, bias: bool) -> None:
-    """ConfigError where an offset is asked of a norm that has none."""
+    """Raises ConfigError if `bias` is set for a norm without offset."""
     if bias:
         raise ConfigError(f"{name} has no offset beta: leave bias out, or choose 'layernorm'")
 

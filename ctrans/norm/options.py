@@ -1,4 +1,4 @@
-"""What some norms are told when they are made, beside width and eps."""
+"""Options of some norms, besides width and eps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from ctrans.option import COUNT, Range, option
 from solvers import ConfigError
 
 SIZES = Range(1e-12, 1e12, "a number from 1e-12 to 1e+12")
-"""Beyond these alpha x or a token of that size is no number of single precision, or 0."""
+"""Outside these limits alpha x, or a token of that size, overflows or underflows in single
+precision.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NormOptions:
-    """Options of some norms. None leaves the norm's own value."""
+    """Options of some norms. None takes the norm's own default."""
 
     option_group: ClassVar[str] = "Norms"
 
@@ -38,10 +40,10 @@ OPTIONS = tuple(field.name for field in dataclasses.fields(NormOptions))
 
 
 def options_taken(name: str, norms: Mapping[str, Callable[..., Any]], settings: Any, heads: int | None = None) -> dict[str, Any]:
-    """What is said of the norm with that name, `settings` having the fields of `NormOptions`; its
-    groups are the heads if none are.
+    """The options for the norm with that name, from `settings` with the fields of `NormOptions`.
+    The default of its groups is the number of heads.
 
-    Raises ConfigError for what the norm does not take, naming those that do.
+    Raises ConfigError for an option that the norm does not take, and names the norms that do.
     """
     takes: frozenset[str] = getattr(norms[name], "options", frozenset())
     said = {own: value for own in OPTIONS if (value := getattr(settings, own)) is not None}
@@ -53,14 +55,16 @@ def options_taken(name: str, norms: Mapping[str, Callable[..., Any]], settings: 
 
 
 def check_groups(groups: int, width: int) -> int:
-    """The number of groups; ConfigError unless it is a whole number that divides the width."""
+    """The number of groups. Raises ConfigError unless it is a positive integer that divides the
+    width.
+    """
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or width % groups:
         raise ConfigError(f"norm_groups = {groups!r}: give a whole number that divides the width {width}")
     return groups
 
 
 def check_size(name: str, value: float) -> float:
-    """The value; ConfigError unless it is a number within `SIZES`."""
+    """The value. Raises ConfigError unless it is a number within `SIZES`."""
     SIZES.check(name, value, hint=", or leave it out")
     return float(value)
 
@@ -70,4 +74,4 @@ CHECKS: dict[str, Callable[[Any, int], Any]] = {
     "norm_alpha": lambda value, width: check_size("norm_alpha", value),
     "norm_radius": lambda value, width: check_size("norm_radius", value),
 }
-"""By option: the value for a norm of that width, if it makes sense."""
+"""For each option: checks the value for a norm of that width, and returns it."""

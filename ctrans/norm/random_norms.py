@@ -1,4 +1,4 @@
-"""Random norms to test statements on, as training may leave them."""
+"""Random norms, as after training, for tests of statements."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ctrans.statement import Draw
 
 AnyNorm = TypeVar("AnyNorm", bound=Norm)
 PAPERS = ("layernorm", "rmsnorm")
-"""The norms that the papers' statements are about."""
+"""The norms of the papers' statements."""
 SQUASHING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), SquashNorm))
 
 
 def random_norm(
     draw: Draw, name: str | None = None, *, width: int | None = None, eps: float = 0.0, signed: bool = True
 ) -> SphereNorm:
-    """A norm of the papers with gains as training leaves them: of any size from 1/4 to 4 and sign,
-    offsets N(0, 1/4) where it has them.
+    """A norm of the papers with gains from 1/4 to 4 of either sign, and offsets N(0, 1/4) if it has
+    them.
     """
     chosen = NORMS[name or draw.choice(PAPERS)](width or 2 + draw.integer(11), eps).double()
     assert isinstance(chosen, SphereNorm), "the papers' norms divide a token by its size"
@@ -28,19 +28,21 @@ def random_norm(
 
 @torch.no_grad()
 def learned(draw: Draw, chosen: AnyNorm, spread: float, signed: bool = True) -> AnyNorm:
-    """The norm with gains +-e^(spread N(0, 1)), cut at e^(+-3 spread), and offsets spread N(0, 1)."""
+    """The norm with gains +-e^(spread N(0, 1)), clipped to e^(+-3 spread), and offsets spread N(0,
+    1).
+    """
     if chosen.gains == "one":
         for parameter in chosen.parameters():
             parameter.mul_((spread * draw.normal(1).clamp(-3, 3)).exp())
         return chosen
     gains = (spread * draw.normal(chosen.width).clamp(-3, 3)).exp()
     chosen.gamma.copy_(gains * (draw.signs(chosen.width) if signed else 1.0))
-    chosen.beta.copy_(spread * draw.normal(chosen.width))  # where there are none these are fresh numbers
+    chosen.beta.copy_(spread * draw.normal(chosen.width))  # without offsets, beta is a new tensor
     return chosen
 
 
 def any_norm(draw: Draw, names: list[str] | None = None, *, eps: float = 0.0) -> Norm:
-    """A norm of the table as training may leave it: gains of any sign, offsets, and its inner
+    """A norm of the table as after training: gains of either sign, offsets, and its inner
     parameters.
     """
     chosen = NORMS[draw.choice(names or sorted(NORMS))](2 + draw.integer(11), eps).double().requires_grad_(False)
@@ -52,5 +54,5 @@ def any_norm(draw: Draw, names: list[str] | None = None, *, eps: float = 0.0) ->
 
 
 def norm_words(chosen: Norm) -> str:
-    """The norm in a few words, for a case."""
+    """A short description of the norm, for a test case."""
     return f"{type(chosen).__name__}, d = {chosen.width}"

@@ -1,14 +1,14 @@
 """Norms that divide a token by its size: the image is an ellipsoid, or its slice through the
 centre.
 
-Each sends a token x (a row of width d) to z = gamma * x_hat + beta with x_hat = C x / sigma and
+Each maps a token x (a row of width d) to z = gamma * x_hat + beta with x_hat = C x / sigma and
 sigma^2 = mean((C x)^2) + eps. C is the centring I - 11'/d for LayerNorm and the identity for the
-others; what else differs is which gains and offsets there are, so each formula below is written
-once, with C.
+others. The norms differ otherwise only in their gains and offsets, so each formula below holds for
+all, with C.
 
-For eps = 0 the image of RMSNorm is the ellipsoid |Gamma^-1 (z - beta)|^2 = d, and the image of
+For eps = 0 the image of RMSNorm is the ellipsoid |Gamma^-1 (z - beta)|^2 = d. The image of
 LayerNorm is its slice 1' Gamma^-1 (z - beta) = 0, because x_hat has mean zero (Kan, Lemma 1,
-corrected). For eps > 0 it lies strictly inside.
+corrected). For eps > 0 the values lie strictly inside.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SphereNorm(DividingNorm):
     """A norm z = gamma * x_hat + beta over the last axis, x_hat on the sphere of radius sqrt(d),
     with its geometry as methods.
 
-    A subclass says how to centre, what gamma and beta are, and how to apply the norm; the geometry
-    follows from these.
+    A subclass defines the centring, gamma, beta and the forward pass. The geometry follows from
+    these.
     """
 
     @property
@@ -60,12 +60,11 @@ class SphereNorm(DividingNorm):
         return u * (self.eps / (1 - u.square().mean(-1, keepdim=True))).sqrt()
 
     def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """How far z is from the image for eps = 0, as a violation of its equations; 0 exactly on
-        the image.
+        """The largest violation of the image's equations (eps = 0) by z; exactly 0 on the image.
 
         With u = Gamma^-1 (z - beta): max of abs(|u|^2/d - 1) and, for LayerNorm, abs(1'u)/d. Zero
-        gains flatten the set: there z_i = beta_i is required, and the coordinates u_i that z does
-        not show may take any value that completes the equations.
+        gains flatten the set. There z_i = beta_i is required, and the coordinates u_i, which z does
+        not determine, may take any value that satisfies the equations.
         """
         gamma = self.gamma
         hidden = gamma == 0
@@ -88,9 +87,9 @@ class SphereNorm(DividingNorm):
     def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """v = Gamma (q - u (u.q)/(u.u)), q = C Gamma^-1 f: the part of f tangent to the image at x.
 
-        A state that moves with v stays on the image (Kan, eq. 132 and Prop. 12, corrected by C for
-        LayerNorm). Away from the image it is tangent to the scaled copy of it through x. Raises
-        ConfigError where a gain is zero.
+        A state with velocity v stays on the image (Kan, eq. 132 and Prop. 12, corrected by C for
+        LayerNorm). Away from the image, v is tangent to the scaled copy of the image through x.
+        Raises ConfigError if a gain is zero.
         """
         gamma = self._invertible_gain()
         u = (x - self.beta) / gamma
@@ -99,11 +98,11 @@ class SphereNorm(DividingNorm):
         return gamma * (q - u * along)
 
     def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta): back onto the image; the
+        """R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta): a point on the image; the
         identity on it.
 
-        Not a number where w = 0, since every point of the image is then equally near. Raises
-        ConfigError where a gain is zero.
+        NaN where w = 0, since every point of the image is then equally near. Raises ConfigError if
+        a gain is zero.
         """
         gamma = self._invertible_gain()
         w = self.centre((y - self.beta) / gamma)
@@ -117,7 +116,7 @@ class SphereNorm(DividingNorm):
         return torch.stack(columns, -1) / self.gamma.unsqueeze(-1)
 
     def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
-        """Where u = 0 or, for LayerNorm, u has a mean to half of the digits."""
+        """Where u = 0 or, for LayerNorm, u has a mean above sqrt(machine eps) of its size."""
         u = self.coordinates(x)
         size: Tensor = torch.linalg.vector_norm(u, dim=-1)
         tilt: Tensor = torch.linalg.vector_norm(u - self.centre(u), dim=-1)
@@ -147,11 +146,10 @@ class SphereNorm(DividingNorm):
         """argmax over the image of <p, z> = beta + sqrt(d) gamma * w/|w|, w = C(gamma * p) (eps =
         0).
 
-        Where w = 0 every point of the image ties (see `ties`); the rule is then u = sqrt(d/2) (1,
+        Where w = 0 every point of the image ties (see `ties`). The rule is then u = sqrt(d/2) (1,
         -1, 0, ...), which lies on both norms' images (width 1: u = 1).
         """
-        # centred twice: where gamma * p is nearly constant, the rounding of the first mean is not
-        # small against w
+        # centred twice: if gamma * p is nearly constant, the rounding of the first mean matters
         w = self.centre(self.centre(self.gamma * p))
         tie = self.ties(p).unsqueeze(-1)
         length = torch.where(tie, 1.0, torch.linalg.vector_norm(w, dim=-1, keepdim=True))
@@ -193,7 +191,7 @@ class LayerNorm(GainParameters, SphereNorm):
     """LN(x) = gamma * (x - mean(x)) / sqrt(var(x) + eps) + beta, over the last axis of the given
     width.
 
-    `bias=False` leaves beta out (it is then zero).
+    With `bias=False` beta is zero.
     """
 
     centred = True  # a constant serves as the abstract property
@@ -226,7 +224,7 @@ class RMSNorm(GainParameters, SphereNorm):
 
 
 class WithEps(SphereNorm):
-    """Another sphere norm with eps in place of its own; it shares that norm's gamma and beta."""
+    """Another sphere norm with a different eps and the same gamma and beta."""
 
     centred = False  # each object has its own
 
@@ -251,8 +249,8 @@ class WithEps(SphereNorm):
 
 
 class SphereOf(SphereNorm):
-    """The sphere norm with given gains and offsets, eps and centring: of a part of a token, or of
-    tensors that nothing trains.
+    """The sphere norm with given gains and offsets, eps and centring, for a part of a token or for
+    tensors without training.
     """
 
     centred = False  # each object has its own

@@ -268,7 +268,7 @@ def test_options_do_what_they_say():
         (lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 0}), "step_size = 0.0"),
         (
             lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 1, "grid_constructor": max}),
-            "give one of them",
+            "give only one",
         ),
     ],
 )
