@@ -268,11 +268,11 @@ def test_rebalancing_evens_the_load_and_leaves_the_gates():
     ("changes", "words"),
     [
         ({"experts": 0}, "experts = 0: give a whole number from 1"),
-        ({"top_k": 9}, "top_k = 9 of 8 experts"),
+        ({"top_k": 9}, "top_k = 9 exceeds the 8 experts"),
         ({"shared_experts": -1}, "shared_experts = -1"),
         ({"router": "softmx_topk"}, "did you mean 'softmax_topk'"),
         ({"expert": "moe"}, "unknown expert 'moe'"),
-        ({"top_k": 1}, "gate 1 whatever the router says"),
+        ({"top_k": 1}, "always has gate 1"),
         ({"expert": "swiglu", "activation": "relu"}, "activation = 'relu' has no meaning for expert 'swiglu'"),
         ({"ffn": "mlp", "top_k": 3}, "top_k = 3 has no meaning for ffn 'mlp': leave it out, or choose ffn moe"),
     ],
