@@ -157,7 +157,7 @@ def test_a_foreign_sum_leaves_by_two_exits_and_ours_by_one():
     ("changes", "words"),
     [
         ({"parallel_blocks": False}, "branch_norms = True has no meaning for blocks of two sublayers"),
-        ({"norm": "dyt"}, "branch_norms = True needs a norm with gains by channel over one x_hat, and 'dyt' is none"),
+        ({"norm": "dyt"}, "branch_norms = True needs a norm with a gain for each channel, and 'dyt' has none"),
         ({"placement": "post"}, "branch_norms = True with placement 'post', which has no input norm"),
     ],
 )
