@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.fields import Kind, SupportsTokenSubset, mixes_tokens
-from ctrans.stability.backward.singular_values import Linearisation, linearise
+from ctrans.stability.backward.singular_values import Linearisation, linearise, unit
 from ctrans.sublayer import Sublayer
 from solvers.segment import Map
 
@@ -98,12 +98,6 @@ def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch
     y = torch.randn(len(like), like.shape[-1], dtype=like.dtype, generator=generator).to(like.device).unsqueeze(-2)
     gains = torch.zeros(len(like), dtype=like.dtype, device=like.device)
     for _ in range(iterations):
-        y = linear.push(_unit(linear.pull(_unit(y))))
+        y = linear.push(unit(linear.pull(unit(y))))
         gains = torch.maximum(gains, torch.linalg.vector_norm(y, dim=-1).squeeze(-1))
     return float(gains.max())
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Each row divided by its length; rows of zeros stay."""
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / torch.where(length > 0, length, 1.0)

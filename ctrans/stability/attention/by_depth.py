@@ -51,21 +51,21 @@ class AttentionLayer:
     theta_mean: list[float]
     theta_max: list[float]
     theta_min: list[float]
-    theta_width: float
-    masked: int
-    softmax_norm: float
-    value_path: float
-    attention_path: float
-    bound: float
-    printed: float
-    measured: float
-    ratio: float
-    G: float
-    B: float
-    stream: float
-    S: float
-    log_sensitivity: dict[str, float]
-    path: float
+    theta_width: float = math.nan
+    masked: int = 0
+    softmax_norm: float = math.nan
+    value_path: float = math.nan
+    attention_path: float = math.nan
+    bound: float = math.nan
+    printed: float = math.nan
+    measured: float = math.nan
+    ratio: float = math.nan
+    G: float = math.nan
+    B: float = math.nan
+    stream: float = math.nan
+    S: float = math.nan
+    log_sensitivity: dict[str, float] = dataclasses.field(default_factory=dict)
+    path: float = math.nan
     note: str = ""
 
 
@@ -207,7 +207,8 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
         raise ConfigError(f"attention of type {type(field).__name__} does not expose its rows and the matrices of its heads")
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not bool(torch.isfinite(u).all()):
-        return _broken(index, field.heads)
+        unknown = [math.nan] * field.heads
+        return AttentionLayer(index, False, unknown, unknown, unknown)
     mass = attention_theta(field, u, padding)
     # heads first, then rows; masked rows do not count
     lower, upper, masked = (part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked))
@@ -248,17 +249,8 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
         stream=stream,
         S=math.exp(sum(logs.values())),
         log_sensitivity=logs,
-        path=math.nan,
         note=note,
     )
-
-
-def _broken(index: int, heads: int) -> AttentionLayer:
-    """What is known of a layer whose state is not finite: nothing."""
-    unknown = [math.nan] * heads
-    figures = {field.name: math.nan for field in dataclasses.fields(AttentionLayer) if field.type == "float"}
-    lists = {"theta_mean": unknown, "theta_max": unknown, "theta_min": unknown}
-    return AttentionLayer(index=index, finite=False, masked=0, log_sensitivity={}, **lists, **figures)  # type: ignore[arg-type]  # by name
 
 
 def _looked_at(x: Tensor) -> tuple[Float[Tensor, "tokens width"], Int[Tensor, " rows"]]:

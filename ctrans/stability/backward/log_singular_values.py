@@ -91,12 +91,13 @@ def log_singular_values(
     generator = generator or torch.Generator().manual_seed(0)
     drawn = torch.randn(probes, *linear.x.shape, generator=generator, dtype=linear.x.dtype).to(linear.x.device)
     rules = [_lanczos(linear, z, min(steps, z.numel())) for z in drawn]
-    top = max(float(_rule(*rule)[0].max()) for rule in rules)
+    quadratures = [_rule(*rule) for rule in rules]
+    top = max(float(nodes.max()) for nodes, _ in quadratures)
     if not 0 < top < math.inf:
         raise SolveError("the Jacobian of the depth is zero or not finite, so that its singular values have no logarithm")
-    moments = torch.stack([_moments(*_rule(*rule), top) for rule in rules])
+    moments = torch.stack([_moments(*each, top) for each in quadratures])
     mean, deviation = _statistics(moments.mean(0))
-    errors = torch.stack([_standard_errors(*_rule(*rule), top) for rule in rules]).mean(0)
+    errors = torch.stack([_standard_errors(*each, top) for each in quadratures]).mean(0)
     errors = errors / math.sqrt(probes * (linear.x.numel() + 2) / 2)
     if all(len(alpha) == steps < linear.x.numel() for alpha, _ in rules):  # else the quadrature is exact
         half = torch.stack([_moments(*_rule(alpha[: (steps + 1) // 2], beta), top) for alpha, beta in rules]).mean(0)

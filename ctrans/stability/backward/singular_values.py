@@ -220,7 +220,7 @@ def _starts(like: Tensor, count: int, start: Tensor | None, generator: torch.Gen
     generator = generator or torch.Generator().manual_seed(0)
     drawn = [torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device) for _ in range(count)]
     if start is not None:
-        drawn[0] = _unit(start.reshape(like.shape)) + GUESS * _unit(drawn[0])
+        drawn[0] = unit(start.reshape(like.shape)) + GUESS * unit(drawn[0])
     return drawn
 
 
@@ -243,9 +243,9 @@ class _Space:
         if self.size == self.basis.shape[1]:
             self._restart()
         old = self.basis[:, : self.size]
-        v = _unit(candidate)
+        v = unit(candidate)
         for _ in range(2):
-            v = _unit(v - ((old @ v.unsqueeze(-1)).mT @ old).squeeze(-2))
+            v = unit(v - ((old @ v.unsqueeze(-1)).mT @ old).squeeze(-2))
         image = self.gram(v)
         self.products += 1
         self.bad |= ~torch.isfinite(image).all(-1)
@@ -317,7 +317,7 @@ def _shift(found: Tensor, residuals: Tensor, count: int) -> Tensor:
     return torch.stack(shifts, -1)
 
 
-def _unit(v: Tensor) -> Tensor:
+def unit(v: Tensor) -> Tensor:
     """v / |v| along the last axis; 0 where v is 0."""
     length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     return v / torch.where(length == 0, 1.0, length)

@@ -57,35 +57,37 @@ def plan_attention(case: Case) -> StepPlan:
             raise ConfigError(
                 f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not expose{why_not(field)}"
             )
-    layers = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
+    attention = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
     blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
-    instruments = [layers, blocks] if case.effort.blocks else [layers]
-    return StepPlan({"several": instruments}, lambda: _conclude_attention(case, layers, blocks, len(own)))
+    instruments = [attention, blocks] if case.effort.blocks else [attention]
 
+    def conclude() -> StepVerdict:
+        notes: list[str] = []
+        layers = [layer for layer in attention.figures() if layer.finite]
+        if not layers:
+            raise ConfigError("states are finite at no attention sublayer, so there are no figures of attention")
+        growth = sensitivity_growth(layers)
+        result = AttentionStep(layers, (found(notes, blocks) or []) if case.effort.blocks else [], growth)
+        gain = largest([layer.path for layer in layers])
+        theta = max(max(layer.theta_max) for layer in layers)
+        bound = largest([layer.ratio for layer in layers])
+        unknown = next((layer.note for layer in layers if layer.note), "")
+        places = ", ".join(str(layer.index) for layer in layers)
+        worst = next((f", most in segment {layer.index}" for layer in layers if layer.path == gain), "")
+        entropies = (case.heads.figures() or {}).get("least entropy of a head", [])
+        least = min((reading.value for reading in entropies), default=math.nan)
+        why = (
+            f"in the {len(layers)} measured of {len(own)} attention layers (segment{'s' * (len(layers) > 1)} {places}) a relative "
+            f"change of the state grows {three(gain)} times at most through the attention rows alone{worst}, theta is at most "
+            f"{theta:.3g}, and "
+            + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
+            + f"; the most saturated head of {'all' if len(entropies) == len(own) else len(entropies)} layers has "
+            f"rows of {three(least)} nats"
+        )
+        quantities = {"attention path": gain, "least entropy": least}
+        return StepVerdict(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
 
-def _conclude_attention(case: Case, attention: AttentionByDepth, block_bounds: Attempt, count: int) -> StepVerdict:
-    notes: list[str] = []
-    layers = [layer for layer in attention.figures() if layer.finite]
-    if not layers:
-        raise ConfigError("states are finite at no attention sublayer, so there are no figures of attention")
-    growth = sensitivity_growth(layers)
-    result = AttentionStep(layers, (found(notes, block_bounds) or []) if case.effort.blocks else [], growth)
-    gain = largest([layer.path for layer in layers])
-    theta = max(max(layer.theta_max) for layer in layers)
-    bound = largest([layer.ratio for layer in layers])
-    unknown = next((layer.note for layer in layers if layer.note), "")
-    places = ", ".join(str(layer.index) for layer in layers)
-    worst = next((f", most in segment {layer.index}" for layer in layers if layer.path == gain), "")
-    entropies = (case.heads.figures() or {}).get("least entropy of a head", [])
-    least = min((reading.value for reading in entropies), default=math.nan)
-    why = (
-        f"in the {len(layers)} of {count} measured attention layers (segment{'s' * (len(layers) > 1)} {places}) a relative "
-        f"change of the state grows {three(gain)} times at most through the attention rows alone{worst}, theta is at most {theta:.3g}, and "
-        + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
-        + f"; the most saturated head of {'all' if len(entropies) == count else len(entropies)} layers has rows of {three(least)} nats"
-    )
-    quantities = {"attention path": gain, "least entropy": least}
-    return StepVerdict(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
+    return StepPlan({"several": instruments}, conclude)
 
 
 @dataclasses.dataclass(frozen=True)

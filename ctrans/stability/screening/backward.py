@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from ctrans.stability.backward.log_singular_values import DepthSpectrum, LogSingularValues
 from ctrans.stability.backward.lyapunov import Lyapunov, LyapunovExponents
 from ctrans.stability.backward.parameter_gradients import Gradients, ParameterGradients
-from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, Sensitivities, SensitivityByDepth
+from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, SensitivityByDepth
 from ctrans.stability.backward.weight_slope import Slope, SlopeAt
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.forward.carried import CarriedStates
@@ -65,54 +64,47 @@ def plan_backward(case: Case) -> StepPlan:
     rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs))
     gradients = Attempt(ParameterGradients())
     slopes = _slopes(case)
+
+    def conclude() -> StepVerdict:
+        notes = [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
+        notes += [f"|J_i:D| is {ALL_AT_ONCE}"] if case.model.depth.streamed else []
+        sensitivity = jacobians.figures()
+        exponents_in_time: Lyapunov | None = found(notes, rates)
+        norms: Gradients | None = found(notes, gradients)
+        singular: LogSingularValues | None = None if spectrum is None else found(notes, spectrum)
+        notes += [NOT_IN_QUICK.format("the spectrum of J_0:D")] if spectrum is None else []
+        known: list[Slope] = []
+        for k, instrument in slopes:
+            slope: Slope | None = found(notes, instrument)
+            if slope is not None:
+                known.append(slope)
+                if math.isnan(slope.slope):
+                    why = "its Jacobian is zero, not finite or undefined"
+                    notes.append(f"the slope with {slope.scaling} of segment {k} is unknown: {why}")
+        condition = sensitivity.condition
+        result = BackwardStep(sensitivity, condition, exponents_in_time, norms, known, singular)
+        exponents = [each.slope for each in known if not math.isnan(each.slope)]
+        mean, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
+        quantities, errors = {"condition": worst}, {}
+        if singular is not None:
+            start, end = _ends(case)
+            quantities["log stretch"] = singular.mean + math.log(start / end) if start and end else math.nan
+            quantities["log stretch, deviation"] = singular.deviation
+            errors = {"log stretch": singular.mean_error, "log stretch, deviation": singular.deviation_error}
+        quantities["|dv/dX| in weights"] = mean
+        first = sensitivity.products[0].value
+        figure = "|J| unknown" if first is None else f"|J| = {first:.3g}"
+        verdict = judged(quantities, weights_verdict(mean))
+        return StepVerdict(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
+
     return StepPlan(
         {
             "text": [gradients],
             "several": [jacobians],
             "part": [rates, *(slope for _, slope in slopes), *([spectrum] if spectrum else [])],
         },
-        lambda: _conclude_backward(case, jacobians, rates, gradients, slopes, spectrum),
+        conclude,
     )
-
-
-def _conclude_backward(
-    case: Case,
-    jacobians: Sensitivities,
-    rates: Attempt,
-    gradients: Attempt,
-    slopes: Sequence[tuple[int, Attempt]],
-    spectrum: Attempt | None,
-) -> StepVerdict:
-    notes = [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
-    notes += [f"|J_i:D| is {ALL_AT_ONCE}"] if case.model.depth.streamed else []
-    sensitivity = jacobians.figures()
-    exponents_in_time: Lyapunov | None = found(notes, rates)
-    norms: Gradients | None = found(notes, gradients)
-    singular: LogSingularValues | None = None if spectrum is None else found(notes, spectrum)
-    notes += [NOT_IN_QUICK.format("the spectrum of J_0:D")] if spectrum is None else []
-    known: list[Slope] = []
-    for k, instrument in slopes:
-        slope: Slope | None = found(notes, instrument)
-        if slope is not None:
-            known.append(slope)
-            if math.isnan(slope.slope):
-                why = "its Jacobian is zero, not finite or undefined"
-                notes.append(f"the slope with {slope.scaling} of segment {k} is unknown: {why}")
-    condition = sensitivity.condition
-    result = BackwardStep(sensitivity, condition, exponents_in_time, norms, known, singular)
-    exponents = [each.slope for each in known if not math.isnan(each.slope)]
-    mean, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
-    quantities, errors = {"condition": worst}, {}
-    if singular is not None:
-        start, end = _ends(case)
-        quantities["log stretch"] = singular.mean + math.log(start / end) if start and end else math.nan
-        quantities["log stretch, deviation"] = singular.deviation
-        errors = {"log stretch": singular.mean_error, "log stretch, deviation": singular.deviation_error}
-    quantities["|dv/dX| in weights"] = mean
-    first = sensitivity.products[0].value
-    figure = "|J| unknown" if first is None else f"|J| = {first:.3g}"
-    verdict = judged(quantities, weights_verdict(mean))
-    return StepVerdict(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
 
 
 def _ends(case: Case) -> tuple[float, float]:
@@ -187,48 +179,48 @@ def plan_transport(case: Case) -> StepPlan:
     away = next(inputs[name] for name in ("substitution", "noise") if name in inputs)
     far = [(c, state) for c in LARGE for state in (x, away)]
     ends = CarriedStates([(1.0, x), *((1.0, y) for y in inputs.values()), *far])
-    return StepPlan({"text": [ends]}, lambda: _conclude_transport(case, tokens, x, inputs, ends.figures(), notes))
 
+    def conclude() -> StepVerdict:
+        depth, carried = case.model.depth, ends.figures()
+        end, own, large = carried[0], carried[1 : 1 + len(inputs)], carried[1 + len(inputs) :]
+        # inf if a state overflows
+        scaled = [
+            wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(large[::2], large[1::2], strict=True)
+        ]
+        spreads = case.bounds.spreads()
+        by_perturbation = [
+            attempt(notes, distances, depth, name, (x, inputs[name]), (end, after), spreads=spreads)
+            for name, after in zip(inputs, own, strict=True)
+        ]
+        measured = [each for several in by_perturbation if several is not None for each in several]
+        before, after = (float(torch.linalg.vector_norm(state.double())) for state in (x, end))
+        relative = {
+            each.perturbation: each.amplification * before / after if after else math.inf
+            for each in measured
+            if each.p == 2 and each.amplification is not None
+        }
+        slope = run_away(log_slope(LARGE, scaled), scaled)
+        sequences, length = x.shape[:-1]
+        radius = generalisation_radius(sequences, length, case.model.config.width)
+        result = TransportStep(SIZE, measured, relative, list(LARGE), scaled, slope, radius)
+        worst = max(relative, key=lambda name: relative[name], default=None)
+        # without the worst direction (weights on demand) growth would look smaller
+        unknown = worst is None or depth.streamed
+        quantities = {"W_2 growth": math.nan if unknown else max(relative.values()), "W_2 in weights": slope}
+        if worst is None:
+            why = "no distance between terminal states is known, because inputs do not differ or states are not finite"
+            return StepVerdict("unknown", "–", why, quantities, notes, result)
+        top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
+        assert top.after is not None, "its amplification is known"
+        bound = "no bound" if top.bound is None else f"{top.after / top.bound:.2g} times its bound"
+        why = (
+            f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
+            f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
+        )
+        verdict = judged(quantities, weights_verdict(slope))
+        return StepVerdict(verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result)
 
-def _conclude_transport(
-    case: Case, tokens: Tensor, x: Tensor, inputs: dict[str, Tensor], carried: list[Tensor], notes: list[str]
-) -> StepVerdict:
-    depth = case.model.depth
-    end, own, large = carried[0], carried[1 : 1 + len(inputs)], carried[1 + len(inputs) :]
-    # inf if a state overflows
-    scaled = [wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(large[::2], large[1::2], strict=True)]
-    spreads = case.bounds.spreads()
-    by_perturbation = [
-        attempt(notes, distances, depth, name, (x, inputs[name]), (end, after), spreads=spreads)
-        for name, after in zip(inputs, own, strict=True)
-    ]
-    measured = [each for several in by_perturbation if several is not None for each in several]
-    before, after = (float(torch.linalg.vector_norm(state.double())) for state in (x, end))
-    relative = {
-        each.perturbation: each.amplification * before / after if after else math.inf
-        for each in measured
-        if each.p == 2 and each.amplification is not None
-    }
-    slope = run_away(log_slope(LARGE, scaled), scaled)
-    sequences, length = x.shape[:-1]
-    radius = generalisation_radius(sequences, length, case.model.config.width)
-    result = TransportStep(SIZE, measured, relative, list(LARGE), scaled, slope, radius)
-    worst = max(relative, key=lambda name: relative[name], default=None)
-    # without the worst direction (weights on demand) growth would look smaller
-    unknown = worst is None or depth.streamed
-    quantities = {"W_2 growth": math.nan if unknown else max(relative.values()), "W_2 in weights": slope}
-    if worst is None:
-        why = "no distance between terminal states is known, because inputs do not differ or states are not finite"
-        return StepVerdict("unknown", "–", why, quantities, notes, result)
-    top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
-    assert top.after is not None, "its amplification is known"
-    bound = "no bound" if top.bound is None else f"{top.after / top.bound:.2g} times its bound"
-    why = (
-        f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
-        f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
-    )
-    verdict = judged(quantities, weights_verdict(slope))
-    return StepVerdict(verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result)
+    return StepPlan({"text": [ends]}, conclude)
 
 
 def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:

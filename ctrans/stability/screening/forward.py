@@ -106,27 +106,28 @@ def plan_well_posedness(case: Case) -> StepPlan:
     count = len(case.model.depth.sublayers)
     chosen = spread(count, case.effort.certified)
     certificates = Certificates(chosen, case.batch("certified")[0].numel())
-    return StepPlan({"certified": [certificates]}, lambda: _conclude_well_posedness(certificates.figures(), count))
 
+    def conclude() -> StepVerdict:
+        check = certificates.figures()
+        exponents = [_exponent(segment) for segment in check.segments]
+        k = max(exponents)
+        top = check.largest.certificate
+        gaps = [abs(s.certificate.velocities.gap) for s in check.segments if s.certificate.velocities is not None]
+        size = f"H is finite, ascents come within {max(gaps):.0e} of it" if check.finite else "H is infinite"
+        why = (
+            f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a bound R on the weights, as "
+            f"certified on {len(check.segments)} of {count} segments, which {_infinite(check.segments)}"
+        )
+        notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
+        notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
+        if not check.largest.costate_norm:
+            notes.append(f"{ZERO_GRADIENT}; the verdict holds for any other costate")
+        if not check.has_ode:
+            notes.append("there is no ODE with such a norm around the state, so the certificates are of the discrete step")
+        infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
+        return StepVerdict(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
 
-def _conclude_well_posedness(check: ModelCheck, count: int) -> StepVerdict:
-    exponents = [_exponent(segment) for segment in check.segments]
-    k = max(exponents)
-    top = check.largest.certificate
-    gaps = [abs(s.certificate.velocities.gap) for s in check.segments if s.certificate.velocities is not None]
-    size = f"H is finite, ascents come within {max(gaps):.0e} of it" if check.finite else "H is infinite"
-    why = (
-        f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a bound R on the weights, as "
-        f"certified on {len(check.segments)} of {count} segments, which {_infinite(check.segments)}"
-    )
-    notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
-    notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
-    if not check.largest.costate_norm:
-        notes.append(f"{ZERO_GRADIENT}; the verdict holds for any other costate")
-    if not check.has_ode:
-        notes.append("there is no ODE with such a norm around the state, so the certificates are of the discrete step")
-    infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
-    return StepVerdict(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
+    return StepPlan({"certified": [certificates]}, conclude)
 
 
 def _infinite(segments: Sequence[SegmentCheck]) -> str:
@@ -192,67 +193,57 @@ def plan_forward(case: Case) -> StepPlan:
     Quantities: the depth's contribution, its growth exponent, the final similarity of tokens, the
     loss above guessing, and the exponent of mean|X_D| in the weights.
     """
-    each, massive, scaling = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
-    data, loss, share = Attempt(VarianceOverInputs(case.bounds.figures)), Attempt(InitialLoss()), DepthShares()
-    return StepPlan(
-        {"text": [each, massive, data, loss, share], "part": [scaling]},
-        lambda: _conclude_forward(case, each, massive, data, scaling, loss, share.figures()),
-    )
+    moments, massive, scaled = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
+    data, initial, shares = Attempt(VarianceOverInputs(case.bounds.figures)), Attempt(InitialLoss()), DepthShares()
 
+    def conclude() -> StepVerdict:
+        notes: list[str] = []
+        reached = case.reach.count
+        if not reached:
+            return StepVerdict("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
+        each = moments.figures()[:reached]
+        times = list(case.model.depth.times[:reached])
+        mean_abs, variance, rms = ([getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms"))
+        bounds = attempt(notes, case.bounds.figures)
+        scaling: WeightGrowth | None = found(notes, scaled)
+        loss, guessing = found(notes, initial) or (None, None)
+        share: DepthShare = shares.figures()
+        share = DepthShare(share.added[:reached], share.growth, share.similarity[:reached])
+        result = ForwardStep(
+            times,
+            mean_abs,
+            variance,
+            rms,
+            bounds,
+            None if bounds is None or not bounds.mean_abs[reached - 1] else mean_abs[-1] / bounds.mean_abs[reached - 1],
+            _law(times, mean_abs),
+            _law(times, variance),
+            Massive(*(column[:reached] for column in vars(massive.figures()).values())),
+            None if bounds is None else found(notes, data),
+            scaling,
+            loss,
+            guessing,
+            share,
+        )
+        slope = math.nan if scaling is None else run_away(scaling.slope, scaling.mean_abs)
+        if case.broken is not None:
+            start = f"which starts at t = {times[-1]:.3g} with mean|x| = {mean_abs[-1]:.3g}"
+            why = f"activations become non-finite in segment {case.broken}, {start}"
+            quantities = {"growth exponent": math.inf, "|x| in weights": slope}
+            return StepVerdict("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
+        quantities = {
+            "added by depth": share.added[-1],
+            "growth": math.log10(rms[-1] / rms[0]) if rms[0] and rms[-1] else math.nan,
+            "growth exponent": share.growth,
+            "token similarity": share.similarity[-1],
+            "loss over guessing": math.nan if loss is None or guessing is None else loss - guessing,
+            "|x| in weights": slope,
+        }
+        figure = f"|x| {mean_abs[0]:.2g} to {mean_abs[-1]:.2g}"
+        verdict = judged(quantities, weights_verdict(slope))
+        return StepVerdict(verdict, figure, _why_forward(result, slope), quantities, notes, result)
 
-def _conclude_forward(
-    case: Case,
-    moments: MomentsByDepth,
-    massive: MassiveByDepth,
-    data: Attempt,
-    scaling_instrument: Attempt,
-    loss_instrument: Attempt,
-    share: DepthShare,
-) -> StepVerdict:
-    notes: list[str] = []
-    reached = case.reach.count
-    if not reached:
-        return StepVerdict("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
-    each = moments.figures()[:reached]
-    times = list(case.model.depth.times[:reached])
-    mean_abs, variance, rms = ([getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms"))
-    bounds = attempt(notes, case.bounds.figures)
-    scaling: WeightGrowth | None = found(notes, scaling_instrument)
-    loss, guessing = found(notes, loss_instrument) or (None, None)
-    share = DepthShare(share.added[:reached], share.growth, share.similarity[:reached])
-    result = ForwardStep(
-        times,
-        mean_abs,
-        variance,
-        rms,
-        bounds,
-        None if bounds is None or not bounds.mean_abs[reached - 1] else mean_abs[-1] / bounds.mean_abs[reached - 1],
-        _law(times, mean_abs),
-        _law(times, variance),
-        Massive(*(column[:reached] for column in vars(massive.figures()).values())),
-        None if bounds is None else found(notes, data),
-        scaling,
-        loss,
-        guessing,
-        share,
-    )
-    slope = math.nan if scaling is None else run_away(scaling.slope, scaling.mean_abs)
-    if case.broken is not None:
-        start = f"which starts at t = {times[-1]:.3g} with mean|x| = {mean_abs[-1]:.3g}"
-        why = f"activations become non-finite in segment {case.broken}, {start}"
-        quantities = {"growth exponent": math.inf, "|x| in weights": slope}
-        return StepVerdict("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
-    quantities = {
-        "added by depth": share.added[-1],
-        "growth": math.log10(rms[-1] / rms[0]) if rms[0] and rms[-1] else math.nan,
-        "growth exponent": share.growth,
-        "token similarity": share.similarity[-1],
-        "loss over guessing": math.nan if loss is None or guessing is None else loss - guessing,
-        "|x| in weights": slope,
-    }
-    figure = f"|x| {mean_abs[0]:.2g} to {mean_abs[-1]:.2g}"
-    verdict = judged(quantities, weights_verdict(slope))
-    return StepVerdict(verdict, figure, _why_forward(result, slope), quantities, notes, result)
+    return StepPlan({"text": [moments, massive, data, initial, shares], "part": [scaled]}, conclude)
 
 
 def _why_forward(result: ForwardStep, slope: float) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, own_loss, walk_lanes
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
+
+Found = TypeVar("Found")
 
 __all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen", "visits"]
 
@@ -115,7 +118,7 @@ def screen(
         raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: use float32 or float64")
     chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
     case = Case(model, tokens, targets, other, chosen, seed, trained)
-    plans = {name: _planned(step, case) for name, step in STEPS.items()}
+    plans = {name: _or_verdict(partial(step.plan, case)) for name, step in STEPS.items()}
     examination = examine(model, heads=case.heads, sensitivities=lambda: case.jacobians.sublayers)
     lanes = _lanes(case, plans, examination)
     walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
@@ -123,7 +126,10 @@ def screen(
         for _ in model.depth.sublayers:
             progress("no way back")
     guards = {id(each.instrument): each for lane in lanes for each in lane.instruments if isinstance(each, Attempt)}
-    steps = {name: plan if isinstance(plan, StepVerdict) else _concluded(plan, guards) for name, plan in plans.items()}
+    steps = {
+        name: plan if isinstance(plan, StepVerdict) else _or_verdict(partial(_conclude, plan, guards))
+        for name, plan in plans.items()
+    }
     return Screening(
         model.config.placement,
         model.config.norm,
@@ -156,25 +162,21 @@ def visits(model: DescribedModel) -> int:
     return 2 * len(model.depth.sublayers)
 
 
-def _planned(step: ScreeningStep, case: Case) -> StepPlan | StepVerdict:
-    """The step's plan, or its verdict if it does not support the model."""
+def _or_verdict(function: Callable[[], Found]) -> Found | StepVerdict:
+    """The function's value, or the verdict "n/a" with the message of its ConfigError or SolveError."""
     try:
-        plan: StepPlan = step.plan(case)
-        return plan
+        return function()
     except (ConfigError, SolveError) as error:
         return StepVerdict("n/a", "–", str(error))
 
 
-def _concluded(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
-    """The plan's verdict. "n/a" with the reason if an instrument that it needs failed."""
+def _conclude(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
+    """The plan's verdict. Raises ConfigError if an instrument that it needs failed."""
     required = [each for instruments in plan.instruments.values() for each in instruments if not isinstance(each, Attempt)]
-    refused = next((note for each in required if (note := guards[id(each)].note) is not None), None)
-    if refused is not None:
-        return StepVerdict("n/a", "–", refused)
-    try:
-        return plan.conclude()
-    except (ConfigError, SolveError) as error:
-        return StepVerdict("n/a", "–", str(error))
+    for each in required:
+        if (note := guards[id(each)].note) is not None:
+            raise ConfigError(note)
+    return plan.conclude()
 
 
 def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict], examination: Examination) -> list[Lane]:

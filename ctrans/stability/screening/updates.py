@@ -32,9 +32,47 @@ def plan_updates(case: Case) -> StepPlan:
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)
-    curvature = Attempt(GaussNewton()) if case.effort.curvature else None
-    instruments = [response] if curvature is None else [response, curvature]
-    return StepPlan({"part": instruments}, lambda: _conclude(case.model.depth, response.figures(), curvature))
+    measured = Attempt(GaussNewton()) if case.effort.curvature else None
+    instruments = [response] if measured is None else [response, measured]
+
+    def conclude() -> StepVerdict:
+        notes: list[str] = []
+        curvature: Curvature | None = None if measured is None else found(notes, measured)
+        notes += [NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")] if measured is None else []
+        updates: dict[str, Responses] = response.figures()
+        adam, sgd = updates["adam"], updates["sgd"]
+        quantities = {
+            "Adam, least": min(adam.values),
+            "Adam, largest": max(adam.values),
+            "Adam, spread": adam.spread,
+            "SGD, least": min(sgd.values),
+            "SGD, spread": sgd.spread,
+            "weight size": weight_size(case.model.depth),
+        }
+        if not max(adam.values):
+            notes.insert(
+                0,
+                "no segment's step moves the state, because the loss has no gradient in their weights: check for a head of zeros",
+            )
+        errors: dict[str, float] = {}
+        why = (
+            f"one step of Adam at lr {adam.learning_rate:g} on one segment's weights moves the state at the end by "
+            f"{three(min(adam.values))} "
+            f"to {three(max(adam.values))} of itself, to first order"
+        )
+        if curvature is not None:
+            quantities["lr of SGD"], quantities["lr of Adam"] = curvature.plain.learning_rate, curvature.adam.learning_rate
+            quantities["kernel rank"] = curvature.kernel_rank
+            for name, seen in (("lr of SGD", curvature.plain), ("lr of Adam", curvature.adam)):
+                errors[name] = seen.learning_rate * seen.largest_error if math.isfinite(seen.learning_rate) else 0.0
+            why += (
+                f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)} and Adam "
+                f"{three(curvature.adam.learning_rate)}"
+            )
+        figure = f"r = {three(min(adam.values))} to {three(max(adam.values))}"
+        return StepVerdict(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)
+
+    return StepPlan({"part": instruments}, conclude)
 
 
 def weight_size(depth: nn.Module) -> float:
@@ -42,38 +80,3 @@ def weight_size(depth: nn.Module) -> float:
     matrices = [weight for weight in depth.parameters() if weight.dim() >= 2]
     count = sum(weight.numel() for weight in matrices)
     return math.sqrt(sum(weight.detach().double().square().sum().item() for weight in matrices) / count) if count else math.nan
-
-
-def _conclude(depth: nn.Module, updates: dict[str, Responses], instrument: Attempt | None) -> StepVerdict:
-    notes: list[str] = []
-    curvature: Curvature | None = None if instrument is None else found(notes, instrument)
-    notes += [NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")] if instrument is None else []
-    adam, sgd = updates["adam"], updates["sgd"]
-    quantities = {
-        "Adam, least": min(adam.values),
-        "Adam, largest": max(adam.values),
-        "Adam, spread": adam.spread,
-        "SGD, least": min(sgd.values),
-        "SGD, spread": sgd.spread,
-        "weight size": weight_size(depth),
-    }
-    if not max(adam.values):
-        notes.insert(
-            0, "no segment's step moves the state, because the loss has no gradient in their weights: check for a head of zeros"
-        )
-    errors: dict[str, float] = {}
-    why = (
-        f"one step of Adam at lr {adam.learning_rate:g} on one segment's weights moves the state at the end by {three(min(adam.values))} "
-        f"to {three(max(adam.values))} of itself, to first order"
-    )
-    if curvature is not None:
-        quantities["lr of SGD"], quantities["lr of Adam"] = curvature.plain.learning_rate, curvature.adam.learning_rate
-        quantities["kernel rank"] = curvature.kernel_rank
-        for name, seen in (("lr of SGD", curvature.plain), ("lr of Adam", curvature.adam)):
-            errors[name] = seen.learning_rate * seen.largest_error if math.isfinite(seen.learning_rate) else 0.0
-        why += (
-            f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)} and Adam "
-            f"{three(curvature.adam.learning_rate)}"
-        )
-    figure = f"r = {three(min(adam.values))} to {three(max(adam.values))}"
-    return StepVerdict(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)

@@ -394,7 +394,7 @@ def test_a_saturated_head_in_a_layer_that_no_theorem_is_measured_in_is_said_in_t
     model.depth.sublayers[saturated].field.qkv.weight[:32].mul_(1e4)
     attention = screening(model).steps["attention"]
     assert [layer.index for layer in attention.result.layers] == [0, 8]
-    assert "in the 2 of 5 measured attention layers (segments 0, 8)" in attention.why
+    assert "in the 2 measured of 5 attention layers (segments 0, 8)" in attention.why
     assert attention.quantities["least entropy"] < 0.05
     assert (attention.verdict, attention.flags) == ("heads saturate", {"least entropy": "heads saturate"})
     found = screening(tiny("pre", depth=5))
