@@ -1,10 +1,11 @@
-"""Every named architecture trained 200 steps by `ctrans train`'s own loop, each in turns with plain pre-LN: loss, speed, memory.
+"""Trains every named architecture for 200 steps, in turns with plain pre-LN: loss, speed, memory.
 
 python benchmarks/architectures.py                      # all of them, a few minutes on two quiet cores
 python benchmarks/architectures.py llama mixtral        # some
-python benchmarks/architectures.py --keep out/arch.jsonl  # goes on where it was stopped
+python benchmarks/architectures.py --keep out/arch.jsonl  # continues where it stopped
 
-4 blocks, width 64, context 64, batch 8, float32. A row is written as soon as it is known; the table when all are.
+It uses the loop of `ctrans train`: 4 blocks, width 64, context 64, batch 8, float32. It writes each row when it is known, and the table
+at the end.
 """
 
 from __future__ import annotations

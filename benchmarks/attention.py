@@ -1,4 +1,4 @@
-"""How long theta takes for a whole model's attention, how narrow its brackets are, and how loose theorem 5.1 is.
+"""How long theta takes for the attention of a whole model, how narrow its brackets are, and how loose theorem 5.1 is.
 
 python benchmarks/attention.py
 """

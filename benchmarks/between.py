@@ -1,8 +1,8 @@
-"""What today's sources take beside another state of them, in turn: python benchmarks/between.py CHECKOUT [--pairs N].
+"""Compares the time of today's sources with that of another checkout: python benchmarks/between.py CHECKOUT [--pairs N].
 
-Commands are whole processes; pieces of the library run in one process for each checkout, which both stay up, and are timed inside. Each
-pair runs first one and then the other, and the ratio is taken pair by pair; the median of these is what is said, with the quartiles.
-Of a command that meanwhile does more the ratio says what the user waits for, not what the same work costs.
+Commands run as whole processes. Pieces of the library run inside one process for each checkout, which stays up. Each pair runs first
+one and then the other. The result is the median of the ratios of the pairs, with the quartiles. If a command does more work today, its
+ratio is what the user waits for, not the cost of the same work.
 """
 
 from __future__ import annotations

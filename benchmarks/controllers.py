@@ -1,8 +1,8 @@
-"""Rules for the step's size on DETEST and on switched models: work at equal error.
+"""Compares rules for the step size on DETEST and on switched models: work at equal error.
 
-A method of order 5 has an error like evaluations^-5, so evaluations * error^(1/5) does not depend on the tolerance: it is compared with
-dopri5's by the rule `cautious`, as a geometric mean. Rules are chosen on every other problem (tuned) and judged on the rest (held out)
-and on switched models.
+A method of order 5 has an error like evaluations^-5, so evaluations * error^(1/5) does not depend on the tolerance. The table compares it
+with that of dopri5 with the rule `cautious`, as a geometric mean. Rules are chosen on every other problem (tuned). They are tested on the
+rest (held out) and on switched models.
 
 python benchmarks/controllers.py
 """

@@ -1,11 +1,11 @@
-"""Ten known faults, induced one at a time in a small training: is the right alarm the first that is told?
+"""Induces ten known faults, one at a time, in a small training: is the right alarm the first?
 
     python benchmarks/faults.py            # the table; --keep writes it to benchmarks/results
     python benchmarks/faults.py --only post
 
-Each training is of 4 blocks and width 32 on Python's language documentation, reports every 5 steps, and begins healthy but for the
-fault. Beside the ten stands one without a fault, of which nothing is to be told. An alarm that names the fault, or what it does first,
-counts as right: the sets are written down in `FAULTS`.
+Each training has 4 blocks of width 32, reads Python's language documentation and reports every 5 steps. Apart from the fault it is
+healthy. An eleventh training has no fault and should raise no alarm. An alarm is right if it names the fault, or its first effect:
+`FAULTS` has the sets.
 """
 
 from __future__ import annotations

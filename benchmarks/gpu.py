@@ -1,10 +1,10 @@
-"""Everything that only a GPU can confirm, in one command: each part a process of its own, timed, with a limit of its own.
+"""Runs everything that only a GPU can confirm, in one command. Each part is a process of its own, with its own time limit.
 
 python benchmarks/gpu.py [--nanogpt PATH] [--only PART ...] [--rehearse] [--results DIRECTORY]        # or: make gpu
 
-Runs from a bare source tree on what is installed, and fetches nothing. A part that fails, or lacks a package, says so with its last
-lines, and the others go on; exit code 1 then. Without a GPU, or with --rehearse, every part runs on the CPU at a small size, which
-shows that the script works and nothing else. The parts are in benchmarks/gpu_parts.py.
+It runs from a bare source tree on what is installed, and downloads nothing. If a part fails, or lacks a package, it shows its last lines,
+and the others continue. The exit code is then 1. Without a GPU, or with --rehearse, every part runs on the CPU at a small size. This only
+shows that the script works. The parts are in benchmarks/gpu_parts.py.
 """
 
 from __future__ import annotations

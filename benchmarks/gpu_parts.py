@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu.py`, as a table: a new one is an entry of `PARTS`."""
+"""The parts of `benchmarks/gpu.py`, as a table. A new part is one entry of `PARTS`."""
 
 from __future__ import annotations
 

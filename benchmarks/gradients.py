@@ -1,5 +1,6 @@
-"""Ours beside torchdiffeq's adjoint, in one run: gradient error, saved bytes, peak memory and time against the number of steps;
-and the activation memory of a model of 48 blocks.
+"""Compares our gradients with torchdiffeq's adjoint: gradient error, saved bytes, peak memory and time against the number of steps.
+
+It also measures the activation memory of a model of 48 blocks.
 
 python benchmarks/gradients.py
 """

@@ -1,8 +1,8 @@
-"""The HJB grid scheme beside hj_reachability, in one run: error against Hopf-Lax, its order, and time.
+"""Compares the HJB grid scheme with hj_reachability: error against Hopf-Lax, its order, and time.
 
 python benchmarks/hjb.py
 
-hj_reachability is no dependency: `pip install hj_reachability jax` into the environment to compare, without it ours runs alone.
+hj_reachability is no dependency. Install it to compare: `pip install hj_reachability jax`. Without it, only our scheme runs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Our Llama-shaped GPT beside Hugging Face's Llama, in one run: the same weights, batches, loss and optimiser; logits, losses, tokens a
-second.
+"""Compares our Llama-shaped GPT with Hugging Face's Llama: logits, losses and tokens per second.
+
+Both have the same weights, batches, loss and optimiser. The same few lines step both, so only the models differ.
 
 python benchmarks/llama.py [--rounds 15]
 
 On the CPU: 4 blocks, width 128, 4 heads of which 2 pairs share keys, context 64, batch 12, float32. On a GPU: 12 blocks, width 768,
-context 1024, batch 12, bfloat16. Both models are stepped by the same few lines, so that only the models differ.
+context 1024, batch 12, bfloat16.
 """
 
 from __future__ import annotations

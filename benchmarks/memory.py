@@ -1,4 +1,4 @@
-"""Memory of a computation as torch's allocators see it, and what autograd keeps."""
+"""Memory of a computation as torch's allocators count it, and what autograd keeps."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What a monitor costs: time of a training's step with and without, compiled and not, memory, and the size of a long log.
+"""What a monitor costs: time of a training step with and without it, compiled and not, memory, and the size of a long log.
 
     python benchmarks/monitor.py            # width 256, 12 blocks on the CPU; on a GPU 124M. Below 5 minutes on two quiet cores
 
-A cycle is six steps of one training: without a monitor; with one between reports, one that samples weights before a report, one that
-reports, another between; and without. With reports every 50 steps,
+A cycle is six steps of one training. The first and the last have no monitor. The four between them have one: between reports, sampling
+weights before a report, reporting, and between reports again. With a report every 50 steps,
 
-    overhead = ((report - without) + (sample - without))/50 + idle,  over the step without,
+    overhead = ((report - without) + (sample - without))/50 + idle,  over the step without.
 
-where the differences are those of a cycle, and idle is what `Monitor.step` itself takes on a step between reports, which hooks nothing.
-Medians over cycles. Memory is the largest resident size of a process that makes six steps, or the device's largest allocation.
+The differences are those of one cycle. idle is the time of `Monitor.step` on a step between reports, which hooks nothing. The table
+shows medians over cycles. Memory is the largest resident size of a process that makes six steps, or the device's largest allocation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs an hour of one processor, one by one and as a population, by what a step is; medians of interleaved pairs, one thread.
+"""Runs per hour of one processor, one by one and as a population, by the size of a step.
 
 python benchmarks/populations.py [ROUNDS]
 
-A pair is STEPS iterations of each member alone, one after the other, and of all together. Target: 3 times the runs an hour at width 64;
-`ctrans.study.population.MOST_TOKENS` is where it is at least 1.5.
+A pair is STEPS iterations of each member alone, one after the other, and of all together. The figures are medians of interleaved pairs,
+with one thread. The target is 3 times the runs per hour at width 64. Up to `ctrans.study.population.MOST_TOKENS` it is at least 1.5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a benchmark's output goes: the terminal, and a dated file named by the hardware."""
+"""Writes a benchmark's output to the terminal, and to a dated file named by the hardware."""
 
 from __future__ import annotations
 

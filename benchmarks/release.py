@@ -1,12 +1,14 @@
-"""What has to hold before a version is released, all of it tried and nothing published: `make release-check`.
+"""Checks what must hold before a version is released, and publishes nothing: `make release-check`.
 
 python benchmarks/release.py [--cuda] [--python PATH ...]
 
-State: the version has a dated entry in the changelog, nothing stands under Unreleased, the tree is clean, the tag is free. Build: sdist,
-and the wheel from it, in isolation; the wheel holds the packages' files that git tracks and no other. Installs: for each Python that
-there is, in an empty environment, with the lowest torch that pyproject.toml allows, the one that constraints.txt has and the newest that
-the index has; then what a newcomer types. What only resolves to a CUDA build, of gigabytes, is resolved and not installed without --cuda.
-Exit code 1 if something does not hold; what could not be tried is said and is no failure.
+- State: the version has a dated entry in the changelog, nothing is under Unreleased, the tree is clean, and the tag is free.
+- Build: the sdist, and the wheel from it, in isolation. The wheel has the packages' files that git tracks, and no others.
+- Installs: for each Python, in an empty environment, with three versions of torch: the lowest that pyproject.toml allows, the one of
+  constraints.txt, and the newest of the index. Then what a newcomer types. If only a CUDA build of gigabytes fits, the script resolves
+  it, and installs it only with --cuda.
+
+The exit code is 1 if a check fails. The script names what it could not try. That is no failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The largest singular value of a sublayer's Jacobian: matrix-free beside the dense one, and at the width of GPT-2.
+"""The largest singular value of a sublayer's Jacobian: matrix-free and dense, and at the width of GPT-2.
 
 python benchmarks/screen.py
 """

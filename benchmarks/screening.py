@@ -1,7 +1,7 @@
-"""A screening's cost: how often each sublayer's weights are met, and seconds by what they go to, in memory and with weights on demand.
+"""What a screening costs: how often it uses the weights of each sublayer, and where the seconds go, in memory and with weights on demand.
 
-Each case is a process of its own. Drawing is measured inside the run; products are counted by torch's flop counter in a run of few
-blocks, and both are held against what this machine does on a matrix of that size with nothing else to do.
+Each case is a process of its own. The time of drawing weights is measured inside the run. torch's flop counter counts products in a run
+of few blocks. Both are compared with what this machine does on a matrix of that size when it is idle.
 
     python benchmarks/screening.py [meets | gpt2 | NAME:BLOCKS ...]
 """

@@ -1,4 +1,4 @@
-"""Ours beside torchdiffeq, in one run: evaluations, error and time over switches; overhead over a hand-written loop.
+"""Compares our solvers with torchdiffeq: evaluations, error and time over switches, and overhead over a hand-written loop.
 
 python benchmarks/solvers.py
 """

@@ -1,8 +1,8 @@
-"""esdirk4 beside scipy's Radau and BDF on stiff problems: evaluations of the field, steps and error at equal tolerances.
+"""Compares esdirk4 with scipy's Radau and BDF on stiff problems: evaluations of the field, steps and error at equal tolerances.
 
-Scipy's are given no Jacobian either: it takes differences for one, n evaluations, and solves with it by LU; esdirk4 has neither matrix nor
-LU, but products J v of one evaluation's graph, which cost about as much as an evaluation and are counted beside them: memory is that of
-the state, and what is solved can be a model's depth, of millions of entries.
+Scipy's methods get no Jacobian either. They compute one by differences, with n evaluations, and solve with its LU factors. esdirk4 has
+neither matrix nor LU. It uses products J v of one evaluation's graph. Each costs about as much as an evaluation, and the table counts
+them separately. Its memory is that of the state, so it can solve a model's depth, with millions of entries.
 
 python benchmarks/stiff.py
 """

@@ -1,7 +1,7 @@
 """Models larger than memory: seconds and peak memory of forward pass, costate and backward sensitivity with weights on demand.
 
-Every measurement is a process of its own; its memory is the peak of the resident set above what is there when libraries are loaded.
-The target is 1.5 times the largest block and the hidden states. "shards:" makes files of a model first and reads them by memory map.
+Every measurement is a process of its own. Its memory is the peak of the resident set, less the size when the libraries are loaded. The
+target is 1.5 times the largest block and the hidden states. "shards:" first writes the files of a model, and reads them by memory map.
 
     python benchmarks/streaming.py [[shards:]NAME:BLOCKS[:WORK,WORK] ...]
 """

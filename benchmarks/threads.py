@@ -1,10 +1,13 @@
-"""One forward pass on a quiet machine and beside two busy processes, by how OpenMP's threads wait and how many there are.
+"""Times one forward pass on a quiet machine and next to two busy processes, by the wait policy and number of OpenMP threads.
 
 python benchmarks/threads.py [ROUNDS]
 
-default: torch as it comes. passive: OMP_WAIT_POLICY=passive. chosen: what the command `ctrans` sets (`ctrans.threads`). Each is a process
-of its own, since OpenMP reads its settings once; they take turns, quiet and beside the busy ones, round by round. Targets: chosen
-beside busy processes at most 2.5 times its quiet time, and quiet at most 1.03 times default's.
+- default: torch's own settings
+- passive: OMP_WAIT_POLICY=passive
+- chosen: what the command `ctrans` sets (`ctrans.threads`)
+
+Each is a process of its own, because OpenMP reads its settings once. They take turns, quiet and next to the busy processes, round by
+round. Targets for `chosen`: next to busy processes at most 2.5 times its quiet time, and quiet at most 1.03 times the time of `default`.
 """
 
 from __future__ import annotations

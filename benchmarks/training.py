@@ -1,4 +1,4 @@
-"""Ours beside nanoGPT, in one run: the same weights, batches and settings, pre-LN with dt = 1; losses, tokens per second, memory.
+"""Compares our training with nanoGPT's: the same weights, batches and settings, pre-LN with dt = 1; losses, tokens per second, memory.
 
 python benchmarks/training.py --nanogpt PATH     # PATH: a checkout of nanoGPT; without it only ours is measured
 

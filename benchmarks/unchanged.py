@@ -3,8 +3,8 @@
     python benchmarks/unchanged.py keep DIRECTORY [CHECKOUT]   # run the commands with the code of CHECKOUT (default: this one)
     python benchmarks/unchanged.py compare BEFORE AFTER        # list what differs
 
-A figure is looked for under its own key first. Where keys were renamed it is looked for anywhere in the same file, so that a renamed
-key is reported as such and not as a lost figure. Times and the environment are left out. One thread.
+It first looks for a figure under its own key. If keys were renamed, it looks for the figure anywhere in the same file. So it reports a
+renamed key as renamed, and not as a lost figure. Times and the environment are left out. One thread.
 """
 
 from __future__ import annotations

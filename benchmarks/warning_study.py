@@ -1,20 +1,20 @@
-"""Does the monitor warn in time? 240 short trainings, half of the architectures to set thresholds on, the other half to try them on.
+"""Does the monitor warn in time? 240 short trainings: half of the architectures set the thresholds, the other half test them.
 
-    python benchmarks/warning_study.py run                  # goes on where it stopped; --only PART of a name, --threads 1
+    python benchmarks/warning_study.py run                  # continues where it stopped; --only PART of a name, --threads 1
     python benchmarks/warning_study.py evaluate --half set     # the table, on the architectures that thresholds may be set on
     python benchmarks/warning_study.py evaluate --half sealed  # on the others: only when the thresholds are committed
 
-A run keeps the monitor's log and the loss and gradient norm of every step, so that alarms of other thresholds are told from the same
-run. Rates rise linearly over half of the run, so that one that is too large is met on the way. What is called what:
+A run keeps the monitor's log, and the loss and gradient norm of every step. So alarms with other thresholds can be computed from the same
+run. Rates rise linearly over half of the run, so that a rate that is too large is reached on the way. Definitions:
 
-- a run *fails* where the mean loss of its last 30 steps is above the entropy of single bytes less `MARGIN` (it has learned how often
-  each byte comes, and no more), or its loss, as medians of 9 steps, ends `LEFT` above its own least value, or is not finite
-- its loss *leaves* at the first step from which on it stays `LEFT` above the least so far, or `BEHIND` above that of the best rate on
-  the same batches, whichever is earlier; at the end where the best rate does not work either
-- it is *caught* where a danger was told at least 20 steps before that, *false* where one was told in a run that does not fail
+- A run *fails* if the mean loss of its last 30 steps is above the entropy of single bytes less `MARGIN`. It has then learned how often each
+  byte comes, and no more. It also fails if its loss, as medians of 9 steps, ends `LEFT` above its own least value, or is not finite.
+- Its loss *leaves* at the first step from which on it stays `LEFT` above the least so far, or `BEHIND` above that of the best rate on the
+  same batches, whichever is earlier. If the best rate fails too, it leaves at the end.
+- A run is *caught* if the monitor raised a danger at least 20 steps before that. The alarm is *false* if the run does not fail.
 
-The two baselines are told every step's loss, or gradient norm, and warn where it is `factor` deviations, or times, above the median of
-the 64 steps before; their factors are set on the first half too (`BASELINES`).
+The two baselines read the loss, or the gradient norm, of each step. They warn if it is `factor` deviations, or times, above the median of
+the 64 steps before. Their factors are set on the first half too (`BASELINES`).
 """
 
 from __future__ import annotations

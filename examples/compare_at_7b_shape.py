@@ -1,9 +1,10 @@
-"""Compare a Llama-like, a Gemma-like and an OLMo-like architecture of one shape at their initial weights, without ever holding them.
+"""Compare a Llama-like, a Gemma-like and an OLMo-like architecture of one shape, at initial weights that never fit into memory.
 
-The shape is that of Llama 2 7B: 32 blocks of width 4096, 27 GB of weights in float32. Each sublayer's weights are drawn when they
-are used and dropped after, so half a gigabyte does. The three differ in where their norms stand: before attention and FFN (pre), on
-both sides (peri), behind (output). For each: how hidden states grow, how the loss's gradient P = dL/dX grows on its way back, and
-how sensitive the last block's sublayers are. Two processors need five minutes for each; fewer blocks take less.
+The shape is that of Llama 2 7B: 32 blocks of width 4096, 27 GB of weights in float32. ctrans draws the weights of each sublayer when it
+uses them, and drops them afterwards. So half a gigabyte is enough. The three models differ in where their norms stand: before attention
+and FFN (pre), on both sides (peri), or behind (output). For each model, the example prints how hidden states grow, how the loss's
+gradient P = dL/dX grows on its way back, and how sensitive the sublayers of the last block are. Two processors need five minutes for
+each. Fewer blocks take less.
 
     python examples/compare_at_7b_shape.py [BLOCKS]
 """

@@ -1,7 +1,7 @@
-"""The gain of mixing by depth: the largest singular value of M_k ... M_0, streams mixed freely or doubly stochastically.
+"""The gain of mixing by depth: the largest singular value of M_k ... M_0, with streams mixed freely or doubly stochastically.
 
-Every mixing matrix is moved a little away from what it begins as, at random, as training would. Free products drift like a power of
-the depth's number, states and costates alike; those of doubly stochastic matrices stay at 1.
+The example moves each mixing matrix a little away from its initial value, at random, as training would. The gain of free products
+grows like a power of the depth, for states and costates alike. The gain of products of doubly stochastic matrices stays at 1.
 
 python examples/hyper_connections.py [PICTURE.png]
 """

@@ -1,6 +1,7 @@
-"""Watch a training loop of one's own: `python examples/monitor_loop.py`, then `ctrans watch out/loop`.
+"""Watch a training loop of your own: `python examples/monitor_loop.py`, then `ctrans watch out/loop`.
 
-The model is any nn.Module; here one of torch's own layers. Nothing in it says where its blocks are: that is seen in a forward pass.
+The model is any nn.Module, here built from one of torch's own layers. It does not say where its blocks are. ctrans finds them in a
+forward pass.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Watch a Hugging Face Trainer that is about to diverge: `python examples/monitor_trainer.py`, then `ctrans watch out/trainer`.
 
-A small GPT-2 learns Python's language documentation, byte by byte, at a learning rate that keeps rising: (step/240)^3. The monitor says
-what grows, where, and when it will be too late, long before the loss does. Needs transformers and accelerate.
+A small GPT-2 learns Python's language documentation, byte by byte, at a learning rate that keeps rising: (step/240)^3. The monitor
+reports what grows, where, and when it will pass its limit, long before the loss rises. Needs transformers and accelerate.
 """
 
 import os
@@ -47,7 +47,7 @@ def main(out="out/trainer"):
     optimiser = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
     rate = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: ((step + 1) / 240) ** 3)
     trainer = Trainer(model=model, args=arguments, train_dataset=Windows(), callbacks=[watching], optimizers=(optimiser, rate))
-    watching.logs_to(trainer)  # and to W&B and others where report_to has them; gradient norms as they are before clipping
+    watching.logs_to(trainer)  # also to W&B and others in report_to; gradient norms before clipping
     trainer.train()
     for alarm in watching.monitor.alarms:
         print(alarm)

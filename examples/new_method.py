@@ -1,6 +1,6 @@
-"""A new Runge-Kutta method is one entry of a table: Ralston's third-order method, which the package does not have.
+"""A new Runge-Kutta method is one entry of a table: Ralston's third-order method, which ctrans does not have.
 
-Its coefficients are checked when it is made: change one and read the message. From then on every command and test knows it by name.
+ctrans checks its coefficients when you make it. Change one and read the message. Then every command and test knows the method by name.
 
 python examples/new_method.py
 """

@@ -1,8 +1,8 @@
 """Put ODE blocks into a Hugging Face GPT-2, fine-tune it for a few steps, and take them out again.
 
-The model's own blocks become ODEs in place: its trainer, its state dict and its masks go on working. At one Euler step the logits
-keep their bits; the ODE solved more finely is another model, which training makes its own. A local directory that
-save_pretrained() wrote takes the place of the tiny random model; nothing is downloaded.
+The model's own blocks become ODEs in place. Its trainer, its state dict and its masks keep working. With one Euler step the logits
+keep their bits. A finer solution of the ODE is another model, to which training adapts the weights. You can give a local directory that
+save_pretrained() wrote, instead of the tiny random model. Nothing is downloaded.
 
     python examples/ode_block_in_gpt2.py [DIRECTORY]
 """

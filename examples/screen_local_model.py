@@ -1,7 +1,7 @@
-"""Screen models from disk before they cost anything: a GPT-2 and a Gemma, as their directories hold them, side by side.
+"""Screen models from local directories before you train them: a GPT-2 and a Gemma, in one table.
 
-Two tiny random models with a tokenizer are made and saved first, so that this runs anywhere; local directories that
-save_pretrained() wrote take their place. Nothing is downloaded.
+The example first makes and saves two tiny random models with a tokenizer, so that it runs anywhere. You can give local directories that
+save_pretrained() wrote instead. Nothing is downloaded.
 
     python examples/screen_local_model.py [DIRECTORY ...]
 """
@@ -28,7 +28,7 @@ VOCABULARY, LENGTH, SEQUENCES = 512, 24, 2
 
 
 def screened(directory: str | Path) -> Screening:
-    """The five lines: open the model, read text by its tokenizer, make pairs of tokens and targets, screen."""
+    """Opens the model, reads text with its tokenizer, makes pairs of tokens and targets, and screens."""
     opened = open_model(directory, torch.float32)
     print(opened.described)
     tokeniser = opened.tokeniser()
@@ -41,7 +41,7 @@ def save_examples(root: Path) -> list[Path]:
     """A random GPT-2 and a random Gemma 3 of one small shape, each with a byte-level tokenizer."""
     shape = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     gemma = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    torch.set_num_threads(1)  # models as small as these are fastest so
+    torch.set_num_threads(1)  # one thread is fastest for models of this size
     torch.manual_seed(0)
     transformers.utils.logging.disable_progress_bar()
     models = {

@@ -1,4 +1,4 @@
-"""Simulate from Python: how far is a discrete Transformer from the ODE that it is an Euler step of, and how does that depend on dt?
+"""Simulate from Python: how far is a discrete Transformer from the ODE of which it is an Euler step, and how does dt change that?
 
 python examples/simulate.py
 """

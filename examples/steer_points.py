@@ -1,16 +1,16 @@
-"""Steer a cloud of points to two targets, with Pre-LN and with Peri-LN, and watch how fast the points are made to move.
+"""Steer a cloud of points to two targets, with Pre-LN and with Peri-LN, and measure how fast the models move the points.
 
-Each point of two overlapping half-moons should end nearer to its own moon's target than to the other. The loss is the
-cross-entropy of a softmax over squared distances, as at a language model's head. Depth is continuous: two blocks of attention
-and FFN, solved by Runge-Kutta; training is Adam on the whole cloud, without weight decay. Both models start from the same
-weights and have the same number of them: the norms' gains stay at 1, which makes Peri-LN's ellipsoid the sphere |v| = sqrt(d).
+Each point of two overlapping half-moons should end nearer to its own moon's target than to the other. The loss is the cross-entropy of a
+softmax over squared distances, as in the head of a language model. Depth is continuous: two blocks of attention and FFN, solved by
+Runge-Kutta. Adam trains on the whole cloud, without weight decay. Both models start from the same weights and have the same number of
+them. The norms' gains stay at 1, so Peri-LN's ellipsoid is the sphere |v| = sqrt(d).
 
-No finite speed is best, since what separates the moons separates them better when it is faster. Pre-LN's velocities are free, its
-Hamiltonian is +inf, and training drives them up; behind an output norm they cannot leave the sphere. (How far up depends on the
-loss: under the squared distance, which a finite speed can bring to zero, Pre-LN's maximum reaches 10, where it is 21 or more here.)
+No finite speed is best, because a faster velocity separates the moons better. Pre-LN's velocities are free, its Hamiltonian is +inf, and
+training makes them larger. Behind an output norm they cannot leave the sphere. How large they become depends on the loss. With the
+squared distance, which a finite speed can bring to zero, Pre-LN's maximum reaches 10. Here it is 21 or more.
 
-The points live in 8 dimensions, of which 2 are drawn. In the plane LayerNorm has two values only, and an input norm forgets how
-long a token is: in 8 dimensions there is room for a constant third coordinate, which keeps the length in the direction.
+The points have 8 dimensions, of which 2 are drawn. In the plane, LayerNorm has only two values, and an input norm loses the length of a
+token. In 8 dimensions a constant third coordinate keeps the length in the direction.
 
     python examples/steer_points.py --out steer_points.png
 """
@@ -40,7 +40,7 @@ MOONS = ("#004488", "#bb5566")
 
 
 def half_moons(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Points of the plane, and which moon each is of."""
+    """Points in the plane, and the moon of each."""
     angle = math.pi * torch.rand(POINTS // 2, generator=generator)
     upper = torch.stack([angle.cos() - 0.5, angle.sin() - 0.25], -1)
     moons = torch.cat([upper, -upper])
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def draw_cloud(axes, paths: Tensor, moon: Tensor) -> None:
-    """Every point's path through depth in the plane, its start hollow and its end full; the targets, and what is nearer to which."""
+    """Draws the path of each point through depth, its start hollow and its end full, with the targets and the regions nearer to each."""
     far = 1.1 * paths.abs().amax((0, 1))
     x, y = max(far[0], axes.get_xlim()[1]), max(far[1], axes.get_ylim()[1])  # the panels share their axes
     axes.set(xlabel="first coordinate of a point, $x_1$", ylabel="second, $x_2$", xlim=(-x, x), ylim=(-y, y))

@@ -1,7 +1,7 @@
-"""A switched system that has nothing to do with Transformers: a room whose heater follows a timetable.
+"""A switched system without Transformers: a room whose heater follows a timetable.
 
-The room loses heat at rate k (T - outside), and for some hours a heater adds to it. Each span between switches is a segment, so
-a fifth-order method keeps its order over them; told of one field with an if inside, it does not.
+The room loses heat at rate k (T - outside). For some hours a heater adds heat. Each span between switches is a segment, so a fifth-order
+method keeps its order. If you give it one field with an `if` inside, it does not.
 
 python examples/thermostat.py
 """

@@ -1,9 +1,9 @@
 """What gradient descent attains of the maximum principle: alignment 0, and the mean-field condition for shared weights.
 
-A small GPT learns a text on which no model can have loss zero (equal beginnings with unequal ends), by full-batch Adam and then
-L-BFGS, with a decay lam/2 of all parameters' squares in the loss. While it trains, the identity dt <P, v> = <theta, dL/dtheta> of each
-sublayer's last factor theta holds to rounding; at the end dt <P, v> = -lam |theta|^2, so that the alignment with the best velocities
-token by token is near 0 and their gap is nearly all of H. What the shared last factor leaves of the best of its own size goes to 0.
+A small GPT learns a text on which no model can have loss zero: equal beginnings with unequal ends. It uses full-batch Adam, then L-BFGS.
+The loss has a decay lam/2 of the squares of all parameters. During training, the identity dt <P, v> = <theta, dL/dtheta> of each
+sublayer's last factor theta holds to rounding. At the end, dt <P, v> = -lam |theta|^2. So the alignment with the best velocities token by
+token is near 0, and their gap is nearly all of H. What the shared last factor leaves of the best of its own size goes to 0.
 
 python examples/what_training_attains.py [--placement peri]
 """

@@ -1,6 +1,6 @@
-"""Makes docs/gallery.md: every example, with what it printed and drew just now, but for one.
+"""Makes docs/gallery.md: each example, with what it prints and draws. One is not run.
 
-`make gallery` runs them all, which takes some minutes; `python docs/_site/gallery.py NAME.py ...` runs some anew.
+`make gallery` runs them all, which takes some minutes. `python docs/_site/gallery.py NAME.py ...` runs only those.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "gallery.md"
 PICTURES = ROOT / "docs" / "pictures"
 LEFT_OUT = {"compare_at_7b_shape.py": "takes a quarter of an hour of two processors that do nothing else"}
-"""Which examples are not run, and why."""
+"""The examples that are not run, and why."""
 LONGEST = 60
-"""So many lines of an example's output are shown."""
+"""The most lines of an example's output that the page shows."""
 
 
 OUTPUT = re.compile(r"^## (\S+\.py)\n(.*?)^\?\?\? note \"Its source\"$", re.MULTILINE | re.DOTALL)
 
 
 def main(names: list[str]) -> None:
-    """Runs every example in an empty directory and writes the page; with names those alone, what others printed is kept."""
+    """Runs each example in an empty directory and writes the page. With names it runs only those, and keeps the output of the others."""
     PICTURES.mkdir(exist_ok=True)
     kept = dict(OUTPUT.findall(PAGE.read_text())) if names else {}
     parts = [
         "# Gallery",
         "",
-        "Every example, and what it printed when this page was made (`make gallery`); one takes too long.",
+        "Each example in `examples/`, with what it printed when this page was made (`make gallery`). One takes too long to run here.",
         "",
     ]
     for path in sorted(EXAMPLES.glob("*.py")):
