@@ -1,8 +1,7 @@
 """ctrans: a stability laboratory for deep Transformers. Depth is time: attention and FFN are the
 fields of a switched ODE.
 
-The names below are imported when first asked for, so that `import ctrans` and `ctrans --help` stay
-quick.
+The names below are imported on first use, so that `import ctrans` and `ctrans --help` are quick.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _HOMES = {
     "simulate": "ctrans.analysis",
     "train": "ctrans.training.train",
 }
-"""Where each name is defined; a test holds it against the imports above."""
+"""The module of each name. A test compares it with the imports above."""
 __version__ = "0.2.0"
 __all__ = [
     "ATTENTIONS",
@@ -97,7 +96,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # who checks types would take any name for granted
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
@@ -109,8 +108,8 @@ if not TYPE_CHECKING:  # who checks types would take any name for granted
 
 
 class _MovedModules:
-    """Imports `solvers.deprecated`, whose finder stands next, where no file has a module of ctrans:
-    only then, as it imports torch.
+    """Imports `solvers.deprecated`, whose finder knows old module names, when ctrans has no module
+    of a name. It does so only then, because that module imports torch.
     """
 
     @staticmethod

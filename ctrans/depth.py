@@ -1,4 +1,4 @@
-"""Depth: sublayers in order, each acting for a span of depth-time."""
+"""Depth: sublayers in order, each with a span of depth-time."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ class Sublayers(nn.ModuleList):
 
 
 class Depth(nn.Module):
-    """The switched ODE dX/dt = v_k(X) on segment k, k = 0 .. K-1, and the discrete Transformer that
-    is one Euler step of each.
+    """The switched ODE dX/dt = v_k(X) on segment k, k = 0 .. K-1, and the discrete Transformer,
+    which takes one Euler step for each segment.
 
-    Segment k lasts spans[k] * dt; plain blocks are two spans of 1, attention and FFN, so that T = 2
-    D dt. `per_block` says how many consecutive sublayers make a block. Times are exact fractions,
-    so that every segment has the length that the discrete step uses, bit for bit. `shared` says
-    that one block, the same modules, acts at every time, and does at any other depth. Raises
-    ConfigError for a dt or span that is not positive and finite, or sublayers that do not fill
-    blocks.
+    Segment k lasts spans[k] * dt. A plain block has two spans of 1, attention and FFN, so that T =
+    2 D dt. `per_block` is the number of consecutive sublayers of a block. Times are exact
+    fractions, so that each segment has exactly the length of the discrete step. `shared` means that
+    one block, the same modules, acts at all times, also after a change of depth. Raises ConfigError
+    for a dt or span that is not positive and finite, and for sublayers that do not fill blocks.
     """
 
     def __init__(
@@ -67,9 +66,7 @@ class Depth(nn.Module):
             )
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """The discrete Transformer: one step of length dt per segment (spans times dt where they
-        are not 1).
-        """
+        """The discrete Transformer: one step of length spans[k] * dt for each segment."""
         for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
             x = sublayer.step(x, length)
         return x
@@ -81,29 +78,29 @@ class Depth(nn.Module):
 
     @property
     def streamed(self) -> bool:
-        """Whether weights are made on demand, so that those of several segments should not be held."""
+        """Whether weights are made on demand. Then do not keep those of several segments."""
         return has_weights_on_demand(self)
 
     @property
     def lengths(self) -> tuple[float, ...]:
-        """The length of every segment in depth-time, spans[k] * dt rounded once: the step that the
-        discrete model takes.
+        """The length of each segment in depth-time, spans[k] * dt rounded once: the step of the
+        discrete model.
         """
         return tuple(float(span * Fraction(self.dt)) for span in self.spans)
 
     @property
     def times(self) -> tuple[float, ...]:
-        """Depth-time at the start and at every segment's end: one more than there are segments."""
+        """Depth-time at the start and at the end of each segment: K + 1 times."""
         return tuple(float(time) for time in self._times())
 
     def segments(self, *, continuous: bool = False) -> list[Segment]:
         """The segments for `solve`.
 
         By default the model's own steps: `solve(depth.segments(), x, method="euler", steps=1)` has
-        the bits of `depth(x)`, for every placement. Where a norm stands around the state (post,
-        pre_post, deepnorm) that step has no continuous limit once the norm has learned a gain or
-        offset (theory, section 3). `continuous=True` gives the projected ODE, on which every method
-        has its order; for the other placements both are the same.
+        the bits of `depth(x)` for all placements. With a norm around the state (post, pre_post,
+        deepnorm) this step has no continuous limit once the norm has learned a gain or offset
+        (theory, section 3). `continuous=True` gives the projected ODE, on which each method has its
+        order. For the other placements both are the same.
         """
         times = self._times()
         return [
@@ -118,25 +115,26 @@ class Depth(nn.Module):
         return self.resample(self.blocks * check_count("k", k), weights)
 
     def coarsen(self, k: int, weights: str = "constant") -> Depth:
-        """1/k times as many blocks of length k dt over the same T; "constant" averages k blocks,
+        """1/k times as many blocks of length k dt over the same T. "constant" averages k blocks,
         "linear" samples theta at the midpoints.
 
-        `coarsen(k)` undoes `refine(k)` bit for bit with constant weights. Raises ConfigError where
-        k does not divide the number of blocks.
+        `coarsen(k)` undoes `refine(k)` bit for bit with constant weights. Raises ConfigError if k
+        does not divide the number of blocks.
         """
         if self.blocks % check_count("k", k):
             raise ConfigError(f"{self.blocks} blocks cannot be merged {k} at a time: choose a divisor of {self.blocks}")
         return self.resample(self.blocks // k, weights)
 
     def resample(self, blocks: int, weights: str = "constant") -> Depth:
-        """Any number of blocks over the same T, with weights theta(s) of this depth's at their
-        middles (own copies).
+        """Any number of blocks over the same T. Their weights are copies: theta(s) of this depth at
+        the blocks' middles.
 
-        Free weights: for "constant", theta is each block's weights on its interval, and a block
-        gets its mean over its own; for "linear", theta is linear between the blocks' midpoints,
-        constant beyond the outer ones. Weights that are functions of depth
-        (`GPTConfig.depth_weights`) are their own theta, exactly, whatever `weights` says, and one
-        block that is `shared` stays the one. Raises ConfigError for a number of blocks below 1.
+        Free weights: with "constant", theta is each block's weights on its interval, and a new
+        block gets the mean of theta over its own interval. With "linear", theta is linear between
+        the blocks' midpoints and constant outside the outer ones. Weights that are functions of
+        depth (`GPTConfig.depth_weights`) are evaluated exactly, whatever `weights` is. A `shared`
+        block stays the same. Raises ConfigError for a number of blocks below 1 and an unknown
+        interpolation.
         """
         check_count("blocks", blocks)
         sampler = look_up("interpolation of weights", weights, SAMPLERS)
@@ -154,8 +152,7 @@ class Depth(nn.Module):
             own = dict(block.named_parameters())
             with torch.no_grad():
                 for name in free:
-                    # around the first source, so that equal weights give themselves and not their
-                    # rounded mean
+                    # relative to the first source, so that the mean of equal weights is exact
                     first = parameters[sources[0][0]][name]
                     own[name].copy_(first + sum(weight * (parameters[i][name] - first) for i, weight in sources[1:]))
             new.extend(block)
@@ -166,17 +163,18 @@ class Depth(nn.Module):
         return Depth(sublayers, dt, spans=self._resampled_spans(blocks), per_block=self.per_block, shared=self.shared)
 
     def symmetric(self) -> Depth:
-        """The same weights as blocks of half FFN, attention, half FFN (Strang splitting; Lu et al.
-        2020), FFN halves shared.
+        """Blocks of half FFN, attention, half FFN with the same weights (Strang splitting; Lu et
+        al. 2020). The FFN halves share weights. Raises ConfigError for other blocks than attention
+        and FFN.
         """
         if self.per_block != 2 or any(pair[0].kind != "attention" or pair[1].kind != "ffn" for pair in self._blocks()):
-            raise ConfigError("only a depth of attention-FFN blocks can be made symmetric")
+            raise ConfigError("only a depth of attention-FFN blocks has a symmetric form: leave out symmetric()")
         sublayers = [part for attention, ffn in self._blocks() for part in (ffn, attention, ffn)]
         return Depth(sublayers, self.dt, spans=[Fraction(1, 2), 1, Fraction(1, 2)] * self.blocks, per_block=3)
 
     def _resampled_spans(self, blocks: int) -> list[Fraction]:
-        """The spans of that many blocks: of each the mean over the stretch of blocks that it stands
-        for, so that T stays.
+        """The spans of `blocks` blocks: each is the mean over the old blocks in its place, so that
+        T stays.
         """
         old: list[tuple[Fraction, ...]] = [self.spans[i : i + self.per_block] for i in range(0, len(self.spans), self.per_block)]
         if len(set(old)) == 1:
@@ -222,15 +220,13 @@ def _check_spans(spans: Sequence[Fraction | int] | None, count: int) -> tuple[Fr
 
 
 def check_dt(dt: float) -> float:
-    """dt as a float; ConfigError unless it is a positive finite number."""
+    """dt as a float. Raises ConfigError unless it is positive and finite."""
     if isinstance(dt, bool) or not isinstance(dt, (int, float, Fraction)) or not 0 < dt < math.inf:
         raise ConfigError(f"dt = {dt!r}: give a positive finite residual scale, such as 1 or 0.1")
     return float(dt)
 
 
 def check_count(name: str, value: int, most: int = 10**9) -> int:
-    """The value; ConfigError unless it is a whole number from 1 to the most that can come to an
-    end.
-    """
+    """The value. Raises ConfigError unless it is a whole number from 1 to `most`."""
     Range(1, most).check(name, value, whole=True)
     return value

@@ -1,5 +1,5 @@
-"""Files that somebody gave: regular files only, of bounded size, and JSON of bounded depth. All
-else is refused before it is read.
+"""Files from users: ctrans reads regular files of bounded size, and JSON of bounded depth. It
+raises an error for all others before it reads them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ctrans.weights.on_demand import memory
 from solvers import ConfigError
 
 LARGEST_JSON = 256 << 20
-"""Bytes of a JSON file: the largest tokenizers have 40 MB."""
+"""The largest size of a JSON file in bytes; the largest tokenizers have 40 MB."""
 DEEPEST_JSON = 100
-"""How deep objects and lists may lie in each other."""
+"""The largest nesting depth of objects and lists in JSON."""
 NO_FILE = {
     stat.S_ISDIR: "a directory",
     stat.S_ISFIFO: "a pipe, which may never end",
@@ -24,12 +24,12 @@ NO_FILE = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
-"""The complaint about a path that exists and is no regular file."""
+"""The words for a path that is no regular file."""
 
 
 def check_file(path: Path) -> int:
-    """The bytes of a regular file that can be read. Raises ConfigError for all else: a pipe would
-    be waited for without end.
+    """The size in bytes of a regular, readable file. Raises ConfigError for anything else; reading
+    a pipe could wait forever.
     """
     try:
         # without waiting, as opening a pipe does
@@ -47,13 +47,13 @@ def check_file(path: Path) -> int:
 
 
 def read_file(path: Path, limit: int | None = None) -> bytes:
-    """Its bytes, at most `limit`, by default half of this machine's memory. Raises ConfigError with
-    the size and the limit.
+    """The file's bytes. Raises ConfigError for more than `limit` bytes, by default half of this
+    machine's memory.
     """
     size, limit = check_file(path), memory() // 2 if limit is None else limit
     if size > limit:
         raise ConfigError(
-            f"cannot read {str(path)!r}: it has {size:,} bytes, and at most {limit:,} are read: give a smaller file"
+            f"cannot read {str(path)!r}: it has {size:,} bytes, and ctrans reads at most {limit:,}: give a smaller file"
         )
     try:
         with path.open("rb") as file:
@@ -63,8 +63,8 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """What the file says. Raises ConfigError for one that is no JSON, or is larger or nested deeper
-    than any that has a use.
+    """The value in a JSON file. Raises ConfigError for a file that is no JSON, too large or nested
+    too deep.
     """
     data = read_file(path, LARGEST_JSON)
     try:
@@ -72,13 +72,13 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no JSON: {' '.join(str(error).split())[:200]}") from None
     if nested_too_deep(found):
-        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep: it is nothing that this program reads")
+        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
     return found
 
 
 def nested_too_deep(found: Any) -> bool:
-    """Whether objects and lists of JSON lie more than `DEEPEST_JSON` deep in each other, counting
-    what they hold.
+    """Whether objects and lists of JSON are nested more than `DEEPEST_JSON` deep, values
+    included.
     """
     depth, inside = 0, [found]
     while inside:
@@ -91,5 +91,5 @@ def nested_too_deep(found: Any) -> bool:
 
 
 def cannot_read(path: Path, error: OSError | ValueError) -> ConfigError:
-    """One sentence for a file that cannot be opened or read."""
+    """The error for a file that cannot be opened or read."""
     return ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}")

@@ -1,7 +1,7 @@
-"""Options: fields of dataclasses that say what they mean and which values they take.
+"""Options: dataclass fields with a help text and allowed values.
 
 `option` makes such a field. `check_options` validates the values of an object. The command line
-makes its options of the same fields (`ctrans.cli.click_options`), so that a new field of
+makes its options from the same fields (`ctrans.cli.click_options`), so that a new field of
 `GPTConfig` is an option of every command.
 """
 
@@ -23,16 +23,16 @@ from solvers.errors import look_up
 
 Value = TypeVar("Value")
 REQUIRED: Any = dataclasses.MISSING
-"""The default of an option that has none."""
+"""The default of a required option."""
 KEY = "ctrans"
-"""Where a field's metadata hold its `Option`."""
+"""The key of the `Option` in a field's metadata."""
 OWN = "Options"
-"""The heading of options without another."""
+"""The heading of options without another one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; `words` says which, after "give". Without words
+    """Numbers from `low` to `high`, both included. `words` follow "give" in messages. Without words
     they are whole numbers.
     """
 
@@ -63,17 +63,17 @@ SEED = Range(0, 2**63 - 1, "a whole number from 0 to 2^63 - 1")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What a field says of itself.
+    """The description of an option.
 
-    - `help`: one sentence or two, as ``--help`` shows them; the choices and the default follow
-    - `group`: its heading in ``--help``; the class's `option_group` if empty
-    - `choices`: the table of its values. It is read when it is needed, so that plugins can add to
-      it
+    - `help`: one sentence or two for ``--help``, which appends the choices and the default
+    - `group`: its heading in ``--help``; by default the class's `option_group`
+    - `choices`: the table of its values; ctrans reads it when it is needed, so that plugins can add
+      to it
     - `other_choices`: whether other values are allowed too, which the class checks itself
     - `limits`: the range of its numbers
-    - `flags`: what the command line calls it, if not as the field
-    - `default_words`: what the default stands for, where it is None
-    - `click`: arguments of `click.Option` in place of those that follow from the rest
+    - `flags`: its names on the command line, if not that of the field
+    - `default_words`: the meaning of a default of None
+    - `click`: arguments of `click.Option` that replace the derived ones
     """
 
     help: str
@@ -86,7 +86,7 @@ class Option:
     click: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def flag(self, name: str) -> str:
-        """What the command line calls the field of that name first."""
+        """The first flag of the field of that name."""
         return self.flags[0] if self.flags else "--" + name.replace("_", "-")
 
 
@@ -102,8 +102,8 @@ def option(
     default_words: str = "",
     **click: Any,
 ) -> Value:
-    """A field of a dataclass that is an option (see `Option`). `flags` is a text, as "--context
-    --tokens".
+    """A field of a dataclass that is an option (see `Option`). `flags` is one text, such as
+    "--context --tokens".
     """
     words = tuple(flags.split())
     about = Option(help, group, choices, other_choices, limits, words, default_words, click)
@@ -112,8 +112,8 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class FieldType:
-    """A field's annotation: the type of one value, whether it may be None, and whether there are
-    several.
+    """A field's type: that of one value, whether None is allowed, and whether there are several
+    values.
     """
 
     kind: type
@@ -123,8 +123,8 @@ class FieldType:
 
 @functools.cache
 def field_types(cls: type) -> Mapping[str, FieldType]:
-    """The types of the fields of a dataclass, by name. Of a union other than with None, `kind` is
-    object.
+    """The types of a dataclass's fields by name. For a union of several types other than None,
+    `kind` is object.
     """
     hints = typing.get_type_hints(cls)
     return {field.name: _field_type(hints[field.name]) for field in dataclasses.fields(cls)}
@@ -140,8 +140,8 @@ def _field_type(hint: Any) -> FieldType:
 
 @functools.cache
 def options_of(cls: type) -> Mapping[str, Option]:
-    """The options of a dataclass, by the names of their fields. Those without a group have that of
-    the class that defines them.
+    """The options of a dataclass by field name. Options without a group get that of the class that
+    defines them.
     """
     found = {}
     for field in dataclasses.fields(cls):
@@ -153,13 +153,13 @@ def options_of(cls: type) -> Mapping[str, Option]:
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """The defaults of those options."""
+    """The defaults of a dataclass's options by field name."""
     return {field.name: field.default for field in dataclasses.fields(cls) if KEY in field.metadata}
 
 
 def check_options(made: Any) -> None:
-    """Raises ConfigError for the first field whose value is not of its type, among its choices and
-    within its limits.
+    """Raises ConfigError for the first field with a wrong type, an unknown choice or a value
+    outside its limits.
     """
     cls: Any = type(made)
     about = options_of(cls)

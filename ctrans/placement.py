@@ -1,12 +1,11 @@
-"""Placements of normalisation, by equation: which norms act where, for one sublayer and for a whole
+"""Placements of normalisation, defined by equations: which norms act where, in a sublayer and in a
 model.
 
-Names differ between papers and libraries ("sandwich" means three things), so a placement here is
-which of three norms are on: N_in before the sublayer's map f, N_out after it, N_state around the
-residual sum (Kim's positions A, B and C).
+Names differ between papers and libraries ("sandwich" has three meanings). So a placement here is
+defined by its norms: N_in before the sublayer's map f, N_out after it, N_state around the residual
+sum (Kim's positions A, B and C).
 
-A new placement is one entry of `PLACEMENTS`: models, commands, pictures and tests pick it up from
-there.
+A new placement is one entry of `PLACEMENTS`, which models, commands, figures and tests then use.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from solvers.errors import look_up
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Which norms surround a sublayer's map f, and what follows for the model around it.
+    """Which norms surround a sublayer's map f, and what follows for the model.
 
-    With raw velocity r(X) = N_out f(N_in X), each norm only where it is on, the discrete step is X
-    + dt r(X), or N_state(X + dt r(X)) where `state_norm` is on; the ODE's velocity is r, or its
-    part tangent to N_state's image. `colour` and `marker` are matplotlib's names for its lines in
-    every picture. `velocity`, `step` and `seen_in`, which models have it, are its row of the table
-    in docs/commands/architecture.md.
+    The raw velocity is r(X) = N_out f(N_in X), each norm only if it is on. The discrete step is X +
+    dt r(X), or N_state(X + dt r(X)) with `state_norm`. The ODE's velocity is r, or its part tangent
+    to N_state's image. `colour` and `marker` are matplotlib's names for its lines in all figures.
+    `velocity`, `step` and `seen_in` (models with this placement) are its row of the table in
+    docs/commands/architecture.md.
     """
 
     name: str
@@ -45,13 +44,13 @@ class Placement:
 
     @property
     def final_norm(self) -> bool:
-        """Whether a norm stands before the head: everywhere but where the state itself is
-        normalised (Xiong, table 1).
+        """Whether a norm acts before the head: always, unless the state itself is normalised
+        (Xiong, table 1).
         """
         return not self.state_norm
 
 
-# colours that readers with any colour vision tell apart: Paul Tol's vibrant scheme, and his olive
+# colours for any colour vision: Paul Tol's vibrant scheme, and his olive
 PLACEMENTS: dict[str, Placement] = {
     placement.name: placement
     for placement in (
@@ -80,22 +79,22 @@ PLACEMENTS: dict[str, Placement] = {
 
 
 def placement_with(input_norm: bool, output_norm: bool, state_norm: bool, *, gain: bool = False) -> Placement:
-    """The placement that has exactly these norms; of several the one that has a residual gain if
-    `gain` says so, else not.
+    """The placement with exactly these norms; `gain` chooses between those with and without a
+    residual gain.
 
-    Raises ConfigError, naming the norms, where no entry of `PLACEMENTS` has them.
+    Raises ConfigError with the norms if `PLACEMENTS` has no such entry.
     """
     norms = (input_norm, output_norm, state_norm)
     matching = [p for p in PLACEMENTS.values() if (p.input_norm, p.output_norm, p.state_norm) == norms]
     if not matching:
         words = ("an input norm", "an output norm", "a norm around the state")
         on = " and ".join(word for word, there in zip(words, norms, strict=True) if there)
-        raise ConfigError(f"a sublayer has {on}, as no placement does: leave one out, or add an entry to PLACEMENTS")
+        raise ConfigError(f"a sublayer has {on}, and no placement does: leave one out, or add an entry to PLACEMENTS")
     return min(matching, key=lambda p: p.residual_gain != gain)
 
 
 def get_placement(name: str) -> Placement:
-    """The placement of that name; ConfigError with the nearest name otherwise."""
+    """The placement of that name. Raises ConfigError with the nearest name for an unknown one."""
     return look_up("placement", name, PLACEMENTS)
 
 
@@ -107,20 +106,20 @@ class BlockPlacement(NamedTuple):
 
 
 Spelling = str | tuple[str, str] | list[str | tuple[str, str] | list[str]]
-"""How a model's placements may be given: "peri"; the tuple ("post", "pre") for attention and FFN;
-or a list with one of these for each block. Text is what `spell` makes of them.
+"""How to write a model's placements: "peri"; the tuple ("post", "pre") for attention and FFN; or a
+list with one of these for each block. `spell` makes a text of them.
 """
 
 MOST_BLOCKS = 999_999
-"""So many blocks can be counted in a text."""
+"""The largest number of blocks that a text can count."""
 
 
 def spell(given: Spelling) -> str:
-    """The placements of a model as one text, the same for all that mean the same.
+    """The placements of a model as one text, the same for equal placements.
 
-    - a name, "peri", for every sublayer of any number of blocks; the tuple ("post", "pre") or
-      "post/pre" is attention's and the FFN's (HybridNorm)
-    - a list has an entry for each block (Mix-LN), runs of equal ones counted:
+    - a name such as "peri" applies to all sublayers of any number of blocks; the tuple ("post",
+      "pre") or "post/pre" is for attention and FFN (HybridNorm)
+    - a list has an entry for each block (Mix-LN), and the text counts runs of equal ones:
       "post*3+pre/output*9". So ["pre"] is one block, "pre*1", and ["post", "pre"] two
 
     Raises ConfigError for anything else, and for unknown names.
@@ -132,7 +131,9 @@ def spell(given: Spelling) -> str:
     elif isinstance(given, list) and given and all(isinstance(entry, str) or _is_pair(entry) for entry in given):
         each = [entry if isinstance(entry, str) else "/".join(entry) for entry in given]
         if counted := next((name for name in each if set("*+") & set(name)), None):
-            raise ConfigError(f"placement {counted!r} stands in a list, which has an entry for each block: leave the count out")
+            raise ConfigError(
+                f"placement {counted!r} is an entry of a list, which has one entry for each block: leave the count out"
+            )
         text = "+".join(f"{name}*{len(list(same))}" for name, same in itertools.groupby(each))
     else:
         raise ConfigError(
@@ -143,8 +144,8 @@ def spell(given: Spelling) -> str:
 
 
 def spell_for(given: Spelling, blocks: int) -> str:
-    """The same for a model of that many blocks: with no count where all are alike. Raises
-    ConfigError unless it is of so many.
+    """The same for a model of this many blocks, without a count if all blocks are equal. Raises
+    ConfigError for another number of blocks.
     """
     text = spell(given)
     check_arrangement(text, blocks)
@@ -153,17 +154,15 @@ def spell_for(given: Spelling, blocks: int) -> str:
 
 
 def arrange(text: str, blocks: int) -> list[BlockPlacement]:
-    """The placements of every block, from a text as `spell` makes it. Raises ConfigError unless it
-    is of that many blocks.
+    """The placements of each block, from a text of `spell`. Raises ConfigError for another number
+    of blocks.
     """
     check_arrangement(text, blocks)
     return [pair for pair, count in _runs(text) for _ in range(blocks if count is None else count)]
 
 
 def check_arrangement(text: str, blocks: int) -> None:
-    """Raises ConfigError unless such a text is of that many blocks, of which there may be more than
-    a list can hold.
-    """
+    """Raises ConfigError unless the text fits this number of blocks."""
     counts = [count for _, count in _runs(text)]
     described = sum(count or 0 for count in counts)
     if None in counts or described == blocks:
@@ -175,13 +174,11 @@ def check_arrangement(text: str, blocks: int) -> None:
     elif described == 2 and "/" not in text:
         fix += f", or give {'/'.join(pairs)!r} for attention and FFN (in Python the tuple {tuple(pairs)}; a list goes by blocks)"
     number = "1 block" if described == 1 else f"{described} blocks"
-    raise ConfigError(f"placement {text!r} is of {number} and the model has {blocks}: {fix}")
+    raise ConfigError(f"placement {text!r} is for {number} and the model has {blocks}: {fix}")
 
 
 def placements_in(text: str) -> list[Placement]:
-    """Each placement that a sublayer has in a model of that text, once, in the order in which they
-    come.
-    """
+    """The different placements of a text, in order."""
     return list({placement.name: placement for pair, _ in _runs(text) for placement in pair}.values())
 
 
@@ -196,8 +193,8 @@ def _spelt(pair: BlockPlacement, count: int | None) -> str:
 
 
 def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
-    """Pairs of placements with how many blocks in a row have them; one pair with None where no
-    blocks are counted.
+    """Pairs of placements, each with the number of consecutive blocks; one pair with None for a
+    text without counts.
     """
     runs: list[tuple[BlockPlacement, int | None]] = []
     parts = text.split("+")
@@ -223,7 +220,6 @@ def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
 def _count(text: str, counted: str) -> int:
     if not re.fullmatch(r"0*[1-9][0-9]{0,5}", counted):
         raise ConfigError(
-            f"placement {text!r}: '*{counted}' counts no blocks, so give a whole number from 1 to {MOST_BLOCKS} after each *, "
-            "and leave out what has none"
+            f"placement {text!r}: '*{counted}' is no number of blocks: give a whole number from 1 to {MOST_BLOCKS} after each *"
         )
     return int(counted)

@@ -1,5 +1,5 @@
-"""How a depth is integrated. That one Euler step per segment is the discrete Transformer is said
-here and nowhere else.
+"""How to integrate a depth. Only this file defines that one Euler step per segment is the discrete
+Transformer.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ METHOD_WORDS = ", ".join(
         "or torchdiffeq:NAME",
     ]
 )
-"""The methods, for a help text."""
+"""The methods, for help texts."""
 MOST_STEPS = 10**6
-"""Steps of a segment: beyond these rounding grows faster than the error falls, and nobody waits for
-the end.
+"""The largest number of steps of a segment. With more, rounding grows faster than the error
+falls.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """X_T from X_0: `method`, `steps`, `rtol`, `atol`, `gradient` and `norm` as `solvers.solve`
-    takes them. The default is the discrete model.
+    """How to compute X_T from X_0, with `method`, `steps`, `rtol`, `atol`, `gradient` and `norm` as
+    in `solvers.solve`. The default is the discrete model.
 
-    `gradient` matters without a gradient too: `reversible` computes by a scheme of its own. Raises
-    ConfigError when made for names that are in no table, numbers that make no sense, and a norm of
-    the error for a method that estimates none.
+    `gradient` matters even without gradients: `reversible` has its own forward scheme. Raises
+    ConfigError for unknown names, invalid numbers, and a norm of the error for a method without an
+    error estimate.
     """
 
     method: str | Method = "euler"
@@ -53,7 +53,7 @@ class Scheme:
     def __post_init__(self) -> None:
         if isinstance(self.steps, int) and self.steps > MOST_STEPS:
             check_count("steps", self.steps, MOST_STEPS)
-        # which tolerances a dtype resolves is known when a state comes
+        # the state's dtype is not known yet
         self.check_numbers(torch.float64)
         get_gradient(self.gradient)
         if self.norm is not None:
@@ -62,47 +62,45 @@ class Scheme:
 
     @property
     def discrete(self) -> bool:
-        """Whether it is the discrete Transformer: one Euler step per segment."""
+        """Whether this is the discrete Transformer: one Euler step per segment."""
         return get_method(self.method) == METHODS["euler"] and self.steps == 1
 
     @property
     def evaluates_once(self) -> bool:
-        """Whether every field is evaluated once and never again, as what a field writes into a
-        cache demands.
+        """Whether each field is evaluated exactly once, which a field that writes to a cache
+        needs.
         """
         return self.discrete and self.gradient == "backprop"
 
     def check_numbers(self, dtype: torch.dtype) -> Method:
-        """The method. Raises ConfigError for tolerances below what the dtype resolves, and all that
-        is wrong with the numbers.
+        """The method. Raises ConfigError for invalid numbers, and for tolerances below the dtype's
+        precision.
         """
         return check_solver(self.method, self.steps, self.rtol, self.atol, dtype)[0]
 
     def check(self, depth: Depth, dtype: torch.dtype = torch.float64) -> None:
-        """Raises ConfigError where the gradient does not work for the method and the depth's
-        segments, or numbers for the dtype.
+        """Raises ConfigError if the gradient does not work with the method and the depth's
+        segments, or the numbers with the dtype.
         """
         get_gradient(self.gradient).check(self.check_numbers(dtype), self.segments(depth))
 
     def segments(self, depth: Depth, continuous: bool | None = None) -> list[Segment]:
-        """The depth's own steps for the discrete model, its ODE for everything else; `continuous`
-        overrides that choice.
+        """The depth's own steps for the discrete model, and its ODE otherwise. `continuous`
+        overrides this.
         """
         return depth.segments(continuous=not self.discrete if continuous is None else continuous)
 
     def request(self, max_steps: int | None = None) -> dict[str, Any]:
-        """The arguments of `solvers.solve` that ask for this scheme."""
+        """The arguments of `solvers.solve` for this scheme."""
         control = StepControl(self.rtol, self.atol, self.norm, max_steps=max_steps)
         return {"method": self.method, "steps": self.steps, "gradient": self.gradient, "step_control": control}
 
     def solve(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Solution:
-        """The solution over all segments, its ends saved; errors are those of `solvers.solve`."""
+        """The solution over all segments, with its ends saved. Raises as `solvers.solve`."""
         return solve(self.segments(depth), x0, **self.request())
 
     def last_state(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """X_T. Raises SolveError where an integration fails; the discrete model always has a
-        result.
-        """
+        """X_T. Raises SolveError if an integration fails. The discrete model never raises it."""
         return depth(x0) if self.evaluates_once else self.solve(depth, x0).x1
 
 
@@ -124,16 +122,15 @@ def trajectory(
     max_steps: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
-    """X at depth-time 0 and at every segment's end, one more state than there are segments, by any
-    method of `solvers.METHODS`.
+    """X at depth-time 0 and at the end of each segment, by any method of `solvers.METHODS`.
 
-    Euler with one step is the discrete model, bit for bit. Everything else integrates the ODE.
+    Euler with one step is the discrete model, bit for bit. All others integrate the ODE.
 
-    - `method`, `steps`, `rtol`, `atol`, `gradient`, `norm`, `max_steps`, `progress`: as
-      `solvers.solve` takes them
-    - `continuous`: whether the ODE is integrated whatever the method, which matters only where a
-      norm stands around the state
-    - `throw`: whether a failure raises SolveError; otherwise the solution's status says it
+    - `method`, `steps`, `rtol`, `atol`, `gradient`, `norm`, `max_steps`, `progress`: as in
+      `solvers.solve`
+    - `continuous`: whether to integrate the ODE with any method; it matters only with a norm around
+      the state
+    - `throw`: whether a failure raises SolveError; otherwise the solution's status shows it
     """
     scheme = Scheme(method, steps, rtol, atol, gradient, norm)
     segments = scheme.segments(depth, continuous)

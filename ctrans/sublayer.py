@@ -1,5 +1,5 @@
-"""A sublayer: the map f (attention or FFN) with the norms its placement puts around it, and how its
-output joins the state.
+"""A sublayer: the map f (attention or FFN), the norms that its placement puts around it, and how
+its output joins the state.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from solvers.segment import Map, Time
 
 
 class Sublayer(nn.Module):
-    """r(X) = gain * W N_out f(s N_in X), each norm where it is given: the velocity of one segment,
+    """r(X) = gain * W N_out f(s N_in X), each norm if it is given: the velocity of one segment,
     before any tangent projection.
 
-    - `field`: any module from (*batch, tokens, width) to the same shape; so an imported model's
-      attention and our own are the same thing here
+    - `field`: any module from (*batch, tokens, width) to the same shape, such as ctrans's own
+      attention or that of an imported model
     - `state_norm`: the norm around the residual sum
     - `gain`: 1, or DeepNorm's 1/alpha
-    - `residual`: W and s, an entry of `RESIDUALS`; W = I and s = 1 without one
-    - `placement`: the entry of `PLACEMENTS` that these norms and this gain are from, where it is
-      known
+    - `residual`: W and s, from an entry of `RESIDUALS`; without one W = I and s = 1
+    - `placement`: the entry of `PLACEMENTS` with these norms and this gain, if known
     """
 
-    field: Any  # an nn.Module; its own attributes are known to those who ask for them, and mypy takes a module's for tensors
+    field: Any  # an nn.Module; mypy would take its attributes for tensors
 
     def __init__(
         self,
@@ -49,14 +48,14 @@ class Sublayer(nn.Module):
         super().__init__()
         norms = (input_norm is not None, output_norm is not None, state_norm is not None)
         if placement is not None and norms != (placement.input_norm, placement.output_norm, placement.state_norm):
-            raise ConfigError(f"placement {placement.name!r} has other norms than this sublayer is given: make them agree")
+            raise ConfigError(f"placement {placement.name!r} has other norms than this sublayer: make them agree")
         self._placement = placement
         self.field, self.kind, self.gain = field, kind, gain
         self.input_norm, self.output_norm, self.state_norm = input_norm, output_norm, state_norm
         self.residual = residual
 
     def with_field(self, field: nn.Module) -> Sublayer:
-        """The same sublayer around another map; it shares the norms."""
+        """The same sublayer with another map. It shares the norms."""
         return Sublayer(
             field,
             self.kind,
@@ -70,10 +69,10 @@ class Sublayer(nn.Module):
 
     @property
     def placement(self) -> Placement:
-        """The placement that it was made with; where none was given, the one with its norms and, if
-        its gain is not 1, a gain.
+        """The sublayer's placement. If it was made without one: the placement with its norms, with
+        a gain if its gain is not 1.
 
-        Raises ConfigError where no placement has these norms.
+        Raises ConfigError if no placement has these norms.
         """
         if self._placement is not None:
             return self._placement
@@ -81,17 +80,17 @@ class Sublayer(nn.Module):
         return placement_with(*norms, gain=self.gain != 1)
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """The raw velocity r(X). Raises ConfigError for a map that does not keep its input's shape."""
+        """The raw velocity r(X). Raises ConfigError for a map that changes its input's shape."""
         u = self.given(x)
         v = check_shape(self.field, self.kind, u, self.field(u))
         return self.joined(v if self.output_norm is None else self.output_norm(v), x)
 
     def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
-        """The state as the segment begins: X, or its streams mixed."""
+        """The state on entering the segment: X, with its streams mixed."""
         return x if self.residual is None else self.residual.enter(x)
 
     def given(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
-        """U = s N_in R X, what the map is given of a state that has entered."""
+        """U = s N_in R X, the map's input for a state that has entered the segment."""
         u = x if self.residual is None else self.residual.read(x)
         u = u if self.input_norm is None else self.input_norm(u)
         return u if self.input_scale == 1.0 else self.input_scale * u
@@ -99,7 +98,7 @@ class Sublayer(nn.Module):
     def joined(
         self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
     ) -> Float[Tensor, "*batch tokens state"]:
-        """r = gain * W v for what the norms make of the map's output at X."""
+        """r = gain * W v at X, with v the normalised output of the map."""
         v = v if self.gain == 1.0 else self.gain * v
         return v if self.residual is None else self.residual(v, x)
 
@@ -111,36 +110,36 @@ class Sublayer(nn.Module):
 
     @property
     def branches(self) -> Mapping[Kind, Branch]:
-        """The map by its kind, or the maps that it is the sum of: what each is given is
+        """The map by its kind, or the maps of a sum. The input of each is
         `branch.given(sublayer.given(x))`.
         """
         return self.field.branches if isinstance(self.field, SumOfMaps) else {self.kind: Branch(self.field)}
 
     @property
     def attention(self) -> Branch | None:
-        """The attention, alone or in a sum; None where there is none."""
+        """The attention, alone or in a sum; None without attention."""
         return self.branches.get("attention")
 
     @property
     def streams(self) -> int:
-        """Of how many streams the state is."""
+        """The number of the state's streams."""
         return 1 if self.residual is None else self.residual.streams
 
     @property
     def input_scale(self) -> float:
-        """s, what the map's input is multiplied by."""
+        """s, the factor of the map's input."""
         return 1.0 if self.residual is None else self.residual.input_scale
 
     @property
     def image(self) -> Norm | None:
-        """The norm of the residual's own that bounds what the map can do; None where r is linear in
-        its output.
+        """The residual's own norm, which bounds the map's effect; None if r is linear in the map's
+        output.
         """
         return None if self.residual is None else self.residual.image
 
     @property
     def largest_gain(self) -> float:
-        """|gain W|_2: no velocity is longer than that times v."""
+        """|gain W|_2, the largest ratio of a velocity to v."""
         return self.gain if self.residual is None else self.gain * self.residual.largest
 
     def velocity(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
@@ -151,8 +150,8 @@ class Sublayer(nn.Module):
         return v if self.state_norm is None else self.state_norm.tangent(x, v)
 
     def step(self, x: Float[Tensor, "*batch tokens width"], dt: float) -> Float[Tensor, "*batch tokens width"]:
-        """The discrete Transformer's step: X + dt r(X) of the state that has entered, inside the
-        state norm if there is one.
+        """The discrete Transformer's step: X + dt r(X) of the state that has entered the segment,
+        with the state norm around it if there is one.
         """
         x = self.enter(x)
         x = x + dt * self(x)
@@ -165,7 +164,7 @@ class Sublayer(nn.Module):
         p: Float[Tensor, "*batch tokens state"],
         dt: float,
     ) -> tuple[Float[Tensor, "*batch tokens state"], Float[Tensor, "*batch tokens state"]]:
-        """The state and costate that the segment's field meets, once X has entered: of X, dL/dX =
+        """The state and costate at the input of the segment's field, after X has entered. dL/dX =
         `before` and dL/dX_next = `p`.
         """
         if self.streams == 1:
@@ -176,10 +175,10 @@ class Sublayer(nn.Module):
     def segment(self, t0: Time, t1: Time, *, continuous: bool = False) -> Segment:
         """This sublayer as a segment of depth-time.
 
-        As the model's own step: field r, and the state norm as projection. With `continuous`, as
-        the ODE: field v, the state put on the state norm's image on entering. Without a state norm
-        the two are one. Raises ConfigError for the ODE of a state norm whose image has no tangent
-        spaces: it has none.
+        By default the model's own step: field r, with the state norm as projection. With
+        `continuous` the ODE: field v, with the state retracted to the state norm's image on
+        entering. Without a state norm both are the same. Raises ConfigError for the ODE if the
+        image of the state norm has no tangent spaces.
         """
         if self.state_norm is None or not continuous:
             mix = self.enter if self.streams > 1 else None

@@ -1,11 +1,11 @@
 """How a sublayer's output joins the state: the table `RESIDUALS`.
 
-With Y = E X the state as it enters a segment, a sublayer's map gives v = N_out f(s N_in R Y), and
-the state moves with dY/dt = r(Y) = W v, W linear: in the discrete model X <- Y + dt W v. A residual
-is which E, R, W and s these are; all are the identity, and s = 1, where nothing is said (`plain`).
-What follows from W alone: H(P) of the velocities W v is that of v at the pulled costate W'P.
+With Y = E X the state on entering a segment, a sublayer's map gives v = N_out f(s N_in R Y), and
+the state moves with dY/dt = r(Y) = W v, W linear. The discrete model is X <- Y + dt W v. A residual
+defines E, R, W and s. By default (`plain`) all are the identity and s = 1.
 
-A new residual is one entry: models, commands and tests pick it up from there.
+It follows from W alone that H(P) of the velocities W v is that of v at the pulled costate W'P. A
+new residual is one entry, which models, commands and tests then use.
 """
 
 from ctrans.residual.streams import MixesStreams, Streams, sinkhorn

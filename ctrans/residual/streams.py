@@ -1,5 +1,5 @@
-"""Hyper-connections: a state of several streams, mixed on entering a segment, read by its map and
-written to.
+"""Hyper-connections: a state of several streams that are mixed on entering a segment, read by its
+map and written to.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from ctrans.residual.velocities import Residual
 
 
 class Streams(Residual, abc.ABC):
-    """X of n streams x_1 .. x_n, side by side: x_s <- sum_t M_st x_t on entering a segment, then
-    dx_s/dt = b_s N_out f(N_in sum_t a_t x_t).
+    """X of n streams x_1 .. x_n, concatenated: x_s <- sum_t M_st x_t on entering a segment, then
+    dx_s/dt = b_s N_out f(N_in sum_t a_t x_t). M is `mixing`, b `writes` and a `reads`.
 
-    M is the `mixing`, b what is written and a what is read: each stream's own numbers.
-    (Hyper-connections as printed read before they mix; these after, so that a segment begins with a
-    jump and is an ODE from there. Where M has an inverse both have the same functions, with a' M
-    for a'.)
+    Hyper-connections as printed read before they mix. These read after mixing, so that a segment
+    starts with a jump and is an ODE from there. If M is invertible both have the same functions,
+    with a' M for a'.
     """
 
     def __init__(self, width: int, streams: int):
@@ -56,7 +55,7 @@ class Streams(Residual, abc.ABC):
         return self.largest
 
     def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
-        # products by entry and no matrix product, which autocast would round the state in
+        # entry by entry, as autocast would round the state in a matrix product
         return (self.mixing.unsqueeze(-1) * self._apart(x).unsqueeze(-3)).sum(-2).flatten(-2)
 
     def read(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
@@ -77,7 +76,7 @@ class Streams(Residual, abc.ABC):
 
 @runtime_checkable
 class MixesStreams(Protocol):
-    """A residual whose state is of streams: `mixing` is M, `reads` a and `writes` b."""
+    """A residual of a state with streams: `mixing` is M, `reads` a and `writes` b."""
 
     @property
     def mixing(self) -> Float[Tensor, "streams streams"]: ...
@@ -90,14 +89,13 @@ class MixesStreams(Protocol):
 
 
 class HyperConnections(Streams):
-    """Free M, a and b, which begin as n copies of the plain residual: M = I, b = 1, and segment k
+    """Free M, a and b. They start as n copies of the plain residual: M = I, b = 1, and segment k
     reads stream k mod n.
     """
 
     def __init__(self, width: int, streams: int, segment: int):
         super().__init__(width, streams)
-        # one row of numbers, since optimisers decay what has two axes, and M is to be near I and
-        # not 0
+        # one axis, since optimisers decay matrices, and M should stay near I and not 0
         self.mix = nn.Parameter(torch.eye(streams).flatten())
         self.read_weights = nn.Parameter((torch.arange(streams) == segment % streams).float())
         self.write_weights = nn.Parameter(torch.ones(streams))
@@ -117,23 +115,23 @@ class HyperConnections(Streams):
 
 
 class ManifoldConnections(Streams):
-    """M = Sinkhorn(exp(.)), doubly stochastic, a = sigmoid(.), b = 2 sigmoid(.): an M that is so
-    exactly neither lengthens X nor moves its mean stream.
+    """M = Sinkhorn(exp(.)) is doubly stochastic, a = sigmoid(.) and b = 2 sigmoid(.). An exactly
+    doubly stochastic M neither lengthens X nor moves the mean of its streams.
 
-    |M|_2 <= 1 as |M|_2^2 <= |M|_1 |M|_inf, and products of such M are such again; columns sum to 1 to rounding, so that the mean over the
-    streams comes through, and rows as nearly as the iterations reach.
+    |M|_2 <= 1, since |M|_2^2 <= |M|_1 |M|_inf. Products of such M are doubly stochastic too.
+    Columns sum to 1 up to rounding, which keeps the mean over the streams. Rows sum to 1 up to the
+    error of the iterations.
     """
 
     bounded = True
     ITERATIONS = 20
     NEAR_IDENTITY = 4.0
-    """M begins with so large logits on its diagonal: nearly I."""
+    """Initial logits on the diagonal of M, which is then nearly I."""
 
     def __init__(self, width: int, streams: int, segment: int):
         super().__init__(width, streams)
         self.mix = nn.Parameter(self.NEAR_IDENTITY * torch.eye(streams).flatten())
-        # two thirds of what is read are one stream's, by turns, without which all streams would
-        # stay equal
+        # segments read streams in turn with a share of 2/3; otherwise all streams would stay equal
         share = torch.where(torch.arange(streams) == segment % streams, 2 / 3, 1 / 3 / (streams - 1))
         self.read_logits = nn.Parameter(share.logit())
         self.write_logits = nn.Parameter(torch.zeros(streams))
@@ -152,8 +150,8 @@ class ManifoldConnections(Streams):
 
 
 def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: int) -> Float[Tensor, "*batch n n"]:
-    """exp(logits) with rows and columns divided by their sums by turns, the columns last (Sinkhorn
-    and Knopp 1967).
+    """exp(logits) with rows and columns divided by their sums in turn, columns last (Sinkhorn and
+    Knopp 1967).
     """
     for _ in range(iterations):
         logits = logits - logits.logsumexp(-1, keepdim=True)

@@ -1,6 +1,4 @@
-"""The table of residuals: a new one is one entry, and models, commands and tests pick it up from
-there.
-"""
+"""The table of residuals. A new one is one entry, which models, commands and tests then use."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ from solvers.errors import look_up
 
 @runtime_checkable
 class ResidualSettings(Protocol):
-    """What a residual is made from: the part of an architecture that concerns it. A `GPTConfig` is
-    one.
-    """
+    """The part of an architecture that a residual is made from. A `GPTConfig` has it."""
 
     @property
     def width(self) -> int: ...
@@ -36,31 +32,30 @@ class ResidualSettings(Protocol):
 
     @property
     def per_block(self) -> int:
-        """Sublayers of a block."""
+        """The number of sublayers of a block."""
 
     @property
     def state_streams(self) -> int:
-        """Of how many streams the state is."""
+        """The number of the state's streams."""
 
     @property
     def residual_start(self) -> float:
-        """What its gains begin at."""
+        """The initial value of its gains."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ResidualEntry:
-    """A residual by its ODE.
+    """A residual, defined by its ODE.
 
-    - `make`: from the settings and the sublayer's number, from 0, to its residual; None stands for
+    - `make`: from the settings and the sublayer's number, counted from 0, to its residual; None is
       the plain one
-    - `ode`, `source`: the equation of a segment, and where it is from
-    - `start`: what its gains begin at where nothing is said; None where it has none that can be
-      chosen
-    - `refuses`: why a placement makes no sense with it, or None
+    - `ode`, `source`: the equation of a segment, and its source
+    - `start`: the default initial value of its gains; None without gains that can be chosen
+    - `refuses`: why a placement is invalid with it, or None
     - `counts_blocks`: whether another number of blocks over the same depth-time is another model
-    - `streams`: of how many streams the state is where nothing is said; None where it is one
-    - `unit_weights`: whether matrices are normalised along their embedding dimension, when they are
-      drawn and after every step
+    - `streams`: the default number of streams; None for one stream
+    - `unit_weights`: whether matrices are normalised along their embedding dimension, at first and
+      after each step
     """
 
     make: Callable[[ResidualSettings, int], Residual | None]
@@ -75,7 +70,7 @@ class ResidualEntry:
 
 def _scales_nothing(placement: Placement) -> str | None:
     able = "placement pre, peri or pre_post"
-    return None if placement.input_norm else f"scales what an input norm gives, and there is none: choose {able}"
+    return None if placement.input_norm else f"scales the output of an input norm, and the placement has none: choose {able}"
 
 
 def _leaves_streams(placement: Placement) -> str | None:
@@ -91,7 +86,7 @@ def _norm(settings: ResidualSettings) -> Norm:
 def _needs_image(placement: Placement) -> str | None:
     able = "placement post or pre_post"
     bare = placement.state_norm and not placement.output_norm and not placement.residual_gain
-    return None if bare else f"moves on the image of a norm around the state, with a step of its own: choose {able}"
+    return None if bare else f"moves on the image of a norm around the state with its own step: choose {able}"
 
 
 RESIDUALS: dict[str, ResidualEntry] = {
@@ -140,25 +135,25 @@ RESIDUALS: dict[str, ResidualEntry] = {
         streams=4,
     ),
 }
-"""From name to residual. `plain` is what was there before there were others, bit for bit."""
+"""Residuals by name. `plain` is the usual residual connection, bit for bit."""
 
 ALIASES = {"skipinit": "rezero", "layernorm_scaling": "depth_scaled"}
-"""Other names, which differ in nothing but words from an entry."""
+"""Other names of entries."""
 
 
 REFUSED = {
     "dynamic_hyper_connections": (
-        "mixes, reads and writes by matrices of the state, X <- M(X) X, dX/dt = b(X) x f(a(X)'X), and what is known of streams here is of "
-        "an M, a and b that are the same for every state: H is that of f at W'P, growth that of the product of the M, stretch |b|. "
-        "Choose hyper_connections or mhc, the static ones"
+        "mixes, reads and writes by functions of the state, X <- M(X) X, dX/dt = b(X) x f(a(X)'X), and the theory here needs constant M, "
+        "a and b. H is then that of f at W'P, growth that of the product of the M, and stretch |b|. Choose the static hyper_connections "
+        "or mhc"
     ),
 }
-"""Residuals that are no entry of this table, and why."""
+"""Known residuals that ctrans does not support, and why."""
 
 
 def residual_name(name: str) -> str:
-    """The entry's name of that name or alias; ConfigError with the nearest otherwise, or with why
-    it is none.
+    """The entry's name for a name or alias. Raises ConfigError with the nearest name, or with the
+    reason why it is not supported.
     """
     if name in REFUSED:
         raise ConfigError(f"residual {name!r} {REFUSED[name]}")
@@ -167,22 +162,22 @@ def residual_name(name: str) -> str:
 
 
 def check_image(residual: str, norm: str) -> None:
-    """Raises ConfigError for a residual that moves on the image of a norm around the state, where
-    that has no tangent spaces.
+    """Raises ConfigError for a residual on the image of a norm around the state, if this image has
+    no tangent spaces.
     """
     if RESIDUALS[residual].refuses is not _needs_image:
         return
     able = [name for name, kind in NORMS.items() if kind(2, 1e-5).has_tangent]
     if norm not in able:
         raise ConfigError(
-            f"residual {residual!r} moves on the image of the norm around the state, and that of {norm!r} has no tangent spaces: choose "
-            f"norm {', '.join(able)}"
+            f"residual {residual!r} moves on the image of the norm around the state, and the image of {norm!r} has no tangent spaces: "
+            f"choose norm {', '.join(able)}"
         )
 
 
 def check_residual(name: str, placements: Sequence[Placement], start: float | None, streams: int | None) -> None:
-    """Raises ConfigError, in one line and by name, for a residual that makes no sense with a
-    placement, or options that it has not.
+    """Raises ConfigError for a placement that the residual does not support, or for options that it
+    does not have.
     """
     entry = RESIDUALS[name]
     for placement in placements:

@@ -1,4 +1,4 @@
-"""Residuals of a state of one stream: what W is, and what moves towards a norm's image."""
+"""Residuals of a state with one stream: their W, and movement towards a norm's image."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from ctrans.norm import Norm
 
 
 class Residual(nn.Module):
-    """r = W v with W = I, of a map that is given s N_in X, s = `input_scale`."""
+    """r = W v with W = I, for a map with input s N_in X, s = `input_scale`."""
 
     input_scale: float = 1.0
     bounded: bool = False
-    """Whether what is trained of W stays within limits whatever it is trained to."""
+    """Whether W is bounded for all values of its trained parameters."""
     streams: int = 1
-    """How many streams of the map's width the state has."""
+    """The number of streams of the map's width in the state."""
     image: Norm | None
-    """A norm of the residual's own, whose image v is put on first: r = W (N v - X) then, affine and
-    bounded.
-    """
+    """The residual's own norm N: then r = W (N v - X), affine and bounded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,50 +26,50 @@ class Residual(nn.Module):
 
     @property
     def gains(self) -> Float[Tensor, " entries"] | None:
-        """g where W = diag(g), as one entry for all channels or one for each; None where W is the
-        identity or no such matrix.
+        """g for W = diag(g), one entry for all channels or one for each; None for other W, and for
+        the identity.
         """
         return None
 
     @property
     def largest(self) -> float:
-        """|W|_2, by which velocities can be longer than the map's outputs."""
+        """|W|_2, the largest ratio of a velocity to the map's output."""
         return 1.0 if self.gains is None else float(self.gains.detach().abs().max())
 
     @property
     def stretch(self) -> float | None:
-        """c where |W v| = c |v| for every v; None where there is no such number."""
+        """c with |W v| = c |v| for every v; None if there is none."""
         return self.largest if self.gains is None or self.gains.numel() == 1 else None
 
     @property
     def words(self) -> str | None:
-        """W before a map's output f, for a set in words; None for the identity."""
+        """W and the map's output f in words, for descriptions of sets; None for the identity."""
         if self.gains is None:
             return None
         return f"{float(self.gains):.3g} f" if self.gains.numel() == 1 else f"g f, |g| up to {self.largest:.3g}"
 
     def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
-        """E X, the state as the segment begins."""
+        """E X, the state on entering the segment."""
         return x
 
     def read(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
-        """R X, what an input norm and the map see of the state."""
+        """R X, the input of the input norm and the map."""
         return x
 
     def forward(
         self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
     ) -> Float[Tensor, "*batch tokens state"]:
-        """r = W v, or what else joins a state X."""
+        """The velocity r = W v of a state X."""
         return v if self.gains is None else self.gains * v
 
     def pull(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
-        """W'p: the costate that v meets where the state's is p."""
+        """W'p: the costate of v if p is that of the state."""
         return p if self.gains is None else self.gains * p
 
 
 class Gain(Residual):
-    """dX/dt = g * v, g trained: one entry for every channel (LayerScale), or one for all (ReZero,
-    SkipInit).
+    """dX/dt = g * v with trained g: one entry for each channel (LayerScale), or one for all
+    (ReZero, SkipInit).
     """
 
     def __init__(self, entries: int, start: float):
@@ -92,9 +90,9 @@ class DepthScaled(Residual):
 
 
 class TowardsImage(Gain):
-    """dX/dt = T_X a * (N v - X), a by channel and T_X the projection of a norm around the state: X
-    goes to where the map points, on the norm's image. The discrete step is the retraction with a
-    step, N(X + dt a * (N v - X)).
+    """dX/dt = T_X a * (N v - X), a by channel, T_X the projection of a norm around the state: X
+    moves along the norm's image to N v. The discrete step is the retraction of a step, N(X + dt a *
+    (N v - X)).
     """
 
     def __init__(self, norm: Norm, start: float):
@@ -106,6 +104,6 @@ class TowardsImage(Gain):
         return f"the tangent part of a * (f - X), |a| up to {self.largest:.3g}"
 
     def forward(self, v: Tensor, x: Tensor) -> Tensor:
-        assert self.image is not None, "it is made with a norm"
+        assert self.image is not None, "the constructor sets it"
         r: Tensor = self.gain * (self.image(v) - x)
         return r

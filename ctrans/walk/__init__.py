@@ -1,6 +1,4 @@
-"""One walk, many instruments: everything that is measured along the depth of a model is measured
-here, in one pass.
-"""
+"""One walk, many instruments: all measurements along the depth of a model happen in one pass."""
 
 from ctrans.walk.instrument import Attempt, Instrument, States, StepContext, StepContextBack, Turn
 from ctrans.walk.model import (

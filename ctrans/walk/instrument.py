@@ -1,6 +1,4 @@
-"""What looks at a model while a walk goes through it: an instrument is offered every state and, on
-the way back, every costate.
-"""
+"""Instruments: a walk gives them each state and, on the way back, each costate."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from solvers.deprecated import old_names
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepContext:
-    """Segment k of the depth, `sublayer`, which acts from depth-time `time` for a time `h`: from
-    X_k = `x` to X_{k+1} = `y`.
+    """Segment k of the depth: `sublayer` acts from depth-time `time` for a time `h`, from X_k = `x`
+    to X_{k+1} = `y`.
     """
 
     k: int
@@ -32,13 +30,13 @@ class StepContext:
 
     @property
     def entered(self) -> Float[Tensor, "*batch tokens width"]:
-        """X_k as the segment's field meets it: with its streams mixed, where it has several."""
+        """X_k as the input of the segment's field: its streams are mixed if it has several."""
         return self.sublayer.enter(self.x)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepContextBack(StepContext):
-    """The same on the way back, with the costates at its ends: `p` = dL/dX_{k+1} and `before` =
+    """The same on the way back, with the costates at both ends: `p` = dL/dX_{k+1} and `before` =
     dL/dX_k.
     """
 
@@ -47,16 +45,16 @@ class StepContextBack(StepContext):
 
     @property
     def met(self) -> tuple[Float[Tensor, "*batch tokens width"], Float[Tensor, "*batch tokens width"]]:
-        """(X, P) as the segment's field meets them; `x` and `before` but for states of several
-        streams.
+        """(X, P) at the input of the segment's field: `x` and `before`, except for states of
+        several streams.
         """
         return self.sublayer.met(self.x, self.before, self.p, self.h)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Turn:
-    """The end of the depth in a walk with a loss L, where it turns: X_T = `x`, L and `p` = dL/dX_T,
-    for these tokens and targets.
+    """The end of the depth in a walk with a loss L: X_T = `x`, L and `p` = dL/dX_T, for these
+    tokens and targets.
     """
 
     tokens: Tensor
@@ -67,57 +65,57 @@ class Turn:
 
 
 def of_text(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None) -> Float[Tensor, "... width"]:
-    """The rows of x that are text, side by side; x itself where all are."""
+    """The rows of x that are text, (rows, width); x itself without padding."""
     return x if kept is None else x[kept]
 
 
 class Instrument:
-    """Offered a walk's states and costates in the order below; each method may be left out but
-    `figures`.
+    """Receives a walk's states and costates by the methods below, in this order. Only `figures` is
+    required.
 
-    A sublayer's weights are there while its `forward` or `backward` runs. An instrument that keeps
-    them, or a graph through them, holds that much memory. What an instrument keeps of a walk it
-    sets anew in `begin`, so that it may walk again.
+    A sublayer's weights exist while its `forward` or `backward` runs. An instrument that keeps
+    them, or a graph through them, needs that memory. `begin` resets an instrument, so that it can
+    walk again.
     """
 
     kept: Bool[Tensor, "*batch tokens"] | None = None
-    """Which tokens are text and not padding, in the walk under way; None where all are. What
-    averages over tokens counts these alone.
+    """The tokens of this walk that are text and not padding; None if all are. Averages over tokens
+    count these only.
     """
 
     def of_text(self, kept: Bool[Tensor, "*batch tokens"] | None) -> None:
-        """Says which tokens those are, before `begin`."""
+        """Sets `kept`, before `begin`."""
         self.kept = kept
 
     @property
     def looks_back(self) -> bool:
-        """Whether it asks for the way back, and so for a loss."""
+        """Whether the instrument needs the way back, and so a loss."""
         kind = type(self)
         own = (kind.backward, kind.head, kind.embedding)
         return own != (Instrument.backward, Instrument.head, Instrument.embedding)
 
     def begin(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> None:
-        """The depth that is walked, and X_0."""
+        """The start of a walk: the depth and X_0."""
 
     def forward(self, at: StepContext) -> None:
         """Segment k on the way down, k = 0, 1, ..."""
 
     def head(self, model: Model, at: Turn) -> None:
-        """At the end of the depth, in a walk with a loss."""
+        """The end of the depth, in a walk with a loss."""
 
     def backward(self, at: StepContextBack) -> None:
         """Segment k on the way back, k = K - 1, ..., 0, in a walk with a loss."""
 
     def embedding(self, model: Model, tokens: Tensor, p: Float[Tensor, "*batch tokens width"]) -> None:
-        """At the start of the depth on the way back, in a walk with a loss: dL/dX_0."""
+        """The start of the depth on the way back, in a walk with a loss: `p` = dL/dX_0."""
 
     def figures(self) -> Any:
-        """What it found. May raise ConfigError or SolveError where there is no answer."""
+        """The results. May raise ConfigError or SolveError if there are none."""
         raise NotImplementedError
 
 
 class States(Instrument):
-    """X_0 and X at the end of every segment, kept."""
+    """Keeps X_0 and X at the end of each segment."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._states = [x0]
@@ -130,8 +128,8 @@ class States(Instrument):
 
 
 class Attempt(Instrument):
-    """Another instrument that may find that it cannot speak of this model: then `note` says why,
-    and its figures are None.
+    """Another instrument that may not apply to this model. Then `note` says why, and `figures`
+    gives None.
     """
 
     def __init__(self, instrument: Instrument):

@@ -1,4 +1,4 @@
-"""What a model is to the instruments: X_0 = embed(tokens), a depth that carries it to X_T, logits =
+"""The model as instruments see it: X_0 = embed(tokens), a depth that maps it to X_T, logits =
 head(X_T), and a loss.
 """
 
@@ -18,7 +18,7 @@ from solvers import ConfigError, Solution
 
 @runtime_checkable
 class Model(Protocol):
-    """What has a costate. GPT and imported models are such."""
+    """A model with a costate, such as a GPT or an imported model."""
 
     @property
     def depth(self) -> Depth: ...
@@ -30,18 +30,17 @@ class Model(Protocol):
 
 @runtime_checkable
 class ModelOfModules(Model, Protocol):
-    """A `Model` of modules, which have weights."""
+    """A `Model` of modules with weights."""
 
     def modules(self) -> Iterator[nn.Module]: ...
 
 
 @runtime_checkable
 class Described(Protocol):
-    """An architecture in words and numbers: our `GPTConfig`, or what was recognised in another
-    library's model.
+    """An architecture: a `GPTConfig`, or what ctrans recognised in a model of another library.
 
-    `placement` is a name of `PLACEMENTS`, or several where sublayers differ; `norm` likewise.
-    `initialisation` is None where nobody knows how the weights were drawn.
+    `placement` is a name of `PLACEMENTS`, or several if sublayers differ; `norm` in the same way.
+    `initialisation` is None if it is unknown how the weights were drawn.
     """
 
     @property
@@ -62,7 +61,7 @@ class Described(Protocol):
 
 @runtime_checkable
 class DescribedModel(ModelOfModules, Protocol):
-    """A model of modules that also says what it is, and integrates its ODE."""
+    """A model of modules that has a description and integrates its ODE."""
 
     @property
     def config(self) -> Described: ...
@@ -71,30 +70,28 @@ class DescribedModel(ModelOfModules, Protocol):
 
 
 def kept_of(model: object) -> Bool[Tensor, "batch tokens"] | None:
-    """Which tokens are text and not padding, of a model that says it as its `kept`; None where all
-    are.
-    """
+    """The tokens that are text and not padding, from the model's `kept`; None if all are."""
     found: Tensor | None = getattr(model, "kept", None)
     return found
 
 
 def own_loss(model: Model) -> Callable[[Tensor, Any], Tensor] | None:
-    """L(X_T, targets) of a model that says what it is trained for, as its `terminal_loss`; None for
-    one that does not.
-    """
+    """L(X_T, targets): the model's `terminal_loss`; None without one."""
     found: Callable[[Tensor, Any], Tensor] | None = getattr(model, "terminal_loss", None)
     return found
 
 
 def terminal_loss(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
-    """L(X_T): what the model says, or the mean cross-entropy of its logits, whose errors it has."""
+    """L(X_T): the model's own loss, or the mean cross-entropy of its logits. Raises as
+    `cross_entropy`.
+    """
     own = own_loss(model)
     return cross_entropy(model, x, targets) if own is None else own(x, targets)
 
 
 def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
-    """Raises ConfigError unless there is one target of int64 per token and one of them is not -1,
-    or the model has a loss of its own.
+    """Raises ConfigError unless the model has its own loss, or each token has one target of int64
+    and not all are -1.
     """
     if own_loss(model) is not None:
         return
@@ -108,8 +105,8 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
 
 
 def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
-    """Why these tokens and targets have no loss under this model, as seen by its head at X_0; None
-    where they have one.
+    """Why these tokens and targets have no loss under this model, tested by its head at X_0; None
+    if they have one.
     """
     try:
         check_targets(model, tokens, targets)
@@ -121,16 +118,16 @@ def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
 
 
 def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
-    """L(X_T): the mean cross-entropy of head(X_T) in nats, targets of -1 left out.
+    """L(X_T): the mean cross-entropy of head(X_T) in nats. Targets of -1 do not count.
 
-    Raises ConfigError for a head without one row of logits per target and, on the CPU, for targets
-    that have no logit.
+    Raises ConfigError unless the head gives one row of logits for each target, and on the CPU for
+    targets without a logit.
     """
     logits = model.head(x)
     if logits.shape[:-1].numel() != targets.numel():
         shapes = f"the head gives {tuple(logits.shape)} for targets {tuple(targets.shape)}"
         raise ConfigError(f"{shapes}: take a model with logits of every token")
-    # on an accelerator this would wait for the device; there the loss's own assertion reports it
+    # on an accelerator the check would wait for the device; there the loss raises
     if targets.device.type == "cpu" and not -1 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
         span = f"targets run from {int(targets.min())} to {int(targets.max())}"
         raise ConfigError(

@@ -1,10 +1,9 @@
-"""The walk: once down the depth and, where there is a loss, once back up, with every state and
-costate offered to instruments.
+"""The walk: down the depth and, with a loss, back up. Instruments receive each state and costate.
 
-X_{k+1} = step_k(X_k) on the way down, P_k = (dX_{k+1}/dX_k)' P_{k+1} from P_K = dL/dX_K on the way
-back: the discrete model and autograd's gradient, one segment's weights and graph at a time. Several
-lanes, each a batch with instruments of its own, go together, so that weights which are made on
-demand are made once on either way, whoever looks.
+Down: X_{k+1} = step_k(X_k). Back: P_k = (dX_{k+1}/dX_k)' P_{k+1} from P_K = dL/dX_K. This is the
+discrete model and autograd's gradient, with the weights and graph of one segment at a time. Several
+lanes, each a batch with its own instruments, go together. So weights on demand are made once on
+each way.
 """
 
 from __future__ import annotations
@@ -26,14 +25,12 @@ from solvers import ConfigError
 from solvers.segment import Map
 
 Told = Callable[[int], None]
-"""Called with k when segment k is done, on either way."""
+"""Called with k when segment k is done, on each way."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lane:
-    """A batch of sequences that goes through the depth, with the instruments that look at it; with
-    targets, back up too.
-    """
+    """A batch of sequences with its instruments. With targets it also goes back up."""
 
     tokens: Tensor
     targets: Any = None
@@ -48,13 +45,13 @@ def walk(
     *,
     progress: Told | None = None,
 ) -> list[Any]:
-    """The instruments' figures, in their order, after one walk of these tokens; with targets there
-    and back.
+    """The instruments' figures, in their order, after one walk of these tokens; with targets also
+    back.
 
-    L is the model's own loss (`terminal_loss`): for language models the mean cross-entropy in nats,
-    targets of -1 left out. No parameter's gradient is touched. States are computed on, finite or
-    not. Raises ConfigError for targets that do not match the tokens or are all -1, and what
-    instruments raise.
+    L is the model's own loss (`terminal_loss`); for language models the mean cross-entropy in nats
+    without targets of -1. The walk changes no parameter's gradient. It continues with non-finite
+    states. Raises ConfigError for targets that do not match the tokens or are all -1, and the
+    instruments' own errors.
 
     >>> walk(model, tokens, targets, [Moments(), ParameterGradients()])
     """
@@ -67,7 +64,7 @@ def walk(
 
 @torch.no_grad()
 def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = None) -> None:
-    """Walks all lanes together, segment by segment; errors as `walk`. Ask each instrument for its
+    """Walks all lanes together, segment by segment. Raises as `walk`. Call each instrument's
     `figures()` afterwards.
     """
     for lane in lanes:
@@ -93,15 +90,15 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = N
 def walk_depth(
     depth: Depth, x0: Float[Tensor, "*batch tokens width"], instruments: Sequence[Instrument], *, progress: Told | None = None
 ) -> list[Any]:
-    """The instruments' figures after one walk down the depth from X_0: for those that ask for no
-    loss.
-    """
+    """The figures of instruments that need no loss, after one walk down the depth from X_0."""
     _down(depth, [_LaneUnderWay(Lane(torch.empty(0, dtype=torch.int64), None, instruments), x0.detach())], progress)
     return [instrument.figures() for instrument in instruments]
 
 
 def states_of(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
-    """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, finite or not, without a graph."""
+    """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, without a graph. States may be
+    non-finite.
+    """
     found: list[Tensor] = walk_depth(depth, x0, [States()])[0]
     return found
 
@@ -114,11 +111,11 @@ def observe(
     *,
     kept: Bool[Tensor, "*batch tokens"] | None = None,
 ) -> list[Any]:
-    """The instruments' figures along states that are known already: X_0 and X at the ends of as
-    many segments as were reached.
+    """The instruments' figures along known states: X_0 and X at the ends of the segments that were
+    reached.
 
-    Nothing is integrated: the states may be those of any method. `kept` says which tokens are text
-    and not padding, None where all are.
+    Nothing is integrated, so the states may come from any method. `kept` has the tokens that are
+    text and not padding; None if all are.
     """
     for instrument in instruments:
         instrument.of_text(kept_for(states[0], kept))
@@ -130,7 +127,7 @@ def observe(
 
 
 def _segments(depth: Depth) -> Iterator[tuple[int, Sublayer, float, float]]:
-    """Every segment's index, sublayer, start and length in depth-time."""
+    """Index, sublayer, start and length in depth-time of each segment."""
     yield from zip(range(len(depth.sublayers)), depth.sublayers, depth.times, depth.lengths, strict=False)
 
 
@@ -153,9 +150,7 @@ def kept_for(x0: Float[Tensor, "*batch tokens width"], kept: Tensor | None) -> B
 
 
 class _LaneUnderWay:
-    """A lane on its way: the state it is at, those behind it if it has to come back, and the
-    costate.
-    """
+    """A lane during a walk: its state, the states before it if it goes back, and the costate."""
 
     def __init__(self, lane: Lane, x0: Tensor, kept: Tensor | None = None):
         self.lane, self.x, self.states = lane, x0, [x0]
@@ -191,7 +186,7 @@ class _LaneUnderWay:
 
 @torch.enable_grad()
 def value_and_pullback(function: Map, x: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(y, (dy/dx)' p) for y = function(x); p is 1 where it is not given and y is a number."""
+    """(y, (dy/dx)' p) for y = function(x). Without p, y is a number and p is 1."""
     x = x.detach().requires_grad_()
     y = function(x)
     (gradient,) = torch.autograd.grad(y, x, p)

@@ -1,10 +1,10 @@
 """Weights as functions of depth: theta(s) = sum_j c_j phi_j(s), s = t/T in [0, 1], with few
 coefficients c_j for any number of blocks.
 
-A block uses theta at the middle of its interval. Only then has D to infinity a limit at fixed T,
-the averaged ODE (theory, section 2), and one set of coefficients serves every depth. With "network"
-the functions themselves are trained: phi(s) is a small network of a time embedding, which gains of
-norms go through as matrices do.
+A block uses theta at the middle of its interval. Then the limit D to infinity at fixed T exists and
+is the averaged ODE (theory, section 2), and the same coefficients serve any depth. With "network"
+the functions are trained too: phi(s) includes a small network of a time embedding. It applies to
+gains of norms as to matrices.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Block = TypeVar("Block", bound=nn.Module)
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """J functions phi_0 .. phi_(J-1) on [0, 1], and J knots s_k at which the values theta(s_k)
-    determine the coefficients.
+    """J functions phi_0 .. phi_(J-1) on [0, 1], and J knots s_k whose values theta(s_k) determine
+    the coefficients.
     """
 
     functions: Callable[[Fraction, int], list[float]]
@@ -38,7 +38,7 @@ class Basis:
     knots: Callable[[int], list[Fraction]]
     """J -> s_k."""
     network: Callable[[int, torch.Generator], nn.Module] | None = None
-    """J -> a network u of s, 0 when it is made, that makes of these functions phi_j(s) + u_j(s)."""
+    """J -> a network u(s), 0 at first, that is added to the functions: phi_j(s) + u_j(s)."""
 
     def coefficients(self, count: int) -> Float[Tensor, "count count"]:
         """V^-1 with V[k, j] = phi_j(s_k): c = V^-1 theta(s)."""
@@ -48,14 +48,14 @@ class Basis:
 
 
 def constant(s: Fraction, count: int) -> list[float]:
-    """phi_j = 1 on [j/J, (j+1)/J) and 0 elsewhere: J stretches of equal blocks."""
+    """phi_j = 1 on [j/J, (j+1)/J) and 0 elsewhere: J groups of equal blocks."""
     here = min(math.floor(s * count), count - 1)
     return [float(j == here) for j in range(count)]
 
 
 def linear(s: Fraction, count: int) -> list[float]:
-    """phi_j(s) = max(0, 1 - abs(s (J-1) - j)), hats on J equidistant knots with one at either end;
-    the constant 1 for J = 1.
+    """phi_j(s) = max(0, 1 - abs(s (J-1) - j)), hats on J equidistant knots including both ends; the
+    constant 1 for J = 1.
     """
     return [float(max(Fraction(0), 1 - abs(s * (count - 1) - j))) for j in range(count)]
 
@@ -75,8 +75,7 @@ def _equidistant(count: int) -> list[Fraction]:
 
 
 def _extrema(count: int) -> list[Fraction]:
-    # where T_(J-1) is 1 or -1; the polynomials that are 1 at one of these and 0 at the others stay
-    # near or below 1
+    # where T_(J-1) is 1 or -1: the interpolating polynomials stay near or below 1
     return [Fraction((1 - math.cos(math.pi * s)) / 2) for s in _equidistant(count)]
 
 
@@ -89,10 +88,8 @@ BASES: dict[str, Basis] = {
 
 
 class InDepth(nn.Module):
-    """theta(s) = sum_j phi_j(s) c_j at the place s of one block: what stands between the
-    coefficients c_j and a parameter.
-
-    `network` is what is trained of the functions, where anything is.
+    """theta(s) = sum_j phi_j(s) c_j at the place s of one block: the parametrisation of a parameter
+    by coefficients c_j. `network` is the trained part of the functions, if any.
     """
 
     def __init__(self, basis: str, count: int, place: Fraction, network: nn.Module | None = None):
@@ -107,7 +104,7 @@ class InDepth(nn.Module):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """phi_j(s) here."""
+        """phi_j(s) at this block."""
         return self._fixed if self.network is None else tuple(self._trained().tolist())
 
     def _trained(self) -> Tensor:
@@ -116,7 +113,7 @@ class InDepth(nn.Module):
         return u + u.new_tensor(self._fixed)
 
     def forward(self, *coefficients: Tensor) -> Tensor:
-        if self.network is not None:  # by products of entries, which autocast leaves in the weights' dtype
+        if self.network is not None:  # entry by entry, which autocast leaves in the weights' dtype
             return torch.stack([share * c for share, c in zip(self._trained().unbind(), coefficients, strict=True)]).sum(0)
         (first, share), *others = [(c, share) for c, share in zip(coefficients, self.shares, strict=True) if share]
         theta = first if share == 1 else share * first
@@ -125,23 +122,23 @@ class InDepth(nn.Module):
         return theta
 
     def right_inverse(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """c_j = phi_j(s) theta / sum_i phi_i(s)^2, the smallest coefficients that give theta here
-        (setting a parameter uses it).
+        """c_j = phi_j(s) theta / sum_i phi_i(s)^2, the smallest coefficients with this theta. torch
+        calls it when a parameter is set.
         """
         square = sum(share * share for share in self.shares)
         return tuple(theta * (share / square) for share in self.shares)
 
 
 def blocks_through(knots: Sequence[Block], basis: str, blocks: int, generator: torch.Generator | None = None) -> list[Block]:
-    """That many blocks on theta, which passes through the weights of `knots`: theta(s_k) are the
-    k-th module's.
+    """`blocks` copies of a block with weights theta(s) that interpolate the weights of `knots`:
+    theta(s_k) are those of the k-th module.
 
-    So what holds for the modules holds for theta at its knots: a standard deviation that their
-    entries were drawn with, a gain of 1. Between the knots the functions that interpolate them have
-    squares that add up to at most 1 (constant, linear) or 1.1 (chebyshev), and to at least 1/2: so
-    much of their variance do entries keep that were drawn independently. The blocks share the
-    coefficients, each a parameter of the shape of what it stands for, and the basis' network, drawn
-    from `generator`. Raises ConfigError for an unknown basis.
+    So theta has at its knots the properties of the modules: the standard deviation of their
+    entries, a gain of 1. Between the knots the squares of the interpolating functions add up to at
+    least 1/2 and at most 1 (constant, linear) or 1.1 (chebyshev). Independent entries keep this
+    share of their variance. The blocks share the coefficients, each with the shape of its
+    parameter, and the basis' network, which is drawn from `generator`. Raises ConfigError for an
+    unknown basis.
     """
     kind = look_up("basis of weights in depth", basis, BASES)
     to_coefficients = kind.coefficients(len(knots))
@@ -172,8 +169,8 @@ def _replace(module: nn.Module, name: str, values: list[nn.Parameter], to_coeffi
 
 
 def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
-    """The coefficients that parameters of the modules are functions of, and their networks'
-    weights, by identity; none where all weights are free.
+    """The coefficients and networks of the modules' functions of depth, by identity; empty if all
+    weights are free.
     """
     return {
         id(c): c
@@ -185,9 +182,7 @@ def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
 
 
 def copy_to(block: Block, coefficients: dict[int, nn.Parameter], place: Fraction) -> Block:
-    """A copy of the block at another place s, with the coefficients given for its own (by
-    identity).
-    """
+    """A copy of the block at another place s. `coefficients` replace its own, by identity."""
     moved = copy.deepcopy(block, dict(coefficients))
     for part in moved.modules():
         if isinstance(part, InDepth):

@@ -1,9 +1,9 @@
-"""Low-rank updates of trained weights: every linear map W becomes W + B A, of which only A and B
-are trained.
+"""Low-rank updates of trained weights: each linear map W becomes W + B A, and only A and B are
+trained.
 
-B = 0 when it is made, so that the model is then the one without updates, to the bit. Vectors
-(gains, offsets, biases) and what lies outside of the depth (embeddings, the last norm, the head)
-stay as they are (Hu et al., *LoRA*, arXiv 2106.09685).
+B starts at 0, so that the model is then bit for bit the one without updates. Vectors (gains,
+offsets, biases) and all parts outside the depth (embeddings, the final norm, the head) stay fixed
+(Hu et al., *LoRA*, arXiv 2106.09685).
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ Changed = TypeVar("Changed", bound=nn.Module)
 
 
 class LowRank(nn.Module):
-    """W -> W + B A: A of shape (r, in) with entries of variance 1/in, so that A x has entries of
-    the size of x's, and B of (out, r) zeros.
-
-    r is no more than either dimension of W.
+    """W -> W + B A. A is (r, in) with entries of variance 1/in, so that A x has entries of the size
+    of x's. B is (out, r) and starts at zero. r is at most either dimension of W.
     """
 
     def __init__(self, a: Float[Tensor, "rank in"], b: Float[Tensor, "out rank"]):
@@ -34,30 +32,30 @@ class LowRank(nn.Module):
 
     @classmethod
     def drawn(cls, weight: Tensor, rank: int, generator: torch.Generator) -> LowRank:
-        """A fresh one."""
+        """A new update of this weight."""
         rows, columns = weight.shape
         rank = min(rank, rows, columns)
         a = torch.empty(rank, columns).normal_(0.0, columns**-0.5, generator=generator)
         return cls(a.to(weight), weight.new_zeros(rows, rank))
 
     def forward(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
-        with torch.autocast(weight.device.type, enabled=False):  # as merged weights are: rounded when they are used, not before
+        with torch.autocast(weight.device.type, enabled=False):  # like merged weights, which are rounded only when they are used
             return torch.addmm(weight, self.b, self.a)
 
 
 def adapt(module: nn.Module, maps: Iterable[nn.Module], rank: int, *, seed: int = 0) -> None:
-    """Freezes the module, in place, and gives every `nn.Linear` in the maps, which are parts of it,
-    an update of that rank.
+    """Freezes the module in place, and gives each `nn.Linear` in `maps`, which are parts of it, an
+    update of this rank.
 
-    Raises ConfigError for a rank below 1 or above every dimension there is, for maps without a
-    linear one, and for weights that are functions of depth, or updated already.
+    Raises ConfigError for a rank below 1 or above all dimensions, for maps without a linear map,
+    and for weights that are functions of depth or have updates already.
     """
     linear = list({id(part): part for each in maps for part in each.modules() if isinstance(part, nn.Linear)}.values())
     if not linear:
-        raise ConfigError(f"low_rank = {rank}: the model has no linear maps in its depth; leave it out to train all weights")
+        raise ConfigError(f"low_rank = {rank}: the model has no linear maps in its depth: leave it out to train all weights")
     if any(parametrize.is_parametrized(part) for part in linear):
         raise ConfigError(
-            f"low_rank = {rank}: the weights are functions already, of depth or of other updates; leave it out to train all of them"
+            f"low_rank = {rank}: the weights are already functions of depth or have updates: leave it out to train all of them"
         )
     most = max(min(part.weight.shape) for part in linear)
     if not 1 <= rank <= most:
@@ -69,8 +67,8 @@ def adapt(module: nn.Module, maps: Iterable[nn.Module], rank: int, *, seed: int 
 
 
 def updated(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, nn.Module, LowRank]]:
-    """The module's linear maps that have an update, each with its path (or every one that it has)
-    and that update; none where all weights are trained.
+    """The linear maps with an update: path, map and update of each. With `all_names` a shared map
+    comes once for each of its paths.
     """
     for path, part in module.named_modules(remove_duplicate=not all_names):
         if isinstance(part, nn.Linear) and parametrize.is_parametrized(part, "weight"):
@@ -80,13 +78,13 @@ def updated(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str
 
 
 def factors(module: nn.Module) -> dict[str, Tensor]:
-    """A and B of every update, as PATH.a and PATH.b of the linear map at that path."""
+    """A and B of each update, as PATH.a and PATH.b of the linear map at that path."""
     return {f"{path}.{name}": value for path, _, update in updated(module) for name, value in update.named_parameters()}
 
 
 def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) -> Changed:
-    """The module, frozen, with the updates whose `factors` these are, in place. Raises ConfigError,
-    naming their source, where one does not fit.
+    """Freezes the module in place and gives it the updates with these `factors`. Raises ConfigError
+    with `source` for factors that do not fit.
     """
     given: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
@@ -105,7 +103,7 @@ def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) 
 
 
 def _update(part: nn.Linear, pair: Mapping[str, Tensor]) -> bool:
-    """Whether they are A of (r, in) and B of (out, r) of that map, in its dtype."""
+    """Whether the pair is A (r, in) and B (out, r) for this map, in its dtype."""
     if pair.keys() != {"a", "b"} or any(factor.dim() != 2 or factor.dtype != part.weight.dtype for factor in pair.values()):
         return False
     rank = len(pair["a"])
@@ -113,10 +111,10 @@ def _update(part: nn.Linear, pair: Mapping[str, Tensor]) -> bool:
 
 
 def merge_updates(module: Changed) -> Changed:
-    """The same module with plain weights W + B A, in place, all of which may be trained.
+    """Merges the updates in place: plain weights W + B A, all trainable.
 
-    Not for a copy of a module that is still used: torch keeps what a parametrisation is in a class
-    that both have.
+    Do not use it on a copy of a module that is still in use: torch keeps parametrisations in a
+    class that both share.
     """
     for _, part, _ in list(updated(module)):
         parametrize.remove_parametrizations(part, "weight")
@@ -124,9 +122,7 @@ def merge_updates(module: Changed) -> Changed:
 
 
 def before_updates(module: nn.Module) -> dict[str, Tensor]:
-    """The weights W that there were, every other one as it is, by the names that they have without
-    updates.
-    """
+    """All weights without the updates, under the names of a model without updates."""
     weights: dict[str, Tensor] = module.state_dict()
     for path, _, _ in updated(module, all_names=True):
         beginning = f"{path}.parametrizations.weight."

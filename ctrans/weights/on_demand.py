@@ -1,9 +1,8 @@
-"""Weights on demand: matrices that are made when something reads them, and dropped when others are
-read.
+"""Weights on demand: matrices that are made when they are read, and dropped when others are read.
 
-A model whose weights do not fit into memory is a skeleton, its modules without their matrices, and
-a `Shelf` on which one piece of weights lies at a time. What reads a matrix finds it there, whoever
-reads it, so nothing else has to know.
+A model whose weights do not fit into memory consists of modules without matrices, and of a `Shelf`
+that holds one piece of weights at a time. Reading a matrix puts its piece on the shelf, so the rest
+of ctrans needs no change.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from solvers import ConfigError
 
 SHARE = 4
-"""Weights of more than one part in so many of the memory come on demand, unless asked for
-otherwise: graphs, gradients and copies in float64 need their own.
+"""By default weights come on demand if they need more than 1/SHARE of the memory: graphs, gradients
+and copies in float64 need the rest.
 """
 
 
@@ -33,14 +32,12 @@ def memory() -> int:
 
 
 def too_large_to_stay(weights: float) -> bool:
-    """Whether so many bytes of weights come on demand by default."""
+    """Whether weights of this size in bytes come on demand by default."""
     return weights * SHARE > memory()
 
 
 def check_fits(size: int | float, remedy: str, what: str = "the weights need") -> None:
-    """Raises ConfigError, with the remedy, for more bytes than there is memory: before this machine
-    starts to swap.
-    """
+    """Raises ConfigError with the remedy if the size in bytes exceeds this machine's memory."""
     if size > memory():
         much = f"{size / 1e9:.3g}" if size < 10**30 else "over 10^21"
         raise ConfigError(f"{what} {much} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
@@ -48,20 +45,18 @@ def check_fits(size: int | float, remedy: str, what: str = "the weights need") -
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Piece:
-    """Weights that are made together, and a function that makes them: the same whenever it is
-    called.
-    """
+    """Weights that are made together by a function, which gives the same weights at each call."""
 
     name: str
     make: Callable[[], dict[str, Tensor]]
 
 
 class Shelf:
-    """The place for one piece: reading from another puts the piece before it away. Weights get the
-    type and device of `like`.
+    """The place for one piece. Reading from another piece drops the one before. Weights get the
+    dtype and device of `like`.
 
-    A copy is a shelf of its own, so that a model and its copy in another precision can both be
-    used. `told` is called with the name of every piece that is made.
+    A copy has its own shelf, so that a model and its copy in another precision both work. `told` is
+    called with the name of each piece that is made.
     """
 
     def __init__(self, dtype: torch.dtype | None = None):
@@ -71,33 +66,33 @@ class Shelf:
         self._weights: dict[str, Tensor] = {}
 
     def weight(self, piece: Piece, name: str) -> Tensor:
-        """The weight of that name, the same object as long as its piece lies here."""
+        """The weight of that name. It stays the same object while its piece is on the shelf."""
         if piece is not self._piece:
             self.clear()
             if self.told is not None:
                 self.told(piece.name)
             made = piece.make()
-            # one after the other, so that only one is there twice if the type is another
+            # one at a time, so that only one exists twice during a conversion
             self._weights = {key: made.pop(key).to(self.like) for key in list(made)}
             self._piece = piece
         return self._weights[name]
 
     def clear(self) -> None:
-        """Puts away what lies here."""
+        """Empties the shelf."""
         self._piece, self._weights = None, {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shelf:
         twin = Shelf()
         twin.like, twin.told = self.like, self.told
         memo[id(self)] = twin
-        self.clear()  # whoever copies a model goes on with the copy
+        self.clear()  # the copy is used from now on
         return twin
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a module finds its weights: on which shelf and, by its own name for a weight, in which
-    piece and under which name.
+    """Where a module finds its weights: the shelf, and for each weight its piece and its name
+    there.
     """
 
     shelf: Shelf
@@ -108,8 +103,8 @@ class Place:
 
 
 class OnDemand(nn.Module):
-    """What a module becomes whose weights are made on demand: a subclass of its own class, whose
-    weights are properties.
+    """The class of a module with weights on demand: a subclass of its own class with weights as
+    properties.
     """
 
     place: Place
@@ -121,7 +116,7 @@ class OnDemand(nn.Module):
         check_present(self, "loaded")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OnDemand:
-        """Follows `to`, `double` and the like."""
+        """Applies `to`, `double` and similar calls to the shelf."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         self.place.shelf.clear()
         self.place.shelf.like = fn(self.place.shelf.like)
@@ -130,8 +125,8 @@ class OnDemand(nn.Module):
 
 @contextlib.contextmanager
 def skeletons() -> Iterator[None]:
-    """Inside, modules are made with their vectors (norms, biases) but without their matrices, which
-    are on device "meta".
+    """Inside, new modules have their vectors (norms, biases), but their matrices are on device
+    "meta".
     """
 
     def without(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -147,12 +142,12 @@ def skeletons() -> Iterator[None]:
 
 
 KnownPieces = dict[nn.Parameter, tuple[Piece, str]]
-"""Weights that have a piece already: another module that shares one finds it there."""
+"""Weights that already have a piece, which modules may share."""
 
 
 def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str = "", known: KnownPieces | None = None) -> None:
-    """Makes every part of the module that lacks a matrix `OnDemand`, in place: its weights are the
-    piece's, as prefix + its path.
+    """Makes each part of the module without a matrix `OnDemand`, in place. Its weights are those of
+    the piece with the name prefix + path.
     """
     known = {} if known is None else known
     for path, part in list(module.named_modules()):
@@ -162,7 +157,7 @@ def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str 
         for name, parameter in own.items():
             known.setdefault(parameter, (piece, f"{prefix}{path}.{name}" if path else f"{prefix}{name}"))
             del part._parameters[name]
-        kind: Any = type(part)  # what is cached by it is a class, which mypy does not know to be hashable
+        kind: Any = type(part)  # a class is hashable, which mypy does not know
         part.__class__ = _on_demand(kind, tuple(own))
         part.place = Place(shelf, {name: known[parameter] for name, parameter in own.items()})
 
@@ -181,22 +176,20 @@ def has_weights_on_demand(module: nn.Module) -> bool:
 
 
 def watch(module: nn.Module, told: Callable[[str], None]) -> None:
-    """Has `told` called with the name of every piece of the module's weights that is made from now
-    on.
-    """
+    """Calls `told` with the name of each piece of the module's weights that is made from now on."""
     for part in module.modules():
         if isinstance(part, OnDemand):
             part.place.shelf.told = told
 
 
 def check_present(module: nn.Module, purpose: str) -> None:
-    """Raises ConfigError for weights on demand, where they would have to stay."""
+    """Raises ConfigError if weights are on demand, for a purpose that needs them all."""
     if has_weights_on_demand(module):
         raise ConfigError(f"weights that are made on demand cannot be {purpose}: make the model without on_demand")
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """Every weight by name: the parameters, and those on demand, which this makes."""
+    """All weights by name. This makes those on demand."""
     weights: dict[str, Tensor] = dict(module.named_parameters())
     for path, part in module.named_modules():
         if isinstance(part, OnDemand):

@@ -1,5 +1,5 @@
-"""A small network of depth-time, whose outputs are what coefficients of weights are multiplied by
-(after qkvflow, Tong et al. 2025).
+"""A small network of depth-time whose outputs multiply the coefficients of weights (after qkvflow,
+Tong et al. 2025).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 FREQUENCIES = 4
-"""sin and cos of 1, 2, 4, 8 half turns over the depth: what is finer, the blocks would have to
-resolve.
+"""sin and cos of 1, 2, 4, 8 half turns over the depth. Blocks could not resolve higher
+frequencies.
 """
 HIDDEN = 32
-"""Features of the network: a thousand weights for all of a model's parameters."""
+"""Features of the network, which has about a thousand weights for all parameters of a model."""
 
 
 def time_embedding(s: Fraction) -> list[float]:
@@ -27,11 +27,11 @@ def time_embedding(s: Fraction) -> list[float]:
 
 
 class TimeNetwork(nn.Module):
-    """u(s) = W_2 silu(W_1 e(s) + b_1) in R^count, 0 at first (W_2 = 0) and smooth in s; W_1 with
-    variance 1/fan_in from the generator.
+    """u(s) = W_2 silu(W_1 e(s) + b_1) in R^count, smooth in s and 0 at first (W_2 = 0). W_1 has
+    variance 1/fan_in and is drawn from the generator.
 
-    One of these serves every parameter of a model. It computes in its weights' dtype, whatever
-    autocast says: one of its errors would be an error of every weight.
+    One network serves all parameters of a model. It computes in its weights' dtype even under
+    autocast, because its error would be an error of every weight.
     """
 
     def __init__(self, count: int, generator: torch.Generator):

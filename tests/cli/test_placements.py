@@ -74,9 +74,9 @@ def test_mixed_placements_are_trained(tmp_path):
     ("args", "words"),
     [
         (["simulate", "--placement", "post/per"], "did you mean 'peri'"),
-        (["simulate", "--placement", "post*2+pre*2"], "is of 4 blocks and the model has 2: make them agree"),
+        (["simulate", "--placement", "post*2+pre*2"], "is for 4 blocks and the model has 2: make them agree"),
         (["simulate", "--placement", "post/"], "two as post/pre for attention and FFN"),
-        (["simulate", "--placement", "post*0+pre*2"], "'*0' counts no blocks, so give a whole number from 1"),
+        (["simulate", "--placement", "post*0+pre*2"], "'*0' is no number of blocks: give a whole number from 1"),
         (["screen", "--compare", "placement=pre,post/per"], "did you mean 'peri'"),
         (["hjb-check", "--placement", "post/pre", "--last-map-decay", "0.1"], "placement 'post' projects"),
         (["train", "--placement", "post*1+pre*1", "--eval-depth", "6"], "it has no other depth"),

@@ -125,7 +125,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path):
         planned(GPTConfig(**MODEL))
     with pytest.raises(ConfigError, match="kept on spheres"):
         planned(fresh(placement="post", residual="ngpt", norm="rmsnorm"))
-    with pytest.raises(ConfigError, match="functions already"):
+    with pytest.raises(ConfigError, match="already functions"):
         planned(fresh(depth_weights="linear", knots=2))
     with pytest.raises(ConfigError, match="give 1 to 16"):
         planned(fresh(), low_rank=99)
