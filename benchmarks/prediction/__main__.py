@@ -39,7 +39,7 @@ from benchmarks.prediction.protocol import (
     unpack,
 )
 from benchmarks.prediction.report import calibration_words, correlations_table, prediction_figure, within_table
-from ctrans.cli.study_request import begins, carry_out, cost, engine, rest
+from ctrans.cli.study_request import begins, carry_out, cost, engine
 from ctrans.report.files import png, to_json, write_atomic
 from ctrans.report.progress import progress_bar
 from ctrans.stability.screening.predicted_rate import Predictor
@@ -194,6 +194,13 @@ def _page(here: Allowed) -> Iterator[str | Table]:
         yield f"The seal was broken at {here.seal.date}, with the predictor of commit {here.seal.commit}."
     if here.why:
         yield f"No predictor yet: {here.why}."
+
+
+def rest(plan: Prospect) -> str:
+    """How to run what is left, as the end of a sentence; "" if nothing is left."""
+    if not plan.left:
+        return ""
+    return "; the budget is spent: raise --budget" if plan.study.budget is not None else "; the same command continues"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import InputSummary, read_inputs
 from ctrans.cli.model_sources import check_loss, find_models, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
@@ -70,9 +70,9 @@ def command(request: ControlRequest) -> None:
                 trained[source.name] = attained(model, tokens, targets, progress=word)
             except ConfigError as error:
                 trained[source.name] = str(error)
-    ending = CommandEnding(
-        looked_at=InputSummary(request, found, text, tokens),
-        device=device,
+    end(
+        request,
+        directory,
+        inputs=InputSummary(request, found, text, tokens),
         result={"placements": readings, "attained": trained, "instead": instead},
     )
-    end(request, directory, ending)

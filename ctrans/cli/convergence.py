@@ -8,7 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from ctrans.cli.click_options import expand, expand_placements, placements_option
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
 from ctrans.norm import NORMS
@@ -75,11 +75,12 @@ def command(request: ConvergenceRequest) -> None:
         for word, job in jobs:
             advance(word)
             results.append(job())
-    ending = CommandEnding(
+    end(
+        request,
+        directory,
         options={"norm": request.norm, "seed": request.seed},
         result={"results": [{**vars(r), "order": r.order} for r in results]},
     )
-    end(request, directory, ending)
 
 
 def _jobs(

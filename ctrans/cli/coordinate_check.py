@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ctrans.cli.click_options import settings_of
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import Request, WrittenRequest, command_of
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
@@ -84,7 +84,9 @@ def command(request: CoordinateRequest) -> None:
         found = coordinate_check(model, widths, tokens, settings, updates=request.updates, progress=advance)
     places = place_names(model)
     verdict = coordinate_words(found, places, widths)
-    ending = CommandEnding(
+    end(
+        request,
+        directory,
         result={
             "widths": widths,
             "places": places,
@@ -94,4 +96,3 @@ def command(request: CoordinateRequest) -> None:
             "verdict": verdict,
         },
     )
-    end(request, directory, ending)

@@ -6,7 +6,7 @@ import dataclasses
 import textwrap
 from functools import partial
 
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import InputSummary, read_inputs
 from ctrans.cli.model_sources import ModelSource, find_models, settle_threads
 from ctrans.cli.request import ComparisonRequest, command_of, get_device, get_dtype
@@ -73,12 +73,12 @@ def command(request: DiagnoseRequest) -> None:
                 model = _drawn_anew(request, source, i, s).model(dtype, device)
                 several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=word))
             results[source.name] = several[0] if seeds == 1 else merged(several)
-    ending = CommandEnding(
-        looked_at=InputSummary(request, found, text, tokens),
-        device=device,
+    end(
+        request,
+        directory,
+        inputs=InputSummary(request, found, text, tokens),
         result={"checks": {name: as_object(check) for name, check in CHECKS.items()}, "placements": results},
     )
-    end(request, directory, ending)
 
 
 def _drawn_anew(request: DiagnoseRequest, source: ModelSource, i: int, s: int) -> ModelSource:

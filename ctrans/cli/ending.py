@@ -1,11 +1,11 @@
-"""How a command ends: what it found is written, shown and judged, in the same way by all of them."""
+"""The end of a command: all commands write and print their results in the same way."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -29,34 +29,16 @@ from solvers import ConfigError
 CPU = torch.device("cpu")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CommandEnding:
-    """What a command found.
+def directory_of(request: WrittenRequest, default: Path | None = None) -> Path | None:
+    """The directory for a result's files: --out, else none with --json -, else `default` or
+    out/COMMAND.
 
-    - `result`: the result's own keys, after `command`, `options`, `environment` and `model`. `SECTIONS` makes what is shown of it.
-    - `options`: what became of options, and options that are shown last
-    - `looked_at`: models and text, for commands that look at models
-    - `device`: what it was computed on
-    - `files`: further files of the directory, besides JSON and charts: names, and what makes their content
-    - `report`: the page to show, where it is not that of the result alone
-    - `failures`: what went wrong, a line each; the exit code is then 1
+    Call it after all checks and before the computation. Raises ConfigError if files cannot be
+    written there.
     """
-
-    result: Mapping[str, Any]
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    looked_at: InputSummary | None = None
-    device: torch.device = CPU
-    files: Mapping[str, Callable[[], bytes]] = dataclasses.field(default_factory=dict)
-    report: Page | None = None
-    failures: Sequence[str] = ()
-
-
-def directory_of(request: WrittenRequest) -> Path | None:
-    """Where files go: as asked, nowhere when the JSON goes to stdout, else out/<command>.
-
-    Called when all else about a request is checked and nothing is computed: ConfigError unless files can be written there.
-    """
-    directory = request.out if request.out is not None else None if request.quiet else Path("out") / request.command
+    directory = request.out
+    if directory is None and not request.quiet:
+        directory = default or Path("out") / request.command
     check_json(request, directory)
     if directory is not None:
         check_writable(directory)
@@ -64,9 +46,8 @@ def directory_of(request: WrittenRequest) -> Path | None:
 
 
 def check_json(request: Request, made: Path | None = None) -> None:
-    """Raises ConfigError unless JSON and page can be written where they were asked for.
-
-    The directory of a page is created, like the directory of --out, which is `made`. That of the JSON has to exist.
+    """Raises ConfigError unless the JSON and the page can be written. ctrans makes the directory of
+    the page, and that of --out (`made`). The directory of the JSON must exist.
     """
     if request.json_path is not None and not request.quiet:
         _check_file("json", Path(request.json_path), request.command, made)
@@ -85,34 +66,56 @@ def _check_file(kind: str, path: Path, command: str, made: Path | None) -> None:
     check_writable(path.parent)
 
 
-def end(request: Request, directory: Path | None, ending: CommandEnding) -> None:
-    """Writes JSON and files, prints what was found unless stdout is for the JSON, and exits with 1 where something failed.
+def end(
+    request: Request,
+    directory: Path | None,
+    result: Mapping[str, Any],
+    *,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    inputs: InputSummary | None = None,
+    files: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
+    report: Page | None = None,
+    failures: Sequence[str] = (),
+) -> None:
+    """Writes and prints a result. Exits with 1 if there are failures.
 
-    The JSON comes first: a picture that cannot be drawn must not lose what hours of computing found.
+    The JSON is written first, so that a figure that cannot be drawn does not lose the result. With
+    --json - stdout holds the JSON only.
+
+    - `result`: its own keys, after `command`, `options`, `environment` and `model`; `SECTIONS` has
+      what is shown of it
+    - `options`: values that replace those of the request, or options that are shown last
+    - `inputs`: models and text, for commands that run models
+    - `files`: further files of the directory: names, and functions that make the content
+    - `report`: the page to show, if it is not that of the result
+    - `failures`: one line each
     """
-    models = ending.looked_at
-    shown = request.shown(**({} if models is None else resolved(models.found)), **ending.options)
-    about = {} if models is None else {"model": models.summary}
-    result = {**result_of(request, shown, ending.device), **about, **ending.result}
-    text = write_json(request, directory, result, ending.report)
-    page = ending.report or page_of({request.command: json.loads(text)})
-    files = {**(pictures(page) if ending.report is None else {}), **ending.files}
+    decided = {} if inputs is None else resolved(inputs.found)
+    begin = result_of(request, request.shown(**decided, **options), CPU if inputs is None else inputs.tokens.device)
+    about = {} if inputs is None else {"model": inputs.summary}
+    text = write_json(request, directory, {**begin, **about, **result}, report)
+    page = report or page_of({request.command: json.loads(text)})
+    files = {**(pictures(page) if report is None else {}), **files}
     if directory is not None:
         for name, make in files.items():
             write_atomic(directory / name, make())
     if not request.quiet:
         console = Console()
-        looked_at = None if models is None else models.words
-        show(page, console, looked_at=looked_at, verbose=request.verbose)
-        _show_files(request, directory, [f"{request.command}.json", *files], console)
-    for failure in ending.failures:
+        show(page, console, looked_at=None if inputs is None else inputs.words, verbose=request.verbose)
+        places = [] if directory is None else [f"{directory}/{name}" for name in (f"{request.command}.json", *files)]
+        places += [] if request.html_path is None else [request.html_path]
+        if places:
+            console.print(escape("Written: " + ", ".join(places)), soft_wrap=True, highlight=False)
+    for failure in failures:
         click.echo(f"ctrans: {failure}", err=True)
-    if ending.failures:
+    if failures:
         raise SystemExit(1)
 
 
 def result_of(request: Request, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """How every result begins: the command, its options, and what it depends on besides them."""
+    """The common keys of all results: the command, its options, and what else the result depends
+    on.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     environment = {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
     environment |= {"plugins": list(LOADED)} if LOADED else {}
@@ -120,7 +123,9 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
 
 
 def write_json(request: Request, directory: Path | None, result: Mapping[str, Any], report: Page | None = None) -> str:
-    """Writes the result object into the directory, and wherever it was asked for; after that its page. Gives the JSON's text."""
+    """Writes the result to the directory, to --json and as the page of --html. Returns the JSON's
+    text.
+    """
     text = save_json(request, directory, result)
     if request.quiet:
         click.echo(text, nl=False)
@@ -131,18 +136,10 @@ def write_json(request: Request, directory: Path | None, result: Mapping[str, An
 
 
 def save_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> str:
-    """The same, but not to stdout, and without the page; gives the text."""
+    """The same without stdout and the page."""
     text = to_json(result) + "\n"
     if directory is not None:
         write_atomic(directory / f"{request.command}.json", text.encode())
     if request.json_path is not None and not request.quiet:
         write_atomic(Path(request.json_path), text.encode())
     return text
-
-
-def _show_files(request: Request, directory: Path | None, names: Sequence[str], console: Console) -> None:
-    """Where the files are."""
-    written = [] if directory is None else [f"{directory}/{name}" for name in names]
-    written += [] if request.html_path is None else [request.html_path]
-    if written:
-        console.print(escape("Written: " + ", ".join(written)), soft_wrap=True, highlight=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ctrans.cli.click_options import once
-from ctrans.cli.ending import CommandEnding, check_json, end
+from ctrans.cli.ending import check_json, end
 from ctrans.cli.request import Request, command_of
 from ctrans.interop.nanogpt import CHECKPOINT, to_nanogpt
 from ctrans.interop.to_transformers import target_of, write_transformers
@@ -79,8 +79,9 @@ def command(request: ExportRequest) -> None:
         target_of(load_config(request.checkpoint))
     family = write(load(request.checkpoint), request.out)
     files = sorted(path.name for path in request.out.iterdir() if path.name in ("config.json", "model.safetensors", CHECKPOINT))
-    ending = CommandEnding(
+    end(
+        request,
+        None,
         options={"out": str(request.out)},
         result={"family": family, "directory": str(request.out), "files": files},
     )
-    end(request, None, ending)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from ctrans.cli.click_options import argument
-from ctrans.cli.ending import CommandEnding, check_json, end
+from ctrans.cli.ending import check_json, end
 from ctrans.cli.request import Request, command_of
 from ctrans.interop.families import FAMILIES, found_family
 from ctrans.interop.transformers_library import import_transformers, quiet
@@ -52,8 +52,9 @@ def command(request: FamiliesRequest) -> None:
         for name in names:
             found.append(found_family(name))
             advance(name)
-    ending = CommandEnding(
+    end(
+        request,
+        None,
         options={"names": list(request.names)},
         result={"families": {each.family: each for each in found}},
     )
-    end(request, None, ending)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ctrans.cli.click_options import settings_of
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import InputSummary, read_inputs
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
@@ -112,9 +112,10 @@ def command(request: HJBCheckRequest) -> None:
             checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
     failures = [f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures]
-    ending = CommandEnding(
-        looked_at=InputSummary(request, found, text, tokens),
-        device=device,
+    end(
+        request,
+        directory,
+        inputs=InputSummary(request, found, text, tokens),
         result={
             "findings": [
                 finding for norm, row in checks.items() for c in row for finding in findings_of(f"{norm}, {c.placement}", c)
@@ -126,7 +127,6 @@ def command(request: HJBCheckRequest) -> None:
         files={} if study is None else {"hjb-pde.png": lambda: png(hjb_figure.draw(study))},
         failures=[*failures, ADVICE] if failures else [],
     )
-    end(request, directory, ending)
 
 
 def _refused(found: Sequence[ModelSource], regularization: Regularization) -> dict[str, str]:

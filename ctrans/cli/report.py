@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrans.cli.click_options import argument
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.model_sources import labels
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.given_files import read_json
@@ -49,7 +49,7 @@ def command(request: ReportRequest) -> None:
         "chapters": [chapter.title for chapter in page.chapters],
     }
     files = {} if request.html_path else {"report.html": lambda: render(page).encode()}
-    end(request, directory, CommandEnding(result=about, report=page, files=files))
+    end(request, directory, result=about, report=page, files=files)
 
 
 def _read(paths: Sequence[Path]) -> dict[str, Any]:

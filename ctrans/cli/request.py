@@ -19,7 +19,7 @@ from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
-from ctrans.option import COUNT, check_options, option
+from ctrans.option import COUNT, check_options, option, options_of
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -283,6 +283,16 @@ def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Calla
         )
 
     return decorate
+
+
+def check_exclusive(request: Request, *pairs: tuple[str, str]) -> None:
+    """Raises ConfigError if both options of a pair are given."""
+    kind: Any = type(request)  # a class is hashable, which mypy does not know
+    about = options_of(kind)
+    for pair in pairs:
+        if all(getattr(request, name) not in (None, False) for name in pair):
+            first, second = (about[name].flag(name) for name in pair)
+            raise ConfigError(f"{first} and {second} exclude each other: choose one")
 
 
 def get_dtype(name: str) -> torch.dtype:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ctrans.cli.click_options import expand, expand_placements
 from ctrans.cli.comparison import SETTINGS, architectures_of, axes_of
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import InputSummary, read_inputs
 from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_models, seeded, settle_threads
 from ctrans.cli.request import ComparisonRequest, ModelRequest, command_of, get_device, get_dtype
@@ -87,14 +87,15 @@ def command(request: ScreenRequest) -> None:
             )
     if len(results) > MOST_LINES:
         results = by_verdict(results)
-    ending = CommandEnding(
+    end(
+        request,
+        directory,
         options={
             "placements": list(dict.fromkeys(name for source in found for name in source.placements)),
             "compare": request.compare,
             "quick": request.quick,
         },
-        looked_at=InputSummary(request, found, text, tokens),
-        device=device,
+        inputs=InputSummary(request, found, text, tokens),
         result=as_result(results),
         failures=[
             f"{name}: activations become non-finite in segment {screening.broken}"
@@ -102,7 +103,6 @@ def command(request: ScreenRequest) -> None:
             if screening.broken is not None
         ],
     )
-    end(request, directory, ending)
 
 
 def _jobs(request: ScreenRequest) -> dict[str, ModelSource]:

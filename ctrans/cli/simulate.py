@@ -10,7 +10,7 @@ import click
 import torch
 from torch import Tensor
 
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import InputRows, InputSummary, Text, read_inputs
 from ctrans.cli.model_sources import find_models, settle_threads
 from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
@@ -106,14 +106,14 @@ def command(request: SimulateRequest) -> None:
                 )
             )
             analyses.append(_analyses(request, text, tokens, model))
-    ending = CommandEnding(
+    end(
+        request,
+        directory,
         options={"reference": request.reference},
-        looked_at=InputSummary(request, found, text, tokens),
-        device=device,
+        inputs=InputSummary(request, found, text, tokens),
         result={"placements": {s.placement: {**vars(s), **more} for s, more in zip(results, analyses, strict=True)}},
         failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
     )
-    end(request, directory, ending)
 
 
 def _analyses(

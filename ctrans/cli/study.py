@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctrans.cli.ending import CommandEnding, check_json, end
-from ctrans.cli.request import command_of
+from ctrans.cli.ending import check_json, end
+from ctrans.cli.request import check_exclusive, command_of
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
@@ -57,7 +57,7 @@ def command(request: StudyRequest) -> None:
         with kept as store:
             plan = prospect(study, store)
         result = {**begins(plan), "cost": costs(plan, processes(request.workers))}
-        end(request, None, CommandEnding(result=result, options={"formats": list(request.formats)}))
+        end(request, None, result=result, options={"formats": list(request.formats)})
         return
     with open_store(directory, write=not request.report) as store:
         plan = prospect(study, store, as_begun=request.report)
@@ -104,12 +104,7 @@ def _check(request: StudyRequest, directory: Path) -> None:
     """Raises ConfigError for options that exclude each other or that this machine cannot follow."""
     if moved := {"stage", "regime"} & request.typed:
         raise ConfigError(f"--{min(moved)}: {MOVED}")
-    if request.file is not None and request.bin is not None:
-        raise ConfigError("--file and --bin exclude each other: choose one")
-    if request.dry_run and request.report:
-        raise ConfigError("--dry-run and --report exclude each other: choose one")
-    if request.workers is not None and request.ray is not None:
-        raise ConfigError("--workers and --ray exclude each other, as Ray uses all its processors: leave one out")
+    check_exclusive(request, ("file", "bin"), ("dry_run", "report"), ("workers", "ray"))
     if request.ray is not None:
         check_ray()
     for name in request.formats:
@@ -131,7 +126,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "verdict": _verdict(request, plan, runs),
     }
     files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    end(request, directory, CommandEnding(result=result, options={"formats": list(request.formats)}, files=files))
+    end(request, directory, result=result, options={"formats": list(request.formats)}, files=files)
 
 
 def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) -> Verdict | None:

@@ -96,13 +96,6 @@ def engine(workers: int | None, ray: str | None) -> Engine:
     return partial(in_processes, processes(workers)) if ray is None else partial(by_ray, ray)
 
 
-def rest(plan: Prospect) -> str:
-    """How to run what is left, as the end of a sentence; "" if nothing is left."""
-    if not plan.left:
-        return ""
-    return "; the budget is spent: raise --budget" if plan.study.budget is not None else "; the same command continues"
-
-
 def begins(plan: Prospect) -> dict[str, Any]:
     """The keys of every study's result: the study and its progress. The other keys are empty."""
     maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}

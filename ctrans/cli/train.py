@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ctrans.cli.ending import check_json, result_of, save_json, write_json
 from ctrans.cli.other_depths import check_depths, losses_at
-from ctrans.cli.request import command_of, get_device
+from ctrans.cli.request import check_exclusive, command_of, get_device
 from ctrans.cli.train_options import TrainRequest
 from ctrans.findings import Finding
 from ctrans.model.gpt import GPT
@@ -98,11 +98,7 @@ def command(request: TrainRequest) -> None:
 
 def _check_places(request: TrainRequest) -> None:
     """Raises ConfigError for options that exclude each other, before ctrans reads or writes files."""
-    for first, second in (("resume", "overwrite"), ("file", "bin")):
-        if getattr(request, first) and getattr(request, second):
-            raise ConfigError(f"--{first} and --{second} exclude each other: choose one")
-    if request.origin is not None and request.resume:
-        raise ConfigError("--from starts a run and --resume continues one: choose one")
+    check_exclusive(request, ("resume", "overwrite"), ("file", "bin"), ("origin", "resume"))
     if request.use_tensorboard:
         check_tensorboard()
     check_reactions(request.react)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import ClassVar
 
-from ctrans.cli.ending import CommandEnding, directory_of, end
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.given_files import read_file
 from ctrans.option import COUNT, option
@@ -69,7 +69,9 @@ def command(request: VerifyRequest) -> None:
     table, seconds = markdown_table(results), sum(r.seconds for r in results)
     if request.markdown is not None:
         write_atomic(request.markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
-    ending = CommandEnding(
+    end(
+        request,
+        directory,
         options={"only": list(request.only), "cases": request.cases, "seed": request.seed},
         result={
             "holds": not violated,
@@ -80,7 +82,6 @@ def command(request: VerifyRequest) -> None:
         files={"verify.md": table.encode},
         failures=[failure(r) for r in violated],
     )
-    end(request, directory, ending)
 
 
 def _page(path: Path | None) -> str:

@@ -9,20 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from ctrans.cli.click_options import argument
-from ctrans.cli.ending import CPU, check_json, result_of, write_json
+from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.monitor.history import history
 from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.option import LARGEST, Range, option
 from ctrans.report.contents import page_of
-from ctrans.report.files import check_writable, to_json, write_atomic
-from ctrans.report.picture import pictures
+from ctrans.report.files import to_json
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
 
@@ -50,21 +48,11 @@ def command(request: WatchRequest) -> None:
     ctrans watch out/train --once
     """
     log = read_log(request.directory)
-    out = None if request.quiet and request.out is None else request.out or request.directory
-    check_json(request, out)
-    if out is not None:
-        check_writable(out)
+    directory = directory_of(request, request.directory)
     console = Console()
     if not (request.once or request.quiet) and console.is_terminal:
         log = _followed(request, console, log)
-    elif not request.quiet:
-        show(_page(log), console, verbose=request.verbose)
-    text = write_json(request, out, {**result_of(request, request.shown(), CPU), **findings(log)})
-    drawn = pictures(page_of({request.command: json.loads(text)})) if out is not None else {}
-    for name, make in drawn.items():
-        write_atomic(Path(str(out)) / name, make())
-    if not request.quiet:
-        click.echo(f"Written: {', '.join(f'{out}/{name}' for name in ('watch.json', *drawn))}")
+    end(request, directory, findings(log))
 
 
 def findings(log: MonitorLog) -> dict[str, Any]:
@@ -98,7 +86,7 @@ def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
 def _followed(request: WatchRequest, console: Console, log: MonitorLog) -> MonitorLog:
     """Shows the log until the run ends or the user presses Ctrl-C, and returns its last state."""
     try:
-        with Live(_live(request, console, log), console=console, auto_refresh=False, screen=False) as live:
+        with Live(_live(request, console, log), console=console, auto_refresh=False, transient=True) as live:
             while not log.ended:
                 time.sleep(request.refresh)
                 log = read_log(request.directory)
