@@ -77,9 +77,7 @@ def read_json(path: Path) -> Any:
 
 
 def nested_too_deep(found: Any) -> bool:
-    """Whether objects and lists of JSON are nested more than `DEEPEST_JSON` deep, values
-    included.
-    """
+    """Whether objects and lists of JSON are nested more than `DEEPEST_JSON` deep, values included."""
     depth, inside = 0, [found]
     while inside:
         depth += 1

@@ -28,8 +28,7 @@ METHOD_WORDS = ", ".join(
 )
 """The methods, for help texts."""
 MOST_STEPS = 10**6
-"""The largest number of steps of a segment. With more, rounding grows faster than the error
-falls.
+"""The largest number of steps of a segment. With more, rounding grows faster than the error falls.
 """
 
 
@@ -67,9 +66,7 @@ class Scheme:
 
     @property
     def evaluates_once(self) -> bool:
-        """Whether each field is evaluated exactly once, which a field that writes to a cache
-        needs.
-        """
+        """Whether each field is evaluated exactly once, which a field that writes to a cache needs."""
         return self.discrete and self.gradient == "backprop"
 
     def check_numbers(self, dtype: torch.dtype) -> Method:

@@ -39,8 +39,8 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is called, and turns every failure into one line and an
-    exit code: 2 for invalid input, 1 for a computation that failed.
+    """A group that imports a command when it is called, and turns every failure into one line and
+    an exit code: 2 for invalid input, 1 for a computation that failed.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -168,8 +168,8 @@ def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Ite
 
 
 class MonitoredRun:
-    """A run's `Watcher` with a monitor. Alarms are printed at once, and the monitor's memory is saved
-    with every checkpoint.
+    """A run's `Watcher` with a monitor. Alarms are printed at once, and the monitor's memory is
+    saved with every checkpoint.
     """
 
     def __init__(self, request: TrainRequest, run: TrainingRun, step: int):

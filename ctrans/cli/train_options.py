@@ -27,7 +27,9 @@ GPT2_VOCABULARY = 50304
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainRequest(WrittenRequest):
-    """The request of `train`. `config` has fields of `GPTConfig`, `training` fields of `TrainConfig`."""
+    """The request of `train`. `config` has fields of `GPTConfig`, `training` fields of
+    `TrainConfig`.
+    """
 
     config: Mapping[str, Any] = settings_of(GPTConfig)
     training: Mapping[str, Any] = settings_of(TrainConfig)
@@ -99,8 +101,8 @@ class TrainRequest(WrittenRequest):
         "embedding_std": 0.1,
     }
     """A size that two cores train in two minutes, and the initialisation that trains best at that
-size.
-"""
+    size.
+    """
     unshown: ClassVar[frozenset[str]] = Request.unshown
 
     @property

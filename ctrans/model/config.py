@@ -219,9 +219,7 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
 
     @property
     def weights_in_depth(self) -> int:
-        """The number of values of each parameter of a block: one for each block, or for each
-        knot.
-        """
+        """The number of values of each parameter of a block: one for each block, or for each knot."""
         return self.depth if self.depth_weights == FREE else self.knots or KNOTS
 
     @property

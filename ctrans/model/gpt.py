@@ -166,9 +166,7 @@ class GPT(nn.Module):
 
 
 def make_norm(config: GPTConfig) -> Norm:
-    """A new norm of the configuration's kind. LayerNorm has no offset if the model has no
-    biases.
-    """
+    """A new norm of the configuration's kind. LayerNorm has no offset if the model has no biases."""
     kind = NORMS[config.norm]
     options = norm_settings(config.norm, config, config.width, config.heads)
     return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)

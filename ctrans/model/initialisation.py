@@ -37,9 +37,7 @@ def _alone(role: Role, blocks: float) -> float:
 
 
 def _residual(role: Role, blocks: float) -> float:
-    """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms
-    (GPT-2).
-    """
+    """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms (GPT-2)."""
     return (2 * blocks) ** -0.5 if role in ("out", "down") else 1.0
 
 
@@ -98,9 +96,7 @@ INITIALISATIONS: dict[str, Initialisation] = {
 
 
 def get_initialisation(name: str) -> Initialisation:
-    """The initialisation of that name. Raises ConfigError with the nearest name for an unknown
-    one.
-    """
+    """The initialisation of that name. Raises ConfigError with the nearest name for an unknown one."""
     return look_up("initialisation", name, INITIALISATIONS)
 
 

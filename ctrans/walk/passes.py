@@ -24,7 +24,7 @@ from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
 from solvers import ConfigError
 from solvers.segment import Map
 
-Told = Callable[[int], None]
+SegmentCallback = Callable[[int], None]
 """Called with k when segment k is done, on each way."""
 
 
@@ -43,7 +43,7 @@ def walk(
     targets: Any = None,
     instruments: Sequence[Instrument] = (),
     *,
-    progress: Told | None = None,
+    progress: SegmentCallback | None = None,
 ) -> list[Any]:
     """The instruments' figures, in their order, after one walk of these tokens; with targets also
     back.
@@ -63,7 +63,7 @@ def walk(
 
 
 @torch.no_grad()
-def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = None) -> None:
+def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback | None = None) -> None:
     """Walks all lanes together, segment by segment. Raises as `walk`. Call each instrument's
     `figures()` afterwards.
     """
@@ -88,7 +88,11 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: Told | None = N
 
 @torch.no_grad()
 def walk_depth(
-    depth: Depth, x0: Float[Tensor, "*batch tokens width"], instruments: Sequence[Instrument], *, progress: Told | None = None
+    depth: Depth,
+    x0: Float[Tensor, "*batch tokens width"],
+    instruments: Sequence[Instrument],
+    *,
+    progress: SegmentCallback | None = None,
 ) -> list[Any]:
     """The figures of instruments that need no loss, after one walk down the depth from X_0."""
     _down(depth, [_LaneUnderWay(Lane(torch.empty(0, dtype=torch.int64), None, instruments), x0.detach())], progress)
@@ -131,7 +135,7 @@ def _segments(depth: Depth) -> Iterator[tuple[int, Sublayer, float, float]]:
     yield from zip(range(len(depth.sublayers)), depth.sublayers, depth.times, depth.lengths, strict=False)
 
 
-def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: Told | None) -> None:
+def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: SegmentCallback | None) -> None:
     for way in ways:
         for instrument in way.lane.instruments:
             instrument.of_text(way.kept)

@@ -55,13 +55,13 @@ class Shelf:
     """The place for one piece. Reading from another piece drops the one before. Weights get the
     dtype and device of `like`.
 
-    A copy has its own shelf, so that a model and its copy in another precision both work. `told` is
-    called with the name of each piece that is made.
+    A copy has its own shelf, so that a model and its copy in another precision both work.
+    `on_piece` is called with the name of each piece that is made.
     """
 
     def __init__(self, dtype: torch.dtype | None = None):
         self.like = torch.empty(0, dtype=dtype)
-        self.told: Callable[[str], None] | None = None
+        self.on_piece: Callable[[str], None] | None = None
         self._piece: Piece | None = None
         self._weights: dict[str, Tensor] = {}
 
@@ -69,8 +69,8 @@ class Shelf:
         """The weight of that name. It stays the same object while its piece is on the shelf."""
         if piece is not self._piece:
             self.clear()
-            if self.told is not None:
-                self.told(piece.name)
+            if self.on_piece is not None:
+                self.on_piece(piece.name)
             made = piece.make()
             # one at a time, so that only one exists twice during a conversion
             self._weights = {key: made.pop(key).to(self.like) for key in list(made)}
@@ -83,7 +83,7 @@ class Shelf:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shelf:
         twin = Shelf()
-        twin.like, twin.told = self.like, self.told
+        twin.like, twin.on_piece = self.like, self.on_piece
         memo[id(self)] = twin
         self.clear()  # the copy is used from now on
         return twin
@@ -175,11 +175,13 @@ def has_weights_on_demand(module: nn.Module) -> bool:
     return any(isinstance(part, OnDemand) for part in module.modules())
 
 
-def watch(module: nn.Module, told: Callable[[str], None]) -> None:
-    """Calls `told` with the name of each piece of the module's weights that is made from now on."""
+def watch(module: nn.Module, on_piece: Callable[[str], None]) -> None:
+    """Calls `on_piece` with the name of each piece of the module's weights that is made from now
+    on.
+    """
     for part in module.modules():
         if isinstance(part, OnDemand):
-            part.place.shelf.told = told
+            part.place.shelf.on_piece = on_piece
 
 
 def check_present(module: nn.Module, purpose: str) -> None:

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 FREQUENCIES = 4
-"""sin and cos of 1, 2, 4, 8 half turns over the depth. Blocks could not resolve higher
-frequencies.
+"""sin and cos of 1, 2, 4, 8 half turns over the depth. Blocks could not resolve higher frequencies.
 """
 HIDDEN = 32
 """Features of the network, which has about a thousand weights for all parameters of a model."""

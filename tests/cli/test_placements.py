@@ -79,7 +79,7 @@ def test_mixed_placements_are_trained(tmp_path):
         (["simulate", "--placement", "post*0+pre*2"], "'*0' is no number of blocks: give a whole number from 1"),
         (["screen", "--compare", "placement=pre,post/per"], "did you mean 'peri'"),
         (["hjb-check", "--placement", "post/pre", "--last-map-decay", "0.1"], "placement 'post' projects"),
-        (["train", "--placement", "post*1+pre*1", "--eval-depth", "6"], "it has no other depth"),
+        (["train", "--placement", "post*1+pre*1", "--eval-depth", "6"], "the model has no other depth"),
     ],
 )
 def test_a_mistake_is_one_line(args, words, tmp_path, monkeypatch):

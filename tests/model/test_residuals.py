@@ -353,7 +353,7 @@ def test_another_name_is_the_same_residual_and_the_plain_one_is_saved_as_it_alwa
         ({"residual": "rezzero"}, "unknown residual 'rezzero': did you mean 'rezero'"),
         (
             {"residual": "dynamic_hyper_connections"},
-            "by matrices of the state, .* Choose hyper_connections or mhc, the static ones",
+            "by functions of the state, .* Choose the static hyper_connections or mhc",
         ),
         ({"residual": "depth_scaled", "placement": "post"}, "residual 'depth_scaled' with placement 'post' scales"),
         ({"residual": "depth_scaled", "placement": "pre", "depth_weights": "linear"}, "depends on the number of blocks"),
