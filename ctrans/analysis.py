@@ -1,5 +1,5 @@
-"""`ctrans.diagnose`, `ctrans.screen` and `ctrans.simulate`: analyses of any model, which is opened
-first where it is not one of ctrans.
+"""`ctrans.diagnose`, `ctrans.screen` and `ctrans.simulate`: analyses of any model. A model of
+another library is opened first.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def diagnose(
     weight_decay: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
-    """What is wrong with a model on a text, the most severe first, from one forward and, with
-    targets, one backward pass.
+    """Findings about a model on a text, the most severe first, from one forward and, with targets,
+    one backward pass.
 
-    It calls `ctrans.stability.diagnosis.diagnose.diagnose`. A model that is not one of ctrans is
-    opened on these tokens first.
+    It calls `ctrans.stability.diagnosis.diagnose.diagnose`. A model of another library is first
+    opened on these tokens.
 
     - `model`: a model of ctrans or of another library, any `nn.Module`, or the path of a checkpoint
     - `tokens`, `targets`: token ids, or whatever the model reads and its loss compares with
@@ -46,7 +46,7 @@ def diagnose(
     - `weight_decay`: the weight decay of its training, compared with dt lam*
     - `progress(k)`: called whenever segment k is done, in the forward and in the backward pass
 
-    Raises ConfigError for a model that cannot be opened, in `open_model`'s words, and for a weight
+    Raises ConfigError for a model that cannot be opened, as `open_model` does, and for a weight
     decay that is negative or not finite.
     """
     return diagnosis.diagnose(_opened(model, tokens, loss), tokens, targets, weight_decay=weight_decay, progress=progress)
@@ -64,23 +64,23 @@ def screen(
     trained: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Screening:
-    """Every verdict of the screening at the model's weights as they are, from one forward and one
+    """All verdicts of the screening at the model's current weights, from one forward and one
     backward pass.
 
-    It calls `ctrans.stability.screening.screen.screen`. A model that is not one of ctrans is opened
-    on these tokens first.
+    It calls `ctrans.stability.screening.screen.screen`. A model of another library is first opened
+    on these tokens.
 
     - `model`, `tokens`, `targets`, `loss`: as in `diagnose`; targets are needed unless the model
       has a loss of its own
-    - `effort`: a name of `ctrans.stability.screening.screen.EFFORTS`, or such an object
+    - `effort`: a name in `ctrans.stability.screening.screen.EFFORTS`, or such an object
     - `other`: another text of the same shape, for the transport step
-    - `seed`: of perturbations and of the vectors that iterations start with
+    - `seed`: of perturbations and of the start vectors of iterations
     - `trained`: whether the weights differ from those of the configuration's initialisation
-    - `progress`: called with a word whenever a segment is done in the forward pass, in the backward
-      pass or, where there is no loss and so no backward pass, for that too
+    - `progress`: called with a word whenever a segment is done in the forward or backward pass.
+      Without a loss there is no backward pass, and it is called for that too
 
-    Raises ConfigError for a model that cannot be opened, where tokens, targets and the other text
-    do not have one shape, and for an unknown effort.
+    Raises ConfigError for a model that cannot be opened, if tokens, targets and the other text
+    differ in shape, and for an unknown effort.
     """
     model = _opened(model, tokens, loss)
     return screening.screen(model, tokens, targets, effort, other=other, seed=seed, trained=trained, progress=progress)
@@ -89,8 +89,8 @@ def screen(
 def _opening(
     analysis: Callable[Concatenate[Any, Tensor, Options], Result],
 ) -> Callable[Concatenate[Any, Tensor, Options], Result]:
-    """The analysis of any model, with the same options; a model that is not one of ctrans is opened
-    on the tokens first.
+    """The same analysis, with the same options, for any model. A model of another library is first
+    opened on the tokens.
     """
 
     @functools.wraps(analysis)
@@ -101,19 +101,19 @@ def _opening(
 
 
 simulate = _opening(simulation.simulate)
-"""X(t) of any model: `ctrans.stability.forward.simulation.simulate`, whose options it has.
+"""X(t) of any model. Takes the options of `ctrans.stability.forward.simulation.simulate`.
 
-`model` and `tokens` are as in `diagnose`. A model that is not one of ctrans is opened on these
-tokens first. Raises ConfigError for a model that cannot be opened.
+`model` and `tokens` are as in `diagnose`. A model of another library is first opened on these
+tokens. Raises ConfigError for a model that cannot be opened.
 """
 
 
 def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
-    """The model itself where it has a `Depth` and no other loss is asked for; any other module
-    opened on these tokens.
+    """The model itself if it has a `Depth` and no other loss is given; any other model opened on
+    these tokens.
 
-    Some modules have an attribute `depth` that is a number of blocks. A Hugging Face model says
-    itself what it reads, so it is opened by its family.
+    Some modules have an attribute `depth` that counts blocks. A Hugging Face model states what it
+    reads, so it is opened by its family.
     """
     if isinstance(getattr(model, "depth", None), Depth) and loss is None:
         return model

@@ -1,5 +1,5 @@
-"""A Transformer block as an ODE: attention and FFN act one after the other, each for depth-time dt,
-by any method of `solvers`.
+"""A Transformer block as an ODE: attention and FFN act in sequence, each for depth-time dt, by any
+method of `solvers`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Called(AroundMap):
     """f(x) = field(x, **context), for fields that need masks or positions besides the state.
 
     The context is bound here and not stored in the field, because gradients other than backprop
-    evaluate the field after the forward pass that the context belongs to.
+    evaluate the field after the forward pass to which the context belongs.
     """
 
     def __init__(self, field: nn.Module, context: Mapping[str, Any]):
@@ -37,8 +37,8 @@ class Called(AroundMap):
 
 
 def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
-    """The same sublayers, sharing their weights, with `context` as keyword arguments of every map
-    with attention.
+    """The same sublayers with shared weights. Each map with attention gets `context` as keyword
+    arguments.
     """
     if not context:
         return depth
@@ -47,21 +47,21 @@ def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
 
 
 class ODEBlock(nn.Module):
-    """X(2 dt) of dX/dt = v_attention(X) on [0, dt], v_ffn(X) on [dt, 2 dt]: a block x -> x to be
-    put into any model.
+    """X(2 dt) of dX/dt = v_attention(X) on [0, dt], v_ffn(X) on [dt, 2 dt]: a block x -> x for use
+    in any model.
 
     - `attention`, `ffn`: modules from (*batch, tokens, width) to the same shape
-    - `placement`: a name of `PLACEMENTS`, which says where norms act around both
-    - `dt`: for how much depth-time each acts
+    - `placement`: a name in `PLACEMENTS`, which determines where norms act around both
+    - `dt`: the depth-time of each
     - `method`, `steps`, `rtol`, `atol`, `gradient`: the block's `Scheme`. One Euler step is the
-      discrete block X + dt f(N X) (or as the placement has it), bit for bit
-    - `norm`, `width`, `eps`: the norms that are made here, by a name of `NORMS`; the width is asked
-      of the attention where not given
-    - `gain`: what both maps are multiplied by (DeepNorm's 1/alpha)
+      discrete block X + dt f(N X) (or as the placement defines it), bit for bit
+    - `norm`, `width`, `eps`: the norms made here, by a name in `NORMS`. The default width is
+      `attention.width`
+    - `gain`: a factor of both maps (DeepNorm's 1/alpha)
 
-    The state dict's names are depth.sublayers.0 (attention) and depth.sublayers.1 (FFN), in each
-    field, input_norm, output_norm, state_norm. Raises ConfigError for an unknown placement, norm,
-    method or gradient, and a width that is not known.
+    The state dict has the names depth.sublayers.0 (attention) and depth.sublayers.1 (FFN), each
+    with field, input_norm, output_norm and state_norm. Raises ConfigError for an unknown placement,
+    norm, method or gradient, and for an unknown width.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ODEBlock(nn.Module):
             if not wanted:
                 return None
             if width is None:
-                raise ConfigError(f"placement {placement!r} has norms and the width is not known: give width")
+                raise ConfigError(f"placement {placement!r} has norms, which need the width: give width")
             return norm_class(width, eps)
 
         def sublayer(field: nn.Module, kind: Kind) -> Sublayer:
@@ -109,14 +109,14 @@ class ODEBlock(nn.Module):
         self.scheme.check(self.depth)
 
     def forward(self, x: Float[Tensor, "*batch tokens width"], **context: Any) -> Float[Tensor, "*batch tokens width"]:
-        """The block's output. Keyword arguments, as masks and positions, go to every evaluation of
-        the attention.
+        """The block's output. Keyword arguments, such as masks and positions, go to each evaluation
+        of the attention.
 
-        Raises ConfigError for a state of another width than the block's, SolveError where the solve
-        fails.
+        Raises ConfigError for a state of another width than the block's, and SolveError if the
+        solve fails.
         """
         if self.width is not None and x.shape[-1:] != (self.width,):
             raise ConfigError(
-                f"the state is {tuple(x.shape)} and the block's width {self.width}: give (*batch, tokens, {self.width})"
+                f"the state is {tuple(x.shape)}, but the block's width is {self.width}: give (*batch, tokens, {self.width})"
             )
         return self.scheme.solve(in_context(self.depth, context), x).x1

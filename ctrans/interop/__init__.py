@@ -1,5 +1,5 @@
-"""Other people's models in and out: blocks of theirs as ODEs, nanoGPT checkpoints, Hugging Face
-models as a `Depth`.
+"""Models of other libraries: Hugging Face models and nanoGPT checkpoints in and out, any module as
+a `Depth`, blocks as ODEs.
 """
 
 from ctrans.interop.anatomy import Anatomy

@@ -1,5 +1,5 @@
-"""Where a model has its blocks, and a block its attention and FFN: paths of attributes, given by
-the user or known by name.
+"""Paths of attributes to a model's blocks, and from a block to its attention and FFN: given by the
+user or known by name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ATTENTION_PATHS: tuple[tuple[str, ...], ...] = (
     ("self_attn",),
     ("attn",),
 )
-"""How models name attention: modules in the order in which they act. The first row whose modules a
-block has is taken.
+"""Usual paths of attention: modules in the order in which they act. The first row that a block has
+completely is used.
 """
 FFN_PATHS: tuple[tuple[str, ...], ...] = (
     ("intermediate", "output.dense", "output.dropout"),
@@ -34,17 +34,16 @@ FFN_PATHS: tuple[tuple[str, ...], ...] = (
     ("ffn",),
     ("fc1", "activation_fn", "fc2"),
 )
-"""How models name the FFN, likewise."""
+"""Usual paths of the FFN, as `ATTENTION_PATHS`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Anatomy:
-    """Paths of attributes: from the model to its list of blocks, and from a block to the modules
-    that are attention and FFN.
+    """Paths of attributes: from the model to its list of blocks, and from a block to the modules of
+    attention and FFN.
 
-    Several modules act one after the other, as BERT's ("intermediate", "output.dense"). What is
-    None is found by the names that models are known to use. Norms are not named: they are found by
-    what they do.
+    Several modules act in sequence, such as BERT's ("intermediate", "output.dense"). None means
+    that the usual names are searched. Norms need no path: they are found by what they compute.
     """
 
     blocks: str | None = None
@@ -53,10 +52,10 @@ class Anatomy:
 
 
 def read_anatomy(path: Path) -> Anatomy:
-    """The anatomy in a TOML file: blocks, attention and ffn, each a path, the last two also lists
-    of paths.
+    """The anatomy in a TOML file: blocks, attention and ffn, each a path; attention and ffn may be
+    lists of paths.
 
-    Raises ConfigError for a file that is no such JSON, another name, and a value of another kind.
+    Raises ConfigError for a file that is not TOML, an unknown name, and a value of the wrong type.
     """
     check_file(path)
     try:
@@ -69,36 +68,38 @@ def read_anatomy(path: Path) -> Anatomy:
             raise unknown(f"entry of {str(path)!r}", name, known)
         several = isinstance(value, list) and name != "blocks" and all(isinstance(each, str) for each in value) and value
         if not isinstance(value, str) and not several:
-            raise ConfigError(f'{str(path)!r}: {name} = {value!r} is no path of attributes, such as "model.layers"')
+            raise ConfigError(f'{str(path)!r}: {name} = {value!r} is no path of attributes: give one such as "model.layers"')
     return Anatomy(**entries)
 
 
 def fields(block: nn.Module, anatomy: Anatomy) -> tuple[ModuleChain, ModuleChain]:
-    """The block's attention and FFN. Raises ConfigError, listing its parts, where one is not found."""
+    """The block's attention and FFN. Raises ConfigError, listing the block's parts, if one is not
+    found.
+    """
     attention, ffn = named_maps(block, anatomy)
     if attention is None or ffn is None:
         missing = " and ".join(what for what, found in (("attention", attention), ("FFN", ffn)) if found is None)
         raise ConfigError(
-            f"no {missing} found in {type(block).__name__}, which has {parts_of(block)}: name them by anatomy=Anatomy(...), or by "
-            "--anatomy FILE.toml"
+            f"no {missing} found in {type(block).__name__}, which has {parts_of(block)}: give the paths by anatomy=Anatomy(...), or "
+            "by --anatomy FILE.toml"
         )
     return ModuleChain(attention), ModuleChain(ffn)
 
 
 def parts_of(block: nn.Module) -> str:
-    """'norm (LayerNorm), attn (Attention)': the block's own parts."""
+    """The block's direct submodules, as 'norm (LayerNorm), attn (Attention)'."""
     return ", ".join(f"{name} ({type(part).__name__})" for name, part in block.named_children())
 
 
 def named_maps(block: nn.Module, anatomy: Anatomy) -> tuple[list[nn.Module] | None, list[nn.Module] | None]:
-    """The modules of attention and of the FFN at the paths given or known; None for one that has no
-    such name.
+    """The modules of attention and of the FFN at the given or usual paths; None for a map that is
+    not found.
     """
     return _modules(block, anatomy.attention, ATTENTION_PATHS), _modules(block, anatomy.ffn, FFN_PATHS)
 
 
 def _modules(block: nn.Module, given: str | Sequence[str] | None, known: tuple[tuple[str, ...], ...]) -> list[nn.Module] | None:
-    """The modules at the given paths, or at the first known row of paths that the block has."""
+    """The modules at the given paths, or at the first row of usual paths that the block has."""
     rows = known if given is None else ((given,) if isinstance(given, str) else tuple(given),)
     parts = dict(block.named_modules())
     return next(([parts[path] for path in row] for row in rows if all(path in parts for path in row)), None)

@@ -1,6 +1,4 @@
-"""Architectures by name or config file, without weights: models with freshly drawn ones, of any
-size.
-"""
+"""Models by the name or config file of an architecture, of any size, with random weights."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "olmo2-7b": _gated("olmo2", 32, 4096, 32, 32, 11008, 100352, 5e5, 4096, rms_norm_eps=1e-6),
     "olmo2-13b": _gated("olmo2", 40, 5120, 40, 40, 13824, 100352, 5e5, 4096, rms_norm_eps=1e-6),
 }
-"""The shapes of published models, as their config.json says: families of `transformers`, whose own
-modules compute them.
-"""
+"""Published models, as their config.json describes them. `transformers` has their families."""
 
 
 def from_architecture(
@@ -93,18 +89,19 @@ def from_architecture(
     on_demand: bool | None = None,
     anatomy: Anatomy | None = None,
 ) -> Imported:
-    """The model that a preset or a config file describes, its weights drawn from `seed` as the
+    """The model that a preset or a config file describes. Its weights are drawn from `seed` as the
     library initialises that family.
 
-    - `architecture`: a name in `PRESETS`, a config.json, a directory with one, or its entries
-    - `blocks`: in place of its number of blocks
-    - `dt`: the residual scale, 1 as the library computes
+    - `architecture`: a name in `PRESETS`, a config.json, a directory that holds one, or its entries
+    - `blocks`: replaces the number of blocks
+    - `dt`: the residual scale; 1 is the library's model
     - `dtype`: of the weights
-    - `on_demand`: whether weights are drawn when they are used and dropped after, the same each
-      time; if None, where all of them would take more than a quarter of this machine's memory
-    - `anatomy`: where blocks and their parts are, for a family whose layout is not found by itself
+    - `on_demand`: whether weights are drawn when they are used and dropped afterwards, the same
+      each time. None means: if all weights would take more than a quarter of this machine's memory
+    - `anatomy`: paths of the blocks and their parts, for a family whose layout is not found
+      automatically
 
-    Raises ConfigError for an architecture that is not known.
+    Raises ConfigError for an unknown architecture.
 
     >>> from_architecture("llama-70b").depth.blocks
     80
@@ -122,8 +119,8 @@ def from_architecture(
 def skeleton(
     architecture: Description, *, seed: int = 0, blocks: int | None = None, dtype: torch.dtype = torch.float32
 ) -> nn.Module:
-    """The library's model of that architecture without its matrices, in eval mode; options and
-    errors as `from_architecture`.
+    """The library's model of that architecture without its matrices, in eval mode. Options and
+    errors as in `from_architecture`.
     """
     check_seed(seed)
     transformers = import_transformers()
@@ -136,7 +133,7 @@ def skeleton(
             _set_blocks(config, blocks)
         make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)
         check_size(f"architecture {named!r}", make, dtype, held=None, on_demand=True)
-        # here are drawn only vectors, if a family draws those
+        # a skeleton draws only vectors, if its family draws them
         with skeletons(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return make()

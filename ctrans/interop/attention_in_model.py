@@ -1,4 +1,6 @@
-"""A foreign model's attention as a map, which says of itself what its module was seen to compute."""
+"""A foreign model's attention as a map that exposes the matrices, rows and bounds found by
+`read_attention`.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ from ctrans.interop.module_chain import ModuleChain, Projection
 
 
 class AttentionInModel(nn.Module):
-    """f(x): a model's attention module, given for any x what the model would give it.
+    """f(x): a model's attention module, called for any x as the model would call it.
 
-    The fused kernel is used unless `use_reference_kernel` is set, which forward-mode and second
-    derivatives need. `why_not` says why it shows no more of itself, if it does not.
+    It uses the fused kernel unless `use_reference_kernel` is set; forward-mode and second
+    derivatives need the reference kernel. `why_not` says why the map exposes nothing more, or is
+    "".
     """
 
     attention: ModuleChain
@@ -39,18 +42,18 @@ class AttentionInModel(nn.Module):
 
     @property
     def output_projection(self) -> nn.Linear | ScaledLinear:
-        """The last linear map: f(x) = output_projection(pre_projection(x)). Raises ConfigError
-        where attention does not end in one.
+        """The last linear map: f(x) = output_projection(pre_projection(x)). Raises ConfigError if
+        attention does not end in one.
         """
         return self.attention.output_projection
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
-        """What the last linear map is applied to: the heads' averages, side by side."""
+        """The input of the last linear map: the heads' averages, concatenated."""
         return self._given(self.attention.pre_projection, x).reshape(*x.shape[:-1], -1)
 
     def _given(self, function: Callable[..., Tensor], x: Tensor) -> Tensor:
-        """The function of the states (batch, tokens, width), in the context that the model gives
-        the block.
+        """The function of the states (batch, tokens, width) in the context that the model gives the
+        block.
         """
         states = x.reshape(-1, *x.shape[-2:])
         with sdpa_kernel(SDPBackend.MATH) if self.use_reference_kernel else contextlib.nullcontext():
@@ -58,8 +61,8 @@ class AttentionInModel(nn.Module):
 
 
 class AttentionWithValues(AttentionInModel):
-    """f(x)_i = sum_h O_h sum_j a_hij (V_g x_j + b_v,g) + b_o: attention rows a_h >= 0 of known
-    values, g the group of head h.
+    """f(x)_i = sum_h O_h sum_j a_hij (V_g x_j + b_v,g) + b_o, with known values and rows a_h >= 0;
+    g is the group of head h.
     """
 
     def __init__(self, attention: ModuleChain, block: int, contexts: Contexts, reading: AttentionReading):
@@ -71,8 +74,8 @@ class AttentionWithValues(AttentionInModel):
         return self.reading.heads
 
     def matrices(self) -> Iterator[Matrix]:
-        """W_Q, W_K, W_V, where heads share keys and values smaller than W_Q, and W_O: views of the
-        module's own weights, or copies of their rows.
+        """W_Q, W_K, W_V and W_O. W_K and W_V are smaller than W_Q if heads share keys and values.
+        They are views of the module's weights, or copies of some of their rows.
         """
         roles: tuple[Role, ...] = ("query", "key", "value", "out")
         for role in roles:
@@ -80,12 +83,15 @@ class AttentionWithValues(AttentionInModel):
             yield projection.matrix(self.attention, role)
 
     def bound(self) -> TokenBound:
-        """|f(x)_i| <= gain max_j |x_j| + |W_O b_V + b_o|, gain = min(sum_h |O_h V_g|_2, |W_O|_2 (sum_h |V_g|_2^2)^(1/2)).
+        """|f(x)_i| <= gain max_j |x_j| + |W_O b_V + b_o|, gain = min(sum_h |O_h V_g|_2, |W_O|_2
+        (sum_h |V_g|_2^2)^(1/2)).
 
-        A row's entries are at least 0 and sum to at most 1, so that y_h = sum_j a_hij x_j is no longer than r = max_j |x_j|. Then
-        |sum_h O_h V_g y_h| <= sum_h |O_h V_g|_2 r; and as the heads stand side by side, also |W_O|_2 times the length of all V_g y_h
-        together. Where rows sum to 1, the offsets of values come through as sum_h O_h b_v,g = W_O b_V. Where part of a row is lost to
-        a sink, each head's comes through in part: then the offset is sum_h |O_h b_v,g| + |b_o|.
+        The entries of a row are at least 0 and sum to at most 1, so |y_h| <= r = max_j |x_j| for
+        y_h = sum_j a_hij x_j. Then |sum_h O_h V_g y_h| <= sum_h |O_h V_g|_2 r. As the heads are
+        concatenated, it is also at most |W_O|_2 times the length of all V_g y_h together. If rows
+        sum to 1, the offsets of the values contribute sum_h O_h b_v,g = W_O b_V. If a sink takes
+        part of a row, only a part of each head's offset arrives, and the offset of the bound is
+        sum_h |O_h b_v,g| + |b_o|.
         """
         groups = self._groups(self._value.detach())
         values = [spectral_norm(value) for value in groups]
@@ -112,11 +118,11 @@ class AttentionWithValues(AttentionInModel):
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
         with showing_rows(self.contexts.model):
-            context = self.contexts.of(self.block, states)  # which may run the model, and is not to be seen
+            context = self.contexts.of(self.block, states)  # may run the model, which must not be recorded
             with seeing_rows(self.attention.stages[0]) as shown:
                 self.attention.stages[0](states, **context)
         rows = shown()
-        assert rows is not None  # as was seen when it was read
+        assert rows is not None  # reading the attention has checked this
         return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
 
     @property
@@ -135,39 +141,37 @@ class AttentionWithValues(AttentionInModel):
 
 
 class AttentionWithHeads(AttentionWithValues):
-    """The same with rows that sum to 1, of softmax over j of <q_i, k_j>/(tau sqrt(d_h)), q = R_i (Q
-    x + b_q), k = R_j (K x + b_k).
+    """`AttentionWithValues` with rows that sum to 1: the softmax over j of <q_i, k_j>/(tau
+    sqrt(d_h)), q = R_i (Q x + b_q), k = R_j (K x + b_k).
 
-    R_i are rotations by position, or nothing; the scores may pass a soft-cap c tanh(./c). As |R
-    Q|_2 = |Q|_2, and a cap has slope at most 1, Emadi's theorem 5.1 holds with the matrices as they
-    are; but the offsets of keys then count (`HeadMatrices`).
+    R_i is a rotation by position or the identity. The scores may pass a soft-cap c tanh(./c). As |R
+    Q|_2 = |Q|_2 and a cap has slope at most 1, Emadi's theorem 5.1 holds for Q and K unchanged. The
+    offsets of keys then count (`HeadMatrices`).
     """
 
     @property
     def temperature(self) -> float:
-        """tau = 1/(scale sqrt(d_h)), 1 where the scale is the usual one; nan where scores are not
-        bilinear.
-        """
+        """tau = 1/(scale sqrt(d_h)), 1 for the usual scale; nan if scores are not bilinear."""
         scale = self.reading.scale
         return math.nan if scale is None else 1 / (scale * math.sqrt(self._head))
 
     @property
     def normalised_scores(self) -> bool:
-        """Whether scores are something else than <Q x, K x> times a number: `why_not` says what."""
+        """Whether scores are not a number times <Q x, K x>; `why_not` says what they are."""
         return self.reading.scale is None
 
     def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The attention rows of each head; row i weighs the tokens that token i reads.
 
-        Libraries round them to float32, whatever the model computes in; they are made to sum to 1
-        in the model's numbers.
+        Libraries round rows to float32. Here each row is normalised to sum to 1 in the model's
+        dtype.
         """
         rows = self.rows(x)
         return rows / rows.sum(-1, keepdim=True)
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
-        """Q_h, K_g, V_g, the columns of W_O for each head, its part of b_Q, and of b_K where that
-        counts (0 where there is none).
+        """For each head Q_h, K_g, V_g, its columns of W_O, its part of b_Q, and its part of b_K if
+        the offsets of keys count (0 if it has none).
         """
         reading, chain = self.reading, self.attention
         keys, values = self._groups(reading.key.weight(chain)), self._groups(self._value)
@@ -191,7 +195,9 @@ class AttentionWithHeads(AttentionWithValues):
 def attention_in_model(
     attention: ModuleChain, block: int, contexts: Contexts, reading: AttentionReading | str
 ) -> AttentionInModel:
-    """The map with all that its reading shows; a reading that is a text says why it shows nothing."""
+    """The map with all that its reading shows. If `reading` is a text, it says why the reading
+    failed.
+    """
     if isinstance(reading, str):
         return AttentionInModel(attention, block, contexts, reading)
     kind = AttentionWithHeads if reading.whole_rows else AttentionWithValues

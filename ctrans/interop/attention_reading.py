@@ -1,18 +1,19 @@
-"""Where a foreign attention keeps the matrices of its heads, and what its scores are: read from
-what it computes, not from names.
+"""Reads a foreign attention: where its heads' matrices are and how its scores are computed. It uses
+what the module computes, not names.
 
-The module is run on random states, in the library's way that returns the attention rows a_h. What
-its linear maps are is told by their order and shapes, and a reading counts only if it gives back
-what came out:
+The module runs on random states in the library's mode that returns the attention rows a_h. The
+order and shapes of its linear maps give candidates. A candidate counts only if it reproduces the
+output:
 
-- values: heads' averages equal sum_j a_hij (V_g x_j + b_v), g the group of head h. Then f(x)_i =
-  sum_h O_h (that) + b_o, as its last linear map was seen to act on them;
-- scores: log a_hij equals, but for a constant in each row, scale <Q_h x_i + b_q, K_g x_j + b_k> +
-  c_hij, the first part through c tanh(./c) where a soft-cap c is known. The number c_hij is what is
-  there at states of 0: ALiBi, or a table of relative positions, which no state changes, so that
-  every derivative is as without. Rotary positions are set to one and the same for all tokens, at
-  which rotations R cancel: <R q, R k> = <q, k>. That a rotation in the middle of the text does
-  cancel shows that it is one (up to a factor, which becomes part of the scale).
+- values: the heads' averages equal sum_j a_hij (V_g x_j + b_v), where g is the group of head h.
+  Then f(x)_i = sum_h O_h (average) + b_o, as its last linear map was seen to act on them
+- scores: log a_hij = scale <Q_h x_i + b_q, K_g x_j + b_k> + c_hij + a constant for each row; with a
+  soft-cap c, the first term passes c tanh(./c). c_hij is the score at x = 0: ALiBi, or a table of
+  relative positions. It does not depend on the state, so derivatives ignore it
+
+Rotary positions are set to the same position for all tokens, where rotations R cancel: <R q, R k> =
+<q, k>. If they cancel for a position in the middle of the text, R is a rotation up to a factor,
+which becomes part of the scale.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from ctrans.interop.recorded_calls import RecordedCall, own_module, watched
 from ctrans.interop.tolerances import difference, tolerance
 
 ROTARY = "position_embeddings"
-"""The argument by which blocks are given cosines and sines, each (batch, tokens, head)."""
+"""The argument that gives blocks cosines and sines, each (batch, tokens, head)."""
 SCALES = ("scaling", "scale", "softmax_scale")
 """Attributes that hold the factor of the scores."""
 SOFT_CAPS = ("attn_logit_softcapping", "logit_softcapping")
 """Attributes that hold a soft-cap."""
 FAINT, STRONG = 0.3, 3.0
-"""Sizes of scores: at the first a soft-cap does not show, at the second it does, and rows still
-have all their digits.
+"""Sizes of scores. A soft-cap has no visible effect at the first. It has one at the second, where
+rows still have all their digits.
 """
 
 
@@ -51,9 +52,10 @@ class AttentionReading:
     """Where Q, K, V and O are, with `heads` heads of which `heads // groups` share a key and a
     value.
 
-    `whole_rows` says whether rows sum to 1. `scale` is that of bilinear scores, None where they are
-    something else; `key_offsets` whether the offsets of keys can change the rows. `why_not` says
-    what is not as in other attentions, or "".
+    - `whole_rows`: whether rows sum to 1
+    - `scale`: the factor of bilinear scores; None if scores are not bilinear
+    - `key_offsets`: whether the offsets of keys can change the rows
+    - `why_not`: how it differs from an ordinary attention, or ""
     """
 
     query: Projection
@@ -69,26 +71,29 @@ class AttentionReading:
 
 
 class _UnreadableError(Exception):
-    """Why an attention cannot be read."""
+    """The reason why an attention cannot be read."""
 
 
 def random_states(like: Tensor) -> Tensor:
-    """The states at which an attention is read: of that shape, type and device, always the same."""
+    """The fixed random states at which an attention is read, with the shape, dtype and device of
+    `like`.
+    """
     return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
 
 
 def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
-    """The reading of an attention whose output at the states x is `expected`; or why there is none.
+    """The reading of an attention whose output at the states x is `expected`; or the reason why
+    there is none.
 
-    It is called where the library returns rows, with the context that goes with that. The model is
-    to be in eval mode and the chain's last linear map found.
+    Call it where the library returns rows, with the context for that mode. The model must be in
+    eval mode, and `find_output_projection` must have run.
     """
     try:
         return _read(chain, x, expected, dict(context))
     except _UnreadableError as reason:
         return str(reason)
     except FOREIGN_ERRORS as error:
-        return f"it does not run in the way that shows its rows ({named_error(error)})"
+        return f"it does not run in the mode that returns its rows ({named_error(error)})"
 
 
 def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]) -> AttentionReading:
@@ -97,16 +102,16 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
         output = chain(x, **context)
     rows, name = shown(), type(own_module(first)).__name__
     if rows is None:
-        raise _UnreadableError(f"{name} does not show its rows")
-    if chain.ending is None:
+        raise _UnreadableError(f"{name} does not return its rows")
+    if chain.output_path is None:
         raise _UnreadableError(f"{name} does not end in one linear map")
     if not difference(output, expected) <= close:
-        raise _UnreadableError(f"{name} computes something else where it returns its rows")
+        raise _UnreadableError(f"{name} computes something else in the mode that returns its rows")
     *inner, last = seen
     heads, features = rows.shape[1], last.x.shape[-1]
     head = features // heads
     if features % heads:
-        raise _UnreadableError(f"its {features} features are not of {heads} equal heads")
+        raise _UnreadableError(f"its {features} features do not divide into {heads} equal heads")
     candidates = list(_candidates(inner, x, heads, head))
     reading = [each for each in candidates if difference(_averages(chain, each[2], x, rows, head), last.x) <= close]
     if not reading:
@@ -123,7 +128,7 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
         query=query,
         key=key,
         value=value,
-        out=Projection(last.path, 0, last.y.shape[-1], behind=chain.behind),
+        out=Projection(last.path, 0, last.y.shape[-1], scale_path=chain.scale_path),
         heads=heads,
         groups=value.rows // head,
         whole_rows=sums_to_one,
@@ -134,25 +139,20 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
 
 
 def _no_values(inner: Sequence[RecordedCall], x: Tensor, heads: int, fitting: bool) -> str:
-    """Why none of the linear maps before the last are queries, keys and values."""
+    """Why the linear maps before the last are not queries, keys and values."""
     if fitting:
-        return "its heads' averages are not those of values linear in its input"
+        return "its heads' averages are not averages of values that are linear in its input"
     others = dict.fromkeys(part.path.rpartition(".")[2] for part in inner if not torch.equal(part.x, x))
-    are = "is" if len(others) == 1 else "are"
-    given = (
-        f": {', '.join(others)} {are} given something else than the state (relative positions, or a map between)"
-        if others
-        else ""
-    )
-    return f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads{given}"
+    why = f"; not applied to the state: {', '.join(others)} (relative positions, or a map between)" if others else ""
+    return f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads{why}"
 
 
 def _candidates(
     inner: Sequence[RecordedCall], x: Tensor, heads: int, head: int
 ) -> Iterator[tuple[Projection, Projection, Projection]]:
-    """What may be queries, keys and values by their shapes: three linear maps in any order, queries
-    and a map of keys and values, or one map of all; in maps that are shared one below the other, or
-    group by group of heads.
+    """Queries, keys and values that fit the shapes. They are three linear maps in any order;
+    queries and one map of keys and values; or one map of all three. A shared map holds them one
+    below the other, or group by group of heads.
     """
     if not all(torch.equal(part.x, x) for part in inner):
         return
@@ -177,30 +177,30 @@ def _candidates(
 
 
 def _layouts(heads: int, groups: int, head: int) -> Iterator[tuple[tuple[int, int, int], int]]:
-    """How a map may hold queries, keys and values: the sizes of each, and of how many equal parts."""
+    """How one map may hold queries, keys and values: their sizes, and the number of equal parts."""
     if groups > 0 and heads % groups == 0:
         for parts in dict.fromkeys((1, groups)):
             yield (heads * head // parts, groups * head // parts, groups * head // parts), parts
 
 
 def _by_head(z: Tensor, heads: int, head: int) -> Tensor:
-    """(batch, tokens, groups * head) as (batch, heads, tokens, head), each group once for every
-    head that shares it.
+    """(batch, tokens, groups * head) as (batch, heads, tokens, head), with each group repeated for
+    the heads that share it.
     """
     parts: Tensor = z.unflatten(-1, (-1, head)).transpose(1, 2)
     return parts.repeat_interleave(heads // parts.shape[1], dim=1)
 
 
 def _averages(chain: ModuleChain, value: Projection, x: Tensor, rows: Tensor, head: int) -> Tensor:
-    """The heads' averages, side by side: sum_j a_hij (V x_j + b_v)."""
+    """The heads' averages, concatenated: sum_j a_hij (V x_j + b_v)."""
     values = _by_head(F.linear(x, value.weight(chain), value.bias(chain)), rows.shape[1], head)
     return (rows @ values).transpose(1, 2).flatten(-2)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Scores:
-    """The scores of an attention as its rows show them: their logarithms, of which only differences
-    within a row are known.
+    """The scores of an attention, known from the logarithms of its rows up to a constant for each
+    row.
     """
 
     chain: ModuleChain
@@ -211,12 +211,12 @@ class _Scores:
     cap: float | None
 
     def scale(self, query: Projection, key: Projection) -> float | None:
-        """The factor of <Q x_i + b_q, K x_j + b_k> in the scores, or None where these are something
+        """The factor of <Q x_i + b_q, K x_j + b_k> in the scores, or None if scores are something
         else.
 
-        It is fitted at states so small that a cap does not show, and has to give back the rows at
-        larger ones. Where the module says it, it is taken as said; otherwise rounded up, so that
-        bounds with it hold.
+        It is fitted at states so small that a cap has no effect, and must reproduce the rows at
+        larger states. A factor that the module states is used if it fits. Otherwise the fit is
+        rounded up, so that bounds remain valid.
         """
         small, large = (self._state_size(query, key, target * math.sqrt(self.head)) for target in (FAINT, STRONG))
         if not 0 < small < large < math.inf:
@@ -229,8 +229,8 @@ class _Scores:
         return scale if scale > 0 and difference(self._centred(capped), self._observed(large) - by_place) <= 2 * close else None
 
     def _said(self) -> list[float]:
-        """What the scale may be by what the module says of it, and by custom; with what rotary
-        tables put on top.
+        """Candidates for the scale: what the module states and 1/sqrt(head), each also times the
+        squared length of the rotary tables.
         """
         said = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
         factors = [float(each) for each in said if isinstance(each, (int, float)) and not isinstance(each, bool)]
@@ -242,7 +242,7 @@ class _Scores:
         return [factor * more for factor in (*factors, self.head**-0.5) for more in {1.0, stretch}]
 
     def _state_size(self, query: Projection, key: Projection, target: float) -> float:
-        """t for which the products of t x differ within rows by about as much as `target`."""
+        """t for which the products of t x differ within rows by about `target`."""
         t = 1.0
         for _ in range(60):
             products = self._centred(self._products(query, key, t))
@@ -251,7 +251,7 @@ class _Scores:
         return t
 
     def _products(self, query: Projection, key: Projection, t: float) -> Tensor:
-        """<Q t x_i + b_q, K t x_j + b_k> for every head."""
+        """<Q t x_i + b_q, K t x_j + b_k> for each head."""
         q, k = (self._projected(each, t) for each in (query, key))
         return q @ k.transpose(-1, -2)
 
@@ -264,17 +264,17 @@ class _Scores:
         with seeing_rows(self.chain.stages[0]) as shown:
             self.chain(t * self.x, **self.context)
         rows = shown()
-        assert rows is not None  # it has returned them before
+        assert rows is not None
         return self._centred(torch.where(self.visible, rows.double(), 1.0).log())
 
     def _centred(self, scores: Tensor) -> Tensor:
-        """Scores less their mean over what a row reads, 0 elsewhere."""
+        """Scores minus their mean over the tokens that a row reads; 0 elsewhere."""
         kept = torch.where(self.visible, scores, 0.0)
         return torch.where(self.visible, scores - kept.sum(-1, keepdim=True) / self.visible.sum(-1, keepdim=True), 0.0)
 
 
 def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
-    """The same with the last token's rotary position for all tokens."""
+    """The context with the last token's rotary position for all tokens."""
     if ROTARY not in context:
         return context
     given = context[ROTARY]
@@ -283,8 +283,8 @@ def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other_parameters(chain: nn.Module) -> bool:
-    """Whether it has weights that are no part of a linear map, a norm or a table of positions, such
-    as sinks.
+    """Whether it has weights, such as sinks, that are no part of a linear map, a norm or a table of
+    positions.
     """
     parts = [part for part in chain.modules() if isinstance(part, nn.Embedding) or is_linear(part) or as_norm(part) is not None]
     known = {p for part in parts for p in part.parameters(recurse=False)}
@@ -293,14 +293,12 @@ def _other_parameters(chain: nn.Module) -> bool:
 
 def _why_not(chain: ModuleChain, sums_to_one: bool, missing: float, scale: float | None) -> str:
     if not sums_to_one and missing > tolerance(next(chain.parameters()).dtype):
-        return f"a sink takes up to {missing:.2g} of a row, and theta is of rows that sum to 1"
+        return f"a sink takes up to {missing:.2g} of a row, but theta needs rows that sum to 1"
     if not sums_to_one:
-        return (
-            "it has weights that are not read here (such as a sink, or a bias of its rows), and theta is of rows that are known"
-        )
+        return "it has weights of unknown effect (such as a sink, or a bias of its rows), but theta needs known rows"
     if scale is not None:
         return ""
     norms = [path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None]
     if norms:
         return f"norms act on its queries and keys ({', '.join(norms)})"
-    return "its scores are not <Q x, K x> times a number, as where positions turn queries and keys or something else acts on the scores"
+    return "its scores are not a number times <Q x, K x>: positions may rotate queries and keys, or another function may act on the scores"

@@ -1,5 +1,5 @@
-"""A model's attention rows made visible: as the library returns them, as a softmax gives them, or
-as fused attention weighs values.
+"""Makes a model's attention rows visible: as the library returns them, as a softmax computes them,
+or from the arguments of fused attention.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.overrides import TorchFunctionMode
 from ctrans.interop.recorded_calls import watched
 
 IMPLEMENTATION, ROWS = "_attn_implementation", "eager"
-"""The setting by which the library chooses how attention is computed, and its value for which
-attention returns its rows.
+"""The setting by which the library chooses the attention kernel, and its value for the one that
+returns rows.
 """
 SOFTMAXES: tuple[Callable[..., Any], ...] = (torch.softmax, F.softmax, Tensor.softmax)
 
 
 class _SoftmaxRows(TorchFunctionMode):
-    """Notes every square array of rows (batch, heads, tokens, tokens) that a softmax gives."""
+    """Records each square array of rows (batch, heads, tokens, tokens) that a softmax computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _SoftmaxRows(TorchFunctionMode):
 
 @contextlib.contextmanager
 def showing_rows(model: nn.Module) -> Iterator[None]:
-    """Inside, the library computes attention in the way that returns the rows too."""
+    """Inside, the library uses the attention kernel that also returns the rows."""
     parts = {id(config): config for part in model.modules() if hasattr(config := getattr(part, "config", None), IMPLEMENTATION)}
     before = [(config, getattr(config, IMPLEMENTATION)) for config in parts.values()]
     try:
@@ -53,13 +53,13 @@ def showing_rows(model: nn.Module) -> Iterator[None]:
             setattr(config, IMPLEMENTATION, ROWS)
         yield
     finally:
-        for config, own in before:  # the outer ones first: setting these sets those inside
+        for config, own in before:  # outer configs first: setting one also sets those inside it
             setattr(config, IMPLEMENTATION, own)
 
 
 def _returned(output: Any) -> Tensor | None:
-    """The attention rows (batch, heads, tokens, tokens) among what a module returns, if they are:
-    at least 0 (T5 returns biases too).
+    """The attention rows (batch, heads, tokens, tokens) in a module's output: the first such array
+    with entries >= 0 (T5 returns biases too).
     """
     returned = output[1:] if isinstance(output, tuple) else ()
     square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
@@ -68,8 +68,8 @@ def _returned(output: Any) -> Tensor | None:
 
 @contextlib.contextmanager
 def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
-    """Inside, what it gives says the rows (batch, heads, tokens, tokens) of that module's last
-    call: as returned, or as computed.
+    """Inside, the function that it gives returns the rows (batch, heads, tokens, tokens) of the
+    last call of `first`; None if there are none.
     """
     with watched({"": first}) as seen, _SoftmaxRows() as computing:
 
@@ -77,7 +77,7 @@ def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
             found = _returned(seen[-1].output)
             if found is None and computing.rows:
                 found = computing.rows[-1]
-                if found.dim() == 3:  # of several sequences and heads on one axis, sequences come first
+                if found.dim() == 3:  # sequences and heads share an axis, sequences first
                     found = found.unflatten(0, (len(seen[-1].x), -1))
             return found
 

@@ -1,5 +1,5 @@
-"""What a model's blocks are called with: the state and, by name, its context (masks, positions),
-seen by running the model.
+"""Calls of a model's blocks: the state and, by name, the other arguments (masks, positions). They
+are recorded while the model runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a block: the state, under which name, and everything else that it was given, by
-    the names in its signature.
+    """One call of a block: the state x, the name of its argument, and the other arguments by their
+    names in the signature.
 
-    Where blocks are given a mapping that holds the state, `around` is that, and `key` the state's
-    name in it.
+    If the state is an entry of a mapping, `around` is that mapping and `key` the entry's name.
     """
 
     x: Tensor
@@ -36,18 +35,18 @@ class Call:
     key: str = ""
 
     def given(self, x: Tensor) -> Any:
-        """What the block is given for another state."""
+        """The state argument of the block with x in place of the recorded state."""
         return x if self.around is None else {**self.around, self.key: x}
 
     @property
-    def beside(self) -> dict[str, Any]:
-        """All that the block is given besides the state, by name."""
+    def others(self) -> dict[str, Any]:
+        """All arguments of the block except the state, by name."""
         return {**self.context, **{name: value for name, value in (self.around or {}).items() if name != self.key}}
 
 
 def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """The call of a block of that class, arguments named by its forward; the state is the first
-    that can be one.
+    """The call of a block of that class, its arguments named by the signature of forward. The state
+    is the first argument that can be one.
     """
     names = _arguments(kind)  # type: ignore[arg-type]  # classes are hashable
     named = dict(zip(names, args, strict=False)) | kwargs
@@ -60,16 +59,16 @@ def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
 
 
 def is_state(value: object) -> bool:
-    """Whether it is real numbers (batch, tokens, width)."""
+    """Whether the value is a floating-point tensor (batch, tokens, width)."""
     return isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point()
 
 
 @dataclasses.dataclass(frozen=True)
 class StateForm:
-    """How a block hands on its state: alone or as a part of what it returns, and whether tokens
-    come before sequences in it.
+    """How a block returns its state: alone or as a part of its output, and whether tokens are the
+    first axis.
 
-    `others` says that it returns a tuple of that length in which there is nothing else.
+    `others` is the length of a returned tuple that holds only the state and None.
     """
 
     part: int | str | None = None
@@ -77,16 +76,16 @@ class StateForm:
     others: int | None = None
 
     def turned(self, x: Tensor) -> Tensor:
-        """Between the model's order of axes and (batch, tokens, width), either way."""
+        """Swaps the first two axes if the model puts tokens first; its own inverse."""
         return x.transpose(0, 1) if self.tokens_first else x
 
     def read(self, output: Any) -> Tensor:
-        """The state in what a block returned."""
+        """The state in the output of a block."""
         found: Tensor = output if self.part is None else output[self.part]
         return self.turned(found)
 
     def put(self, output: Any, x: Tensor) -> Any:
-        """What a block returned, with that state in it."""
+        """The output of a block with x as the state."""
         if self.part is None:
             return self.turned(x)
         if self.others is not None:
@@ -97,7 +96,7 @@ class StateForm:
 
 
 def form_of(output: Any, x: Tensor) -> StateForm | None:
-    """Where a block's output has a state of x's shape; None where it has none, or several."""
+    """Where a block's output holds a state of the shape of x; None if it holds none or several."""
     if isinstance(output, Tensor):
         return StateForm() if output.shape == x.shape else None
     parts = dict(enumerate(output)) if isinstance(output, (tuple, list)) else dict(output) if isinstance(output, dict) else {}
@@ -122,29 +121,29 @@ class Running:
         x, named, kind = self.form.turned(x), self.call.context, type(self.block)
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
         first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]  # a class is hashable
-        given = self.call.given(x.clone())  # a block may add to what it is given in its place
+        given = self.call.given(x.clone())  # a block may change its input in place
         output = self.block(given, **named) if first else self.block(**{self.call.argument: given}, **named)
         return output if self.form.part is None and not isinstance(output, Tensor) else self.form.read(output)
 
 
 @functools.cache
 def _arguments(kind: type[Any]) -> tuple[str, ...]:
-    """The names that a module's forward gives its arguments, itself left out."""
+    """The parameter names of a module's forward, without self."""
     parameters = inspect.signature(kind.forward).parameters
     return tuple(name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD)[1:]
 
 
 def own_context(call: Call, cached: bool) -> dict[str, Any]:
-    """The call's context. Raises ConfigError for a cache, unless `cached` allows it, and for an
-    encoder's states.
+    """The call's context. Raises ConfigError for a cache, unless `cached` allows it, and for states
+    of an encoder.
     """
     if not cached and any(call.context.get(key) is not None for key in CACHES):
         raise ConfigError(
-            "a cache of keys and values holds one evaluation of each attention, and this ODE block makes several: "
+            "a cache of keys and values holds one evaluation of each attention, but this ODE block makes several: "
             "pass use_cache=False (to generate() too), or use method='euler', steps=1, gradient='backprop'"
         )
     if call.context.get("encoder_hidden_states") is not None:
-        raise ConfigError("cross-attention is not known here: leave encoder_hidden_states out")
+        raise ConfigError("cross-attention is not supported: leave encoder_hidden_states out")
     return call.context
 
 
@@ -152,14 +151,14 @@ def own_context(call: Call, cached: bool) -> dict[str, Any]:
 def intercepted(
     blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: StateForm = StateForm()
 ) -> Iterator[None]:
-    """Inside, block i returns instead(i, call) in place of the state that it computes."""
+    """Inside, block i returns instead(i, call) in place of the state that it would compute."""
 
     def stand_in(i: int, block: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             call = bind(type(block), args, kwargs)
             x = instead(i, dataclasses.replace(call, x=form.turned(call.x) if isinstance(call.x, Tensor) else call.x))
             output = None
-            if form.part is not None and form.others is None:  # what a block returns beside the state is its own
+            if form.part is not None and form.others is None:  # the block computes what it returns besides the state
                 with torch.no_grad():
                     output = type(block).forward(block, *args, **kwargs)
             return form.put(output, x)
@@ -179,17 +178,17 @@ def intercepted(
 
 
 def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: StateForm = StateForm()) -> list[Call]:
-    """How `run` calls each block, the blocks passing their state on unchanged. Caches are left out
-    of the calls.
+    """The call that `run` makes of each block, where each block returns its state unchanged. Calls
+    have no caches.
 
-    Raises ConfigError unless every block is called once, with the state (batch, tokens, width) that
-    the one before returned, and the model's own code takes that state as a block's output.
+    Raises ConfigError unless each block is called once with the state (batch, tokens, width) that
+    the block before it returned, and unless the model accepts that state as a block's output.
     """
     calls: dict[int, Call] = {}
 
     def note(i: int, call: Call) -> Tensor:
         if i in calls:
-            raise ConfigError(f"block {i} is called more than once in a forward pass: such models are not known")
+            raise ConfigError(f"block {i} is called more than once in a forward pass: such models are not supported")
         calls[i] = without_cache(call)
         return call.x
 
@@ -199,10 +198,10 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: State
         except ConfigError:
             raise
         except FOREIGN_ERRORS as error:
-            if not calls:  # no block is to blame
+            if not calls:  # the error is not from a block
                 raise
             raise ConfigError(
-                f"the model cannot be run with blocks that pass on the state alone: its {type(blocks[0]).__name__}s return tuples, or do "
+                f"the model does not run with blocks that return the state alone: its {type(blocks[0]).__name__}s return tuples, or do "
                 f"more than change the state ({named_error(error)})"
             ) from error
     if len(calls) < len(blocks):
@@ -210,27 +209,27 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: State
     for i, call in sorted(calls.items()):
         if not isinstance(call.x, Tensor) or call.x.dim() != 3:
             what = f"of shape {tuple(call.x.shape)}" if isinstance(call.x, Tensor) else type(call.x).__name__
-            raise ConfigError(f"block {i} gets a state {what}: only blocks of states (batch, tokens, width) are known")
+            raise ConfigError(f"block {i} gets a state {what}: states must be (batch, tokens, width)")
         if not torch.equal(call.x, calls[0].x):
-            raise ConfigError(f"the model changes the state before block {i}: only plain sequences of blocks are known")
+            raise ConfigError(
+                f"the model changes the state before block {i}: each block must get the output of the one before it"
+            )
     return [calls[i] for i in range(len(blocks))]
 
 
 def without_cache(call: Call) -> Call:
-    """The same call without keys and values of an earlier one."""
+    """The same call without keys and values of an earlier call."""
     return dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
 
 
-class _Seen(BaseException):  # no error; and a model that catches every Exception does not catch it
-    """Leaves a forward pass whose rest is not wanted."""
+class _Seen(BaseException):  # a model that catches every Exception must not catch it
+    """Ends a forward pass early."""
 
 
 def recorded_until(
     blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm = StateForm()
 ) -> list[Call]:
-    """How `run` calls the blocks 0 .. last, as `recorded`, and no further: neither the rest of the
-    model nor its head is run.
-    """
+    """The calls that `run` makes of blocks 0 .. last, as `recorded`. The forward pass ends there."""
     calls: list[Call] = []
 
     def note(i: int, call: Call) -> Tensor:
@@ -247,11 +246,11 @@ def recorded_until(
 def observed(
     blocks: Iterable[nn.Module], run: Callable[[], object], *, copies: bool = False
 ) -> dict[nn.Module, list[tuple[Any, Any]]]:
-    """For each block the state that it was given and what it returned, in every call; with `copies`
-    as they were then, as later code may change them in place.
+    """For each block the state that it got and what it returned, in each call. With `copies`, the
+    tensors are cloned, because later code may change them in place.
 
-    Where the first argument is a tensor of four axes, several streams of states, that is given in
-    the place of the state.
+    If the first argument is a tensor with four axes (several streams of states), it takes the place
+    of the state.
     """
     calls: dict[nn.Module, list[tuple[Any, Any]]] = {block: [] for block in blocks}
     given: list[Any] = []
@@ -278,13 +277,15 @@ def observed(
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a value, or in what it holds."""
+    """The tensors in a value, or in the containers that it consists of."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, no dropout and no gradients; afterwards every module is in the mode it was in."""
+    """Inside, the model has no dropout and no gradients; afterwards each module is in its previous
+    mode.
+    """
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,10 +1,10 @@
-"""Which modules of a foreign block are its attention and its FFN, seen in what they do while it
+"""Which modules of a foreign block are its attention and its FFN, found by what they do while it
 runs: no name is needed.
 
-Attention is the smallest module in which a token's output depends on other tokens. What acts on its
-output alone (dropout, a scale by channel) belongs to it. The FFN is the smallest module that holds
-the linear maps that act after it, or, where the block itself holds them, these maps one after the
-other, with what stands between them: an activation, or a gate. There may be none (Mamba).
+Attention is the smallest module in which a token's output depends on other tokens. Modules that act
+on its output alone (dropout, a scale by channel) belong to it. The FFN is the smallest module that
+holds the linear maps that act after attention. If the block itself holds these maps, the FFN is
+their sequence with the activation or gate between them. A block may have no FFN (Mamba).
 """
 
 from __future__ import annotations
@@ -31,34 +31,37 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A map, and the block's own modules that it is made of, in the order in which they act."""
+    """A map, and the block's modules that it consists of, in the order in which they act."""
 
     chain: ModuleChain
     own: tuple[nn.Module, ...]
 
     @property
     def inside(self) -> set[nn.Module]:
-        """All modules that it is made of."""
+        """The modules of the map and all their submodules."""
         return {part for module in self.own for part in module.modules()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The maps of a block, and what attention is given besides the state: keyword arguments of its
-    chain. `ffn` is None for a block of one map. `own_calls` says whether attention is called as the
-    block calls it, or with what the block is.
+    """The maps of a block.
+
+    - `ffn`: None for a block with one map
+    - `context`: keyword arguments of the attention's chain
+    - `called`: the module whose recorded call gives this context; None where it is the context of
+      the block itself
     """
 
     attention: Part
     ffn: Part | None
     context: dict[str, Any]
-    own_calls: bool
+    called: nn.Module | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockRun:
-    """A block that was run on the state x (batch, tokens, width) and gave y, with all calls of its
-    parts in the order in which they began.
+    """A block that was run on the state x (batch, tokens, width) and returned y. `calls` are all
+    calls of its modules in the order in which they began.
     """
 
     running: Running
@@ -77,29 +80,29 @@ class BlockRun:
 
 
 def run_of(running: Running, x: Tensor) -> BlockRun:
-    """The block's run on that state."""
+    """Runs the block on the state x."""
     with watched({path: part for path, part in running.block.named_modules() if part is not running.block}) as calls:
         y = running(x)
     return BlockRun(running, x, y, calls)
 
 
 def named_parts(run: BlockRun, anatomy: Anatomy) -> Parts | None:
-    """The parts that the anatomy or a known name says, attention to be called with what the block
-    is; None unless both are.
+    """The parts at the given or known paths; None unless both are found. Attention gets the
+    arguments of the block itself.
     """
     maps = named_maps(run.block, anatomy)
     if None in maps:
         return None
     attention, ffn = (Part(ModuleChain(modules), tuple(modules)) for modules in maps if modules is not None)
-    return Parts(attention, ffn, run.running.call.context, own_calls=False)
+    return Parts(attention, ffn, run.running.call.context, called=None)
 
 
 def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
-    """The parts as seen in the run of the block, those that the anatomy names as it says.
+    """The parts as seen when the block ran; parts that the anatomy names are taken from there.
 
-    With `own_calls` attention is called as the block calls it; otherwise, where it has a known
-    name, with what the block is given. Raises ConfigError, naming what to give, where a part is not
-    found, and for blocks of more or fewer than the two maps.
+    With `own_calls`, or without a known name, attention is called as the block called it. Otherwise
+    it gets the arguments of the block itself. Raises ConfigError, saying what to pass, if a part is
+    not found and for blocks with more or fewer than these two maps.
     """
     named = named_maps(run.block, anatomy)
     for what, path, found in (("attention", anatomy.attention, named[0]), ("FFN", anatomy.ffn, named[1])):
@@ -109,18 +112,18 @@ def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
     if own_calls:
         attention, context = _attention(run, None if anatomy.attention is None else named[0])
     else:
-        assert named[0] is not None, "or it is called as seen"
+        assert named[0] is not None
         attention, context = Part(ModuleChain(named[0]), tuple(named[0])), run.running.call.context
     _check_one_sequence(run, attention)
     ffn = _ffn(run, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(run, named[1])
-    return Parts(attention, ffn, context, own_calls)
+    return Parts(attention, ffn, context, attention.own[0] if own_calls else None)
 
 
 def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
-    """Raises ConfigError where what is named attention mixes no tokens and something else does, or
-    what is named FFN mixes them.
+    """Raises ConfigError if the module given as attention mixes no tokens and another one does, or
+    if the module given as FFN mixes tokens.
 
-    Of blocks that add both at once, a sum, nothing else would tell that the two were swapped.
+    In a block that adds the sum of both, nothing else would show that the two were swapped.
     """
     if anatomy.attention is None and anatomy.ffn is None:
         return
@@ -136,13 +139,13 @@ def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
                 f"not; give attention={anatomy.ffn!r}, ffn={anatomy.attention!r}"
             )
         raise ConfigError(
-            f"attention=: {_path(anatomy.attention)} of {run.kind} mixes no tokens, as an FFN does, and {mixing[0].path} does: give "
+            f"attention=: {_path(anatomy.attention)} of {run.kind} mixes no tokens, but {mixing[0].path} does: give "
             f"attention={mixing[0].path!r}, or leave it out"
         )
     if anatomy.ffn is not None and ffn_mixes and (not attention_mixes or attention & ffn):
         raise ConfigError(
-            f"ffn=: {_path(anatomy.ffn)} of {run.kind} mixes tokens, as attention does: name it by attention=, and by ffn= what acts on "
-            "each token alone, or leave both out"
+            f"ffn=: {_path(anatomy.ffn)} of {run.kind} mixes tokens, as attention does: pass it as attention=, and as ffn= the module "
+            "that acts on each token alone, or leave both out"
         )
 
 
@@ -151,8 +154,8 @@ def _path(named: str | Sequence[str]) -> str:
 
 
 def _check_one_sequence(run: BlockRun, attention: Part) -> None:
-    """Raises ConfigError where a part beside attention is given a state that the block did not
-    make, as cross-attention is.
+    """Raises ConfigError if a module outside of attention gets a state that the block did not
+    compute, as in cross-attention.
     """
     made = (run.x, *(part for call in run.calls for part in (call.x, call.y)))
     own = {part.data_ptr() for part in made if isinstance(part, Tensor)}
@@ -162,7 +165,7 @@ def _check_one_sequence(run: BlockRun, attention: Part) -> None:
         if others and call.module not in attention.inside and is_state(call.x) and call.y is not None:
             raise ConfigError(
                 f"{call.path} ({type(call.module).__name__}) of {run.kind} reads a second sequence: cross-attention is not "
-                "known here, so take a model, or blocks=, without it"
+                "supported, so choose a model, or blocks=, without it"
             )
 
 
@@ -188,12 +191,12 @@ def _no_attention(run: BlockRun, mixing: Sequence[RecordedCall]) -> str:
     if mixing:
         found = ", ".join(f"{call.path} ({type(call.module).__name__})" for call in mixing)
         return (
-            f"attention=: several modules of {run.kind} mix tokens, {found}: blocks of one attention and one FFN are known (no "
-            "cross-attention, no convolution beside attention); name one only if the others do nothing"
+            f"attention=: several modules of {run.kind} mix tokens, {found}: a block must have one attention and one FFN (no "
+            "cross-attention, no convolution next to attention); name one only if the others do nothing"
         )
     return (
-        f"no module of {run.kind} mixes tokens by itself, so its own forward does: put attention, from its input's projections to its "
-        f"output's, into a module of its own that forward calls, which is then found; {run.kind} has {parts_of(run.block)}"
+        f"no module of {run.kind} mixes tokens, so its own forward does: move attention, from the input projections to the output "
+        f"projection, into a module that forward calls; {run.kind} has {parts_of(run.block)}"
     )
 
 
@@ -204,12 +207,12 @@ def _mixing(run: BlockRun) -> list[RecordedCall]:
 
 
 def _mixes(call: RecordedCall, running: Running) -> bool:
-    """Whether another token's output of the module changes with one token of its input."""
+    """Whether a change of one token of the module's input changes its output at another token."""
     if is_linear(call.module) or not is_state(call.x) or not is_state(call.y) or call.x.shape[:2] != call.y.shape[:2]:
         return False
     turned = running.form.turned
     if turned(call.x).shape[:2] != running.call.x.shape[:2]:
-        return False  # its axes are others than the block's, as where a convolution is given channels first
+        return False  # the axes have another order, such as channels first for a convolution
     try:
         return mixes_tokens(lambda x: turned(call.again(turned(x))), turned(call.x))
     except FOREIGN_ERRORS:
@@ -217,8 +220,8 @@ def _mixes(call: RecordedCall, running: Running) -> bool:
 
 
 def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether what the function gives for x (sequences, tokens, ...) changes behind the first token
-    with that token.
+    """Whether function(x) after the first token changes if the first token of x (sequences, tokens,
+    ...) changes.
     """
     changed = x.clone()
     changed[:, 0] = -changed[:, 0] + 1
@@ -228,8 +231,8 @@ def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
 
 @torch.no_grad()
 def token_axis_is_first(block: Running, x: Tensor) -> bool | None:
-    """Whether the block's tokens stand along the first axis of its state and not the second; None
-    where neither mixes.
+    """Whether tokens are the first axis of the block's state and not the second; None if it mixes
+    along neither.
     """
     if mixes_tokens(block, x):
         return False
@@ -237,9 +240,8 @@ def token_axis_is_first(block: Running, x: Tensor) -> bool | None:
 
 
 def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:
-    """The called module and every later leaf that acts on its output alone and is no norm."""
+    """The called module and each later leaf that acts on its output alone and is no norm."""
     inside, y, found = set(call.module.modules()), call.y, [call.module]
-    # a branch that others read too, such as a state that goes on, is not handed on by a leaf
     for later in _leaves(run.calls[run.calls.index(call) + 1 :]):
         if later.module not in inside and later.x is y and as_norm(later.module, later.x.shape[-1]) is None:
             found.append(later.module)
@@ -261,8 +263,8 @@ def _ffn(run: BlockRun, attention: Part) -> Part | None:
     early = next((call for call in weighty if calls.index(call) < start), None)
     if early is not None:
         raise ConfigError(
-            f"{early.path} ({type(early.module).__name__}) acts before attention in {run.kind}: blocks of attention and then an FFN "
-            "are known"
+            f"{early.path} ({type(early.module).__name__}) acts before attention in {run.kind}: a block must be attention and then "
+            "an FFN"
         )
     holder = _holder(run, [call.path for call in weighty], attention)
     if holder is not None:
@@ -273,7 +275,7 @@ def _ffn(run: BlockRun, attention: Part) -> Part | None:
 
 
 def _given_ffn(run: BlockRun, given: Sequence[nn.Module]) -> Part:
-    """The modules one after the other, with what the block computes between them by functions."""
+    """The given modules in sequence, with the functions that the block applies between them."""
     own = [call for call in run.calls if call.module in given]
     missing = next((part for part in given if all(call.module is not part for call in own)), None)
     if missing is not None:
@@ -282,8 +284,8 @@ def _given_ffn(run: BlockRun, given: Sequence[nn.Module]) -> Part:
 
 
 def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCall | None:
-    """The smallest module that holds all of them and is called as a map, unless it holds attention
-    or begins with a norm.
+    """The smallest module that holds all these paths and is called as a map; None if it holds
+    attention or begins with a norm.
     """
     parent = paths[0].rpartition(".")[0]
     if len(paths) > 1:
@@ -296,7 +298,7 @@ def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCal
 
 
 def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedCall]) -> Part:
-    """The maps one after the other, with what the block computes between them by functions."""
+    """The maps in sequence, with the functions that the block applies between them."""
     heads = [call for call in weighty if call.x is weighty[0].x]
     behind = leaves[leaves.index(heads[-1]) + 1 :]
     rest = [call for call in behind if call not in heads and as_norm(call.module, call.x.shape[-1]) is None]
@@ -325,8 +327,8 @@ def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedC
 
 
 def _gate(first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall]) -> tuple[GatedUnits, int] | None:
-    """phi(first) * second or phi(second) * first, whichever is what a later map acts on, and which
-    one that is.
+    """phi(first) * second or phi(second) * first, whichever is the input of a later map; and the
+    index of that map.
     """
     for gate, up in ((first, second), (second, first)):
         for name, phi in KNOWN.items():
@@ -339,6 +341,6 @@ def _gate(first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall
 
 def _between(kind: str, first: RecordedCall, then: RecordedCall) -> str:
     return (
-        f"ffn=: between {first.path} and {then.path} of {kind} stands none of {', '.join(KNOWN)}: put the FFN into a module of its own "
-        "and name it by ffn="
+        f"ffn=: between {first.path} and {then.path} of {kind} acts none of {', '.join(KNOWN)}: put the FFN into its own module and pass "
+        "its path as ffn="
     )

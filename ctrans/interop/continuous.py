@@ -1,9 +1,9 @@
-"""Blocks of a discrete model made into ODEs in place, and back.
+"""Turns blocks of a discrete model into ODEs in place, and back.
 
-A block stays the module that it was: its parameters keep their objects and their names in the state
-dict, so that the model's trainer, checkpoints, and hooks go on working, and a checkpoint of either
-form loads into the other. Only what it computes changes, by a subclass of its own class whose
-forward solves the block's two segments.
+A block remains the same module. Its parameters keep their objects and their names in the state
+dict, so the model's trainer, checkpoints and hooks keep working, and a checkpoint of either form
+loads into the other. Only the computation changes: a subclass of the block's class has a forward
+that solves the block's two segments.
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """What a continuous block computes, and what it was: kept beside its modules, which `depth`
-    shares.
-    """
+    """What a continuous block computes, and its original class. `depth` shares the block's modules."""
 
     depth: Depth
     scheme: Scheme
     discrete: type[Any]
     used_cache: bool | None
-    """The model's config.use_cache before, where it had to be turned off."""
+    """The value of config.use_cache before `continuize` turned it off; None if it did not."""
 
 
 def continuize(
@@ -55,28 +53,27 @@ def continuize(
     anatomy: Anatomy | None = None,
     example: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Makes blocks of a nanoGPT or Hugging Face model ODEs, in place: each solves dX/dt =
-    v_attention, then v_ffn, for dt each.
+    """Turns blocks of a nanoGPT or Hugging Face model into ODEs, in place: each solves dX/dt =
+    v_attention for dt, then v_ffn for dt.
 
-    - `layers`: the blocks' numbers, all if None; a run of blocks is solved one after the other,
-      which no solver could better, since no step crosses a segment's end
-    - `dt`: for how much depth-time each attention and FFN acts
+    - `layers`: the blocks' indices, all if None. Consecutive blocks are solved one after the other,
+      which loses nothing, because no step crosses the end of a segment
+    - `dt`: the depth-time of each attention and FFN
     - `method`, `steps`, `rtol`, `atol`, `gradient`: the blocks' `Scheme`
-    - `anatomy`: the parts of a model that is not recognised, by name
-    - `example`: the arguments of a forward pass where they cannot be guessed
+    - `anatomy`: paths of the parts of a model whose names are not known
+    - `example`: the arguments of a forward pass, if they cannot be guessed
 
-    The blocks are called as before: masks and positions go to every evaluation of their attention.
-    At Euler, one step, dt = 1 the model computes what it did; then a cache works too, and otherwise
-    it is refused, and turned off in `model.config`. Dropout draws anew at every evaluation, which
-    an adaptive method takes for stiffness and the gradients `adjoint` and `reversible` refuse.
-    Returns the model; `discretize` undoes all.
+    The model calls its blocks as before: masks and positions go to each evaluation of their
+    attention. With one Euler step and dt = 1 the model's output is unchanged and a cache works.
+    Otherwise a cache raises ConfigError, and `model.config` turns it off. Dropout draws a new mask
+    at each evaluation. An adaptive method then takes very small steps, and the gradients `adjoint`
+    and `reversible` raise an error. Returns the model; `discretize` restores it.
 
-    What is saved is the discrete model, by names and config: after loading, call this again with
-    the same arguments. Attentions by `output_attentions` are those of every evaluation. In float64
-    norms of other libraries, which round to float32, are computed without that rounding.
+    A saved model is the discrete one, by names and config: after loading, call `continuize` again
+    with the same arguments. `output_attentions` gives the attentions of all evaluations. Norms of
+    other libraries that round to float32 are computed in float64 if the state is float64.
 
-    Raises ConfigError for layers that there are not, blocks of no known structure, and a scheme
-    that makes no sense.
+    Raises ConfigError for invalid layers, blocks of unknown structure, and an invalid scheme.
     """
     scheme = Scheme(method, steps, rtol, atol, gradient)
     anatomy = Anatomy() if anatomy is None else anatomy
@@ -99,8 +96,8 @@ def continuize(
 
 
 def discretize(model: Model) -> Model:
-    """Takes `continuize` back, in place: the blocks with the weights that they have now, discrete
-    again. Returns the model.
+    """Reverses `continuize` in place: the blocks keep their current weights and are discrete again.
+    Returns the model.
     """
     for block in model.modules():
         flow = vars(block).get("flow")
@@ -114,8 +111,8 @@ def discretize(model: Model) -> Model:
 
 @functools.cache
 def _continuous(discrete: type[Any]) -> type[Any]:
-    """The block's class with the forward of an ODE; a subclass, because libraries find blocks to
-    hook by their class.
+    """The block's class with the forward of an ODE. It is a subclass, because libraries find blocks
+    to hook by their class.
     """
 
     @functools.wraps(discrete.forward)
@@ -129,18 +126,18 @@ def _continuous(discrete: type[Any]) -> type[Any]:
 
 
 def _chosen(layers: int | Iterable[int] | None, blocks: list[nn.Module]) -> list[int]:
-    """The numbers of the blocks to change, in order and once each."""
+    """The indices of the blocks to change, sorted and without repetition."""
     wanted = range(len(blocks)) if layers is None else [layers] if isinstance(layers, int) else list(layers)
     for i in wanted:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(blocks):
             raise ConfigError(f"layer {i!r}: the model has blocks 0 to {len(blocks) - 1}")
     if not wanted:
-        raise ConfigError(f"no layers given: name some of 0 to {len(blocks) - 1}, or leave layers out for all")
+        raise ConfigError(f"no layers given: give some of 0 to {len(blocks) - 1}, or leave layers out for all")
     return sorted(set(wanted))
 
 
 def _turn_cache_off(model: nn.Module) -> bool | None:
-    """What config.use_cache was, now False; None for a model that has no such thing or has it off."""
+    """True if config.use_cache was on and is now off; None if the model has no cache or has it off."""
     if not getattr(getattr(model, "config", None), "use_cache", False):
         return None
     _use_cache(model, False)

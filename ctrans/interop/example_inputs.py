@@ -1,6 +1,4 @@
-"""An input for a model whose kind is known by the name of its main argument, to see how it calls
-its blocks.
-"""
+"""Example inputs of a model, by the name of its main argument."""
 
 from __future__ import annotations
 
@@ -15,19 +13,21 @@ from solvers import ConfigError
 
 
 def main_input(model: nn.Module) -> str:
-    """The name of the argument that takes the tokens or the image: as the model says, or its
-    forward's first.
+    """The name of the argument for the tokens or the image: `main_input_name`, or the first
+    argument of forward.
     """
     return getattr(model, "main_input_name", next(iter(inspect.signature(model.forward).parameters), ""))
 
 
 def example_of(model: nn.Module) -> dict[str, Any]:
-    """A small input, as keyword arguments. Raises ConfigError for a model of another kind of input."""
+    """A small input, as keyword arguments. Raises ConfigError for a model with another kind of
+    input.
+    """
     name = main_input(model)
     if name not in EXAMPLES:
         known = ", ".join(sorted(EXAMPLES))
         raise ConfigError(
-            f"{type(model).__name__} takes {name!r} first, and inputs known here are {known}: give example=dict(...), "
+            f"{type(model).__name__} takes {name!r} first, which is not one of {known}: give example=dict(...), "
             "the keyword arguments of one forward pass"
         )
     weight, made = next(model.parameters()), EXAMPLES[name](model)
@@ -35,7 +35,7 @@ def example_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _images(model: nn.Module, batch: int = 1) -> Tensor:
-    """Blank images of the size that the model's config says."""
+    """Blank images of the size in the model's config."""
     config: Any = model.config
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else size
@@ -43,8 +43,8 @@ def _images(model: nn.Module, batch: int = 1) -> Tensor:
 
 
 def _sounds(model: nn.Module, batch: int = 1) -> Tensor:
-    """Silent spectrograms (batch, frequencies, frames) of the size that the model's config says:
-    two frames make a state.
+    """Silent spectrograms (batch, frequencies, frames) of the size in the model's config; two
+    frames make a state.
     """
     config: Any = model.config
     return torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions)
@@ -67,20 +67,20 @@ EXAMPLES: Mapping[str, Callable[..., Tensor]] = {
     "pixel_values": _images,
     "input_features": _sounds,
 }
-"""What makes small inputs for a model, one or as many as asked for, by the name of its main
+"""Functions that make a small input with a given batch size, by the name of the model's main
 argument.
 """
 
 
 def stand_in(model: Any, x: Tensor) -> dict[str, Any]:
-    """Keyword arguments of a forward pass whose blocks get states of x's shape, where x itself is
-    all that matters.
+    """Keyword arguments of a forward pass whose blocks get states of the shape of x. The values do
+    not matter.
     """
     name = main_input(model)
     if not reads_tokens(model):
         return {name: EXAMPLES[name](model, len(x)).to(x)}
     if "inputs_embeds" not in inspect.signature(model.forward).parameters:
         return {name: torch.ones(x.shape[:2], dtype=torch.int64, device=x.device)}
-    # a map may act between the table and the blocks
+    # a map between the table and the blocks may change the width
     width = getattr(model.get_input_embeddings(), "embedding_dim", x.shape[-1])
     return {"inputs_embeds": x.new_zeros(*x.shape[:2], width), "use_cache": False}

@@ -1,6 +1,6 @@
-"""Families of other libraries' models that are known to work, or known not to: one entry each, with
-a configuration so small that a test, or `ctrans families`, builds it at once. What is claimed of a
-family is what was found in that model.
+"""Model families of `transformers` that are known to work, or known not to. Each has one entry with
+a configuration so small that a test, or `ctrans families`, builds it quickly. All that ctrans
+reports about a family is found in that model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from solvers import ConfigError
 from solvers.errors import look_up
 
 VOCABULARY, WIDTH, WINDOW, IMAGE = 31, 32, 4, 8
-"""Sizes of the small models: tokens, channels, what a sliding window sees, pixels on a side."""
+"""Sizes of the small models: tokens, channels, a sliding window, pixels per side."""
 SIZES: Mapping[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
 TEXT: Mapping[str, Any] = {**SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
 CAUSAL: Mapping[str, Any] = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -47,11 +47,11 @@ ALTERNATING = ["sliding_attention", "full_attention"]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A family of models: its class and its configuration's class in `transformers`, and a small
-    configuration.
+    """A family of models: the names of its class and configuration class in `transformers`, and a
+    small configuration.
 
-    `part` is the attribute of the model that is opened, where that is not the whole; `refused` what
-    is said of a family whose sublayers are no segments, as found in the message.
+    `part` is the attribute of the model that is opened, if not the whole. `refused` is a part of
+    the error message for a family whose sublayers are no segments.
     """
 
     model: str
@@ -233,22 +233,22 @@ FAMILIES: dict[str, Family] = {
     "clip_vision_model": Family("CLIPVisionModel", "CLIPVisionConfig", IMAGES),
     "clip_text_model": Family("CLIPTextModel", "CLIPTextConfig", {**TEXT, "eos_token_id": 2}),
 }
-"""By the name in a config's `model_type`, but for MiniLM, which is a BERT without a head."""
+"""Families by the name in a config's `model_type`; MiniLM is a BERT without a head."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FoundFamily:
     """What was found in the small model of a family.
 
-    - `model`, `opened`: its class, and that of the part that was opened
+    - `model`, `opened`: its class, and the class of the part that was opened
     - `reads`: what it reads
     - `supported`, `refused`: whether it has a `depth`; if not, why
-    - `placement`, `norm`, `attention`, `ffn`, `parallel`, `lengths`: as `Architecture`
-    - `theta`: whether attention's matrices by head, its temperature and its rows are known, of
-      which theta and Emadi's bounds are
-    - `bounds`: whether it is known of every map how large it can be
-    - `matrices`: whether every map's matrices are known, of which statements on initialisation are
-    - `last`: whether every map names its last linear map, of which Hamiltonians over weights are
+    - `placement`, `norm`, `attention`, `ffn`, `parallel`, `lengths`: as in `Architecture`
+    - `theta`: whether attention's matrices by head, its temperature and its rows are known, as
+      theta and Emadi's bounds need
+    - `bounds`: whether each map has a bound on its output
+    - `matrices`: whether each map's matrices are known, as statements on initialisation need
+    - `last`: whether each map has a known output projection, as Hamiltonians over weights need
     - `unread`: why not
     """
 
@@ -272,22 +272,22 @@ class FoundFamily:
 
 
 def small_model(family: str, seed: int = 0) -> nn.Module:
-    """The family's small model, freshly drawn as the library does, in eval mode. Raises ConfigError
-    for a family without an entry.
+    """The family's small model with the library's initialisation, in eval mode. Raises ConfigError
+    for an unknown family.
     """
     entry, transformers = look_up("family", family, FAMILIES), import_transformers()
     config = getattr(transformers, entry.config)(**entry.settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = getattr(transformers, entry.model)(config).eval()
-    if hasattr(model, "set_experts_implementation"):  # fused kernels of experts know no float64
+    if hasattr(model, "set_experts_implementation"):  # fused kernels of experts have no float64
         model.set_experts_implementation("eager")
     part: nn.Module = getattr(model, entry.part) if entry.part else model
     return part
 
 
 def found_family(family: str) -> FoundFamily:
-    """What is found in the family's small model; weights and sizes do not matter to it."""
+    """What is found in the family's small model. It does not depend on weights or sizes."""
     entry, model = FAMILIES[family], _moved(small_model(family))
     about: dict[str, Any] = {
         "family": family,
@@ -321,12 +321,14 @@ READS = {"input_ids": "tokens", "pixel_values": "images", "input_features": "aud
 def _has_last(map_: object) -> bool:
     try:
         return isinstance(map_, HasOutputProjection)
-    except ConfigError:  # it says why it does not
+    except ConfigError:
         return False
 
 
 def _moved(model: nn.Module) -> nn.Module:
-    """The model with every weight off its initial value, at which scales may be 1 and offsets 0."""
+    """The model with each weight moved off its initial value, because scales may start at 1 and
+    offsets at 0.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():

@@ -1,6 +1,4 @@
-"""A foreign model's FFN as a map, which says of itself what its modules were seen to compute: a
-plain FFN, or a gated one.
-"""
+"""A foreign model's FFN as a map that exposes its matrices and bounds: a plain FFN or a gated one."""
 
 from __future__ import annotations
 
@@ -25,15 +23,15 @@ KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
     "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), 1.129),
     "quick_gelu": Activation(lambda z: z * torch.sigmoid(1.702 * z), 1.09984),
 }
-"""Activations by which a foreign FFN is recognised; behind a gate those of degree 1, whose
-abs(phi(z)) <= abs(z).
+"""Activations that a foreign FFN may have. A gate needs one of degree 1, with abs(phi(z)) <=
+abs(z).
 """
 TELLING = 2.0
-"""Size of the activations' arguments at which they are told apart."""
+"""Size of the activations' arguments at which activations differ enough to be told apart."""
 
 
 class Activated(nn.Module):
-    """phi(x), phi one of `KNOWN`: where a model's own code applies it as a function."""
+    """phi(x) with phi in `KNOWN`, which the model applies as a function."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -44,7 +42,7 @@ class Activated(nn.Module):
 
 
 class GatedUnits(nn.Module):
-    """phi(gate(x)) * up(x), likewise."""
+    """phi(gate(x)) * up(x) with phi in `KNOWN`, which the model applies as a function."""
 
     def __init__(self, gate: nn.Module, up: nn.Module, name: str):
         super().__init__()
@@ -68,26 +66,26 @@ class FeedForwardReading:
 
 
 class FeedForwardInModel(ModuleChain):
-    """f(x): a model's FFN, given states (batch, tokens, width) as the model would, whatever the
-    leading dimensions of x.
+    """f(x): a model's FFN for any leading dimensions of x. The model's modules get states (batch,
+    tokens, width).
 
-    `why_not` says why it shows no more of itself, if it does not.
+    `why_not` says why the map exposes nothing more, or is "".
     """
 
     def __init__(self, chain: ModuleChain, why_not: str = ""):
-        super().__init__(list(chain.stages), chain.ending, chain.behind)
+        super().__init__(list(chain.stages), chain.output_path, chain.scale_path)
         self.why_not = why_not
 
     def forward(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch width"]:
         return super().forward(x.reshape(-1, *x.shape[-2:]), **context).reshape(x.shape)
 
     def pre_projection(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch features"]:
-        """What the last linear map is applied to. Raises ConfigError as `last` does."""
+        """The input of the last linear map. Raises ConfigError as `output_projection` does."""
         return super().pre_projection(x, **context).reshape(*x.shape[:-1], -1)
 
 
 class PlainFeedForward(FeedForwardInModel):
-    """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi one of `KNOWN`."""
+    """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi in `KNOWN`."""
 
     def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
         super().__init__(chain)
@@ -99,18 +97,18 @@ class PlainFeedForward(FeedForwardInModel):
         yield self.reading.down.matrix(self, "down")
 
     def units(self) -> Units:
-        """phi(<w, x> + b) for every row w of W_1."""
+        """phi(<w, x> + b) for each row w of W_1."""
         return Units(KNOWN[self.reading.activation], len(self.reading.up.weight(self)))
 
     def bound(self) -> TokenBound:
-        """`plain_bound`: |f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2| where
-        abs(phi(z)) <= abs(z).
+        """`plain_bound`: |f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2| if abs(phi(z))
+        <= abs(z).
         """
         return plain_bound(*self._affine(), KNOWN[self.reading.activation])
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """`plain_lipschitz`: L = Lip(phi) |W_2|_2 |W_1|_2 where phi has such a constant; `printed`
-        takes slope 1.
+        """`plain_lipschitz`: L = Lip(phi) |W_2|_2 |W_1|_2 if phi has a Lipschitz constant;
+        `printed` uses slope 1.
         """
         return plain_lipschitz(*self._affine(), KNOWN[self.reading.activation], radius, printed=printed)
 
@@ -120,11 +118,11 @@ class PlainFeedForward(FeedForwardInModel):
 
 
 class GatedFeedForward(FeedForwardInModel):
-    """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `KNOWN`:
-    SwiGLU, GeGLU.
+    """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi in `KNOWN`: SwiGLU,
+    GeGLU.
 
-    It grows with the square of x, so that how large it can be, and how steep, depends on the radius
-    of its input.
+    It grows with the square of x, so its bound and its Lipschitz constant depend on the radius of
+    its input.
     """
 
     def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
@@ -143,7 +141,7 @@ class GatedFeedForward(FeedForwardInModel):
         return gated_bound(*self._affine())
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """`gated_lipschitz`, of tokens no longer than `radius`; `printed` takes slope 1."""
+        """`gated_lipschitz` for tokens no longer than `radius`; `printed` uses slope 1."""
         slope = 1.0 if printed else KNOWN[self.reading.activation].slope
         return gated_lipschitz(*self._affine(), slope, radius)
 
@@ -153,23 +151,23 @@ class GatedFeedForward(FeedForwardInModel):
 
 
 def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
-    """What the FFN computes, seen at those random states, as large as tells activations apart; or
-    why it is not known.
+    """What the FFN computes at these random states, scaled so that activations differ; or the
+    reason why it is not known.
 
-    Of its linear maps the last is W_d, and the others act on x: one is W_u, two are a gate and W_u
-    in either order, and one with twice the rows is both. Of these and the known activations, what
-    gives W_d its input is the reading. The model is to be in eval mode and the chain's last linear
-    map found.
+    The last linear map is W_d and the others act on x. One is W_u; two are a gate and W_u in either
+    order; one with twice the rows holds both. The reading is the combination with a known
+    activation that gives the input of W_d. The model must be in eval mode, and
+    `find_output_projection` must have run.
     """
-    if chain.ending is None:
+    if chain.output_path is None:
         return "it does not end in one linear map"
     inner, _ = _seen(chain, x)
     if not inner or not all(torch.equal(part.x, x) for part in inner):
-        return f"the {len(inner)} linear maps before its last do not all act on its input"
+        return f"not all of the {len(inner)} linear maps before its last act on its input"
     x = x * TELLING / torch.cat([part.y for part in inner], -1).square().mean().sqrt()
     inner, last = _seen(chain, x)
     fits: list[tuple[float, FeedForwardReading]] = []
-    down = Projection(last.path, 0, last.y.shape[-1], behind=chain.behind)
+    down = Projection(last.path, 0, last.y.shape[-1], scale_path=chain.scale_path)
     for gate, up in _candidates(inner, last.x.shape[-1]):
         values = {each: _value(each, inner) for each in (gate, up) if each is not None}
         for name, activation in KNOWN.items():
@@ -179,12 +177,14 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
             fits.append((difference(found, last.x), FeedForwardReading(gate, up, down, name)))
     miss, reading = min(fits, key=lambda fit: fit[0], default=(math.inf, None))
     if reading is None or not miss <= 64 * unit(x.dtype):
-        return f"it is no plain or gated FFN with an activation of {', '.join(KNOWN)}"
+        return f"it is no plain or gated FFN with one of the activations {', '.join(KNOWN)}"
     return reading
 
 
 def ffn_in_model(chain: ModuleChain, reading: FeedForwardReading | str) -> FeedForwardInModel:
-    """The map with all that its reading shows; a reading that is a text says why it shows nothing."""
+    """The map with all that its reading shows. If `reading` is a text, it says why the reading
+    failed.
+    """
     if isinstance(reading, str):
         return FeedForwardInModel(chain, reading)
     return PlainFeedForward(chain, reading) if reading.gate is None else GatedFeedForward(chain, reading)
@@ -197,7 +197,7 @@ def _seen(chain: ModuleChain, x: Tensor) -> tuple[list[RecordedCall], RecordedCa
 
 
 def _candidates(inner: list[RecordedCall], hidden: int) -> Iterator[tuple[Projection | None, Projection]]:
-    """What may be (gate, up) by their shapes."""
+    """Pairs (gate, up) that fit the shapes."""
     parts = [Projection(part.path, 0, part.y.shape[-1]) for part in inner]
     if len(parts) == 1 and parts[0].stop == 2 * hidden:
         parts = parts[0].cut([hidden, hidden])
@@ -210,7 +210,7 @@ def _candidates(inner: list[RecordedCall], hidden: int) -> Iterator[tuple[Projec
 
 
 def _value(projection: Projection, inner: list[RecordedCall]) -> Tensor:
-    """What came out of the projection."""
+    """The output of the projection."""
     whole: Tensor = next(part.y for part in inner if part.path == projection.path)
     return whole[..., projection.start : projection.stop]
 

@@ -1,9 +1,9 @@
-"""Errors that other people's code raises, in the words of one line."""
+"""Errors raised by foreign code, as text on one line."""
 
 from __future__ import annotations
 
 FOREIGN_ERRORS = (Exception,)
-"""What a model's code may raise when it runs on inputs that it was not written for: anything."""
+"""A model's code may raise any exception on inputs that it was not written for."""
 
 
 def one_line(error: BaseException) -> str:
@@ -12,5 +12,5 @@ def one_line(error: BaseException) -> str:
 
 
 def named_error(error: BaseException) -> str:
-    """'TypeError: its text on one line'."""
+    """The error as 'TypeError: its text on one line'."""
     return f"{type(error).__name__}: {one_line(error)}"

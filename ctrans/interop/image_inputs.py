@@ -1,8 +1,8 @@
-"""What a model reads that reads no token ids: images of a folder, or an array of images or audio
-features of `numpy.save`.
+"""Inputs of models that read no token ids: images of a folder, or an array of images or audio
+features written by `numpy.save`.
 
-Files are anybody's: regular ones of bounded size, of formats that are named here, arrays without
-pickles.
+Files may come from anyone. Only regular files of bounded size in the formats below are read, and
+arrays without pickles.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from ctrans.interop.foreign_errors import one_line
 from solvers import ConfigError
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
-"""Which files of a folder are images, and as what they are read."""
+"""File suffixes of images, and their formats."""
 LARGEST_FILE, MOST_PIXELS, MOST_FILES = 64 << 20, 64_000_000, 100_000
-"""Bytes and pixels of an image, and entries of a folder."""
+"""The largest numbers of bytes and pixels of an image, and of entries of a folder."""
 PREPARED = "preprocessor_config.json"
-"""Where a directory says by which mean and deviation images were shifted and scaled."""
+"""The file of a directory with the mean and deviation by which images were normalised."""
 HALF = 0.5
-"""Mean and deviation where it does not."""
+"""Mean and deviation without such a file."""
 READING_ERRORS = (OSError, ValueError, SyntaxError, LookupError, TypeError, ArithmeticError, EOFError, struct.error)
 
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Images, or other arrays, to be read in batches of the shape (count, *shape); `said` is what
-    they are, in words.
-    """
+    """Images, or other arrays, read in batches of the shape (count, *shape)."""
 
     path: Path
     shape: tuple[int, ...]
@@ -47,8 +45,8 @@ class Images:
     dtype: torch.dtype
 
     def batch(self, count: int) -> Tensor:
-        """So many, spread evenly. Raises ConfigError for too few, and for what cannot be read or
-        has another shape.
+        """`count` of them, evenly spaced. Raises ConfigError if there are too few, or if one cannot
+        be read or has another shape.
         """
         return self._of_array(count) if self.path.suffix == ".npy" else self._of_files(count)
 
@@ -59,14 +57,14 @@ class Images:
 
     @property
     def said(self) -> str:
-        """What they are, in words."""
+        """A description in words."""
         return f"{'array' if self.path.suffix == '.npy' else 'images'} of {self.path}"
 
     def _of_array(self, count: int) -> Tensor:
         whole = read_array(self.path)
         if whole.shape[1:] != self.shape:
             raise ConfigError(
-                f"{str(self.path)!r} has shape {whole.shape}, and the model reads (count, {', '.join(map(str, self.shape))})"
+                f"{str(self.path)!r} has shape {whole.shape}, but the model reads (count, {', '.join(map(str, self.shape))})"
             )
         x = torch.from_numpy(np.ascontiguousarray(whole[spread(len(whole), count, self.path)]))
         if not x.is_floating_point():
@@ -77,50 +75,52 @@ class Images:
 
     def _of_files(self, count: int) -> Tensor:
         if len(self.shape) != 3:
-            raise ConfigError(f"{str(self.path)!r}: the model reads arrays {self.shape}, no images: give an .npy file of them")
+            raise ConfigError(
+                f"{str(self.path)!r}: the model reads arrays {self.shape} and not images: give an .npy file of them"
+            )
         files = image_files(self.path)
         return self._scaled(torch.stack([self._image(files[i]) for i in spread(len(files), count, self.path)]))
 
     def _image(self, path: Path) -> Tensor:
-        """An image in the model's size, as bytes (channels, height, width)."""
-        from PIL import Image  # which matplotlib brings
+        """An image resized to the model's size, as bytes (channels, height, width)."""
+        from PIL import Image  # a dependency of matplotlib
 
         size = check_file(path)
         if size > LARGEST_FILE:
-            raise ConfigError(f"{str(path)!r} has {size:,} bytes, and images of at most {LARGEST_FILE:,} are read")
+            raise ConfigError(f"{str(path)!r} has {size:,} bytes: the largest allowed image has {LARGEST_FILE:,}")
         channels, height, width = self.shape
         if channels not in (1, 3):
-            raise ConfigError(f"the model reads {channels} channels, which no image file has: give an .npy array")
+            raise ConfigError(f"the model reads {channels} channels, and image files have 1 or 3: give an .npy array")
         try:
             with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
                 if image.width * image.height > MOST_PIXELS:
                     raise ConfigError(
-                        f"{str(path)!r} is {image.width} x {image.height}, and at most {MOST_PIXELS:,} pixels are read"
+                        f"{str(path)!r} is {image.width} x {image.height}: the largest allowed image has {MOST_PIXELS:,} pixels"
                     )
                 small = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.asarray(small).reshape(height, width, channels)
         except ConfigError:
             raise
         except (*READING_ERRORS, Image.DecompressionBombError) as error:
-            raise ConfigError(f"{str(path)!r} is no whole image: {one_line(error)}") from None
+            raise ConfigError(f"{str(path)!r} is no complete image: {one_line(error)}") from None
         return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
     def _scaled(self, x: Tensor) -> Tensor:
-        """(x/255 - mean)/deviation by channel."""
+        """(x/255 - mean)/deviation for each channel."""
         shape = (-1, *(1,) * (x.dim() - 2))
         mean, deviation = (torch.tensor(each, dtype=self.dtype).view(shape) for each in (self.mean, self.deviation))
         return (x.to(self.dtype) / 255 - mean) / deviation
 
 
 def images_for(path: Path, shape: Sequence[int], dtype: torch.dtype, directory: Path | None = None) -> Images:
-    """The images at `path` as a model of that directory reads them, each of that shape. Raises
-    ConfigError for damaged settings.
+    """The images at `path`, each of that shape, normalised as the model in `directory` expects.
+    Raises ConfigError for damaged settings.
     """
     entries: Any = {}
     if directory is not None and (directory / PREPARED).exists():
         entries = read_json(directory / PREPARED)
         if not isinstance(entries, dict):
-            raise ConfigError(f"{str(directory / PREPARED)!r} holds no object")
+            raise ConfigError(f"{str(directory / PREPARED)!r} must hold a JSON object")
     mean, deviation = (_by_channel(entries, name, shape[0], directory) for name in ("image_mean", "image_std"))
     return Images(path, tuple(shape), mean, deviation, dtype)
 
@@ -137,8 +137,8 @@ def _by_channel(entries: dict[str, Any], name: str, channels: int, directory: Pa
 
 
 def read_array(path: Path) -> Any:
-    """An array of numbers with at least two axes, left on the disk. Raises ConfigError for a file
-    that holds something else.
+    """An array of numbers with at least two axes, memory-mapped. Raises ConfigError for a file that
+    holds something else.
     """
     check_file(path)
     try:
@@ -147,21 +147,21 @@ def read_array(path: Path) -> Any:
         raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
     if not isinstance(whole, np.ndarray) or whole.ndim < 2 or not (whole.dtype == np.uint8 or whole.dtype.kind == "f"):
         what = f"{whole.dtype} of shape {whole.shape}" if isinstance(whole, np.ndarray) else type(whole).__name__
-        raise ConfigError(f"{str(path)!r} holds {what}: give bytes (uint8) or floats, the first axis that of the images")
+        raise ConfigError(f"{str(path)!r} holds {what}: give bytes (uint8) or floats whose first axis counts the images")
     return whole
 
 
 def image_files(path: Path) -> list[Path]:
-    """The images of a folder by name, or the one file. Raises ConfigError where there is none."""
+    """The images of a folder, sorted by name, or the one file. Raises ConfigError if there is none."""
     if path.is_dir():
         entries = []
         for entry in path.iterdir():
             entries.append(entry)
             if len(entries) > MOST_FILES:
-                raise ConfigError(f"{str(path)!r} has more than {MOST_FILES:,} entries: give a folder of fewer")
+                raise ConfigError(f"{str(path)!r} has more than {MOST_FILES:,} entries: give a smaller folder")
         files = sorted(entry for entry in entries if entry.suffix.lower() in FORMATS)
         if not files:
-            raise ConfigError(f"{str(path)!r} has no images: files that end in {', '.join(FORMATS)} are read")
+            raise ConfigError(f"{str(path)!r} has no images: give files that end in {', '.join(FORMATS)}")
         return files
     check_file(path)
     if path.suffix.lower() not in FORMATS:
@@ -170,9 +170,9 @@ def image_files(path: Path) -> list[Path]:
 
 
 def spread(there: int, wanted: int, path: Path) -> list[int]:
-    """The places of so many of them, evenly. Raises ConfigError where there are not as many."""
+    """`wanted` evenly spaced indices below `there`. Raises ConfigError if there are fewer."""
     if there < check_count("batch", wanted):
         raise ConfigError(
-            f"{str(path)!r} holds {there} image{'s' * (there != 1)}, and {wanted} are wanted: give more, or lower --batch"
+            f"{str(path)!r} holds {there} image{'s' * (there != 1)}, but {wanted} are needed: give more, or lower --batch"
         )
     return [i * there // wanted for i in range(wanted)]

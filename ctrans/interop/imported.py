@@ -1,9 +1,9 @@
-"""A Hugging Face model as what `control` and `stability` look at: X_0 = embed(tokens), a `Depth`,
-logits = head(X_T).
+"""A foreign model as `control` and `stability` read it: X_0 = embed(tokens), a `Depth`, logits =
+head(X_T).
 
-Nothing is copied. The depth's fields are the model's own modules, and what surrounds the blocks
-(embeddings, final norm, pooler, head) is the model itself, run with its blocks passing their state
-on.
+Nothing is copied. The fields of the depth are the model's own modules. What surrounds the blocks
+(embeddings, final norm, pooler, head) is the model itself, run with blocks that return their state
+unchanged.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution
 
 MOST_LENGTHS = 6
-"""Of more lengths of segments only the first are said."""
+"""How many lengths of segments are printed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What was seen in a model: printing it says so in a line.
+    """What was recognised in a model; `str` gives it in one line.
 
-    `dt` is the length of a segment in depth-time, how much the model adds of each map; where
-    sublayers differ in it, `lengths` are the lengths that there are, and `dt` their unit.
-    `parallel` says that attention and FFN of a block act at once, as one map. `norm` is "layernorm"
-    or "rmsnorm" by what the norms compute, `norms` describes them. `context` is the longest
-    sequence, None where the model does not say. How the weights were once drawn, no model says:
-    `initialisation` is None. `unread` says what of its attention and FFN could not be read, so that
-    some instruments cannot speak of it.
+    - `placement`: the placement's name, or several where sublayers differ
+    - `norm`: "layernorm" or "rmsnorm", by what the norms compute; `norms` describes each
+    - `context`: the longest sequence, None if the model does not state it
+    - `dt`: the length of a segment in depth-time, how much the model adds of each map. Where
+      sublayers differ, `lengths` are the distinct lengths and `dt` is their unit
+    - `parallel`: whether attention and FFN of a block act in parallel, as one map
+    - `initialisation`: None, because a model does not record how its weights were drawn
+    - `unread`: what could not be read of its attention and FFN, which limits some instruments
     """
 
     model: str
@@ -75,13 +76,12 @@ class Architecture:
         return (
             f"{self.model} ({self.family}): {self.blocks} block{'s' * (self.blocks != 1)} of width {self.width}, "
             f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}"
-            f"{' at once, one segment for both' if self.parallel else ''}, norms "
-            f"{', '.join(self.norms) or 'none'}"
+            f"{' in parallel, one segment for both' if self.parallel else ''}, norms {', '.join(self.norms) or 'none'}"
             f"{''.join(f'; {said}' for said in self.unread)}"
         )
 
     def _lengths(self) -> str:
-        """How long segments are, where they are not one long."""
+        """The lengths of the segments, unless all are 1."""
         if self.lengths == (1.0,):
             return ""
         said = ", ".join(f"{length:g}" for length in self.lengths[:MOST_LENGTHS])
@@ -89,11 +89,11 @@ class Architecture:
 
 
 class Imported(nn.Module):
-    """X_0 = embed(tokens), dX/dt = v_k(X) by the model's own sublayers, logits = head(X_T); for an
-    image model tokens are pixels.
+    """X_0 = embed(tokens), dX/dt = v_k(X) by the model's own sublayers, logits = head(X_T). For an
+    image model, tokens are pixels.
 
-    `config` says what was recognised. Raises ConfigError for models whose structure is not known,
-    listing what was found.
+    `config` says what was recognised. Raises ConfigError, listing what was found, if the structure
+    is not recognised.
     """
 
     model: Any  # a module of the library, whose methods nn.Module does not know
@@ -113,15 +113,17 @@ class Imported(nn.Module):
         self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
 
     def forget(self) -> None:
-        """Masks and the like are asked of the model again, whose weights are others than they were."""
+        """Drops the cached masks and other arguments of the blocks; call it after the weights
+        change.
+        """
         for part in self.depth.modules():
             contexts = getattr(part, "contexts", None)
             if isinstance(contexts, Contexts):
                 contexts.forget()
 
     def forward(self, tokens: Tensor, targets: Int[Tensor, "*batch tokens"] | None = None) -> tuple[Tensor, Tensor | None]:
-        """The logits, and with `targets` their mean cross-entropy in nats (targets of -1 are left
-        out). Raises ConfigError where there are none.
+        """The logits, and with `targets` their mean cross-entropy in nats, without targets of -1.
+        Raises ConfigError if all targets are -1.
         """
         logits = self.head(self.depth(self.embed(tokens)))
         if targets is None:
@@ -133,57 +135,61 @@ class Imported(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
-        """X_0: what the model gives its first block for tokens (*batch, tokens), or images (batch,
+        """X_0: the input of the model's first block for tokens (*batch, tokens), or images (batch,
         channels, height, width).
 
-        Raises ConfigError for token ids beyond the vocabulary and texts longer than the model's
-        context.
+        Raises ConfigError for token ids outside the vocabulary and for sequences longer than the
+        model's context.
         """
         if self.vocabulary:
             self._check_tokens(tokens)
         return self.adapter.embed(tokens)
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
-        """What the model makes of the last block's output: logits, or the last hidden state of a
+        """The model's output for the last block's output: logits, or the last hidden state of a
         model without a head.
 
-        Raises ConfigError for a model whose output is neither, naming what it has.
+        Raises ConfigError if the output has neither, listing its entries.
         """
         output = self.outputs(x)
         result = self.adapter.tensor(output)
         if result is None:
             names = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
             raise ConfigError(
-                f"{self.config.model} gives {names}, and known here are {', '.join(OUTPUTS)}: take the family's class with "
-                "a language-model head, or the one without a head"
+                f"{self.config.model} returns {names}, not one of {', '.join(OUTPUTS)}: use the family's class with a "
+                "language-model head, or the one without a head"
             )
         return result.reshape(*x.shape[:-2], *result.shape[1:])
 
     def outputs(self, x: Float[Tensor, "*batch tokens width"]) -> Any:
-        """All that the model returns for the last block's output x, its leading axes made one."""
+        """All that the model returns for the last block's output x, with the leading axes flattened
+        into one.
+        """
         return self.adapter.outputs(x.reshape(-1, *x.shape[-2:]))
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
-        """X at depth-time 0 and at every segment's end, from X_0 = embed(tokens):
-        `ctrans.scheme.trajectory`, whose options it has. Euler with one step is the model itself.
+        """X at depth-time 0 and at the end of each segment, from X_0 = embed(tokens). Takes the
+        options of `ctrans.scheme.trajectory`. Euler with one step is the model itself.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
 
     @contextlib.contextmanager
     def padded(self, mask: Tensor) -> Iterator[None]:
-        """Inside, tokens at which the mask (batch, tokens) is 0 are padding, as the library's
-        `attention_mask` has it.
+        """Inside, tokens where the mask (batch, tokens) is 0 are padding, as in the library's
+        `attention_mask`.
 
-        Every map, and so every instrument, is of these sequences alone: no token reads padding, and
-        means over tokens leave it out (`Instrument.kept`). Give targets of -1 there. Raises
-        ConfigError for a model that is not of `transformers`, and for masks that are none.
+        All maps and instruments then read only these sequences: no token reads padding, and means
+        over tokens leave padding out (`Instrument.kept`). Set targets to -1 there. Raises
+        ConfigError for a model that is not of `transformers`, and for an invalid mask.
         """
         if not isinstance(self.adapter, TransformersAdapter) or not self.vocabulary:
             raise ConfigError(
-                f"{self.config.model} takes no padding mask here: give it in example=, with the other arguments of its forward"
+                f"{self.config.model} takes no padding mask here: pass it in example=, with the other arguments of its forward"
             )
         if mask.dim() != 2 or not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any(1).all()):
-            raise ConfigError("a padding mask is (batch, tokens) of 1 for tokens and 0 for padding, a token in each row")
+            raise ConfigError(
+                "a padding mask is (batch, tokens), 1 for tokens and 0 for padding, with at least one token in each row"
+            )
         before, self.adapter.padding = self.adapter.padding, mask.long()
         try:
             yield
@@ -198,7 +204,7 @@ class Imported(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the model embeds; 0 where it reads something else."""
+        """The number of tokens that the model embeds; 0 if it reads other inputs."""
         return self.adapter.vocabulary
 
     def _check_tokens(self, tokens: Tensor) -> None:
@@ -207,8 +213,8 @@ class Imported(nn.Module):
         longest, vocabulary = self.config.context, self.vocabulary
         if longest is not None and tokens.shape[-1] > longest:
             raise ConfigError(f"{tokens.shape[-1]} tokens exceed the model's context of {longest}: shorten the text")
-        # on an accelerator this check would wait for the device; there the embedding's own
-        # assertion reports it
+        # On an accelerator this check would wait for the device; the embedding's own assertion
+        # reports the error there.
         if tokens.device.type == "cpu" and tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise ConfigError(
                 f"tokens run from {int(tokens.min())} to {int(tokens.max())}, the vocabulary from 0 to {vocabulary - 1}"
@@ -218,17 +224,16 @@ class Imported(nn.Module):
 def _say_what_they_are(
     blocks: list[nn.Module], structures: list[Structure], like: Tensor, contexts: Contexts, *, each: bool
 ) -> None:
-    """Puts maps that say what they are in the place of the blocks' modules; read from each block,
-    or from the first of its make.
+    """Replaces the blocks' modules by maps that expose their matrices and bounds. `each`: each
+    block is read; otherwise one block of each build is read.
     """
     known: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(blocks, structures, strict=True)):
         chains, key = structure.chains, i if each else make_of(block)
         if key not in known:
-            ffn_seen = (
-                read_ffn(chains[1], x) if len(chains) > 1 else ""
-            )  # first, as its weights are still there where they come on demand
+            # the FFN first: if weights are read on demand, its own are still in memory
+            ffn_seen = read_ffn(chains[1], x) if len(chains) > 1 else ""
             output = chains[0](x, **contexts.of(i, x))
             with showing_rows(contexts.model):
                 known[key] = read_attention(chains[0], x, output, contexts.of(i, x)), ffn_seen
@@ -247,7 +252,7 @@ def _say_what_they_are(
 def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth) -> Architecture:
     sublayers = [part for structure in structures for part in structure.sublayers]
     norms = list(dict.fromkeys(norm for part in sublayers for norm in _norms(part)))
-    maps = [_maps(structure) for structure in structures]
+    maps: list[dict[str, Any]] = [dict(zip(("attention", "FFN"), each.chains, strict=False)) for each in structures]
     stages = {what: "+".join(map(_said, _chain(each).stages)) for what, each in maps[0].items()}
     scaled = dict.fromkeys(what for each in maps for what, part in each.items() if _is_scaled(_chain(part)))
     unread = [f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not]
@@ -267,18 +272,12 @@ def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int
         parallel=sublayers[0].kind == "parallel",
         unread=(
             *(
-                f"what its {what} adds is scaled, which is taken as part of that map, folded into its last weights"
+                f"the model scales the output of its {what}: the scale is folded into the last weights of that map"
                 for what in scaled
             ),
             *dict.fromkeys(unread),
         ),
     )
-
-
-def _maps(structure: Structure) -> dict[str, Any]:
-    """Its attention and its FFN, if it has one, as maps that say what they are."""
-    maps = [branch.field for part in structure.sublayers for branch in part.branches.values()]
-    return dict(zip(("attention", "FFN"), maps, strict=False))
 
 
 def _chain(map_: Any) -> ModuleChain:
@@ -287,16 +286,16 @@ def _chain(map_: Any) -> ModuleChain:
 
 
 def _said(stage: nn.Module) -> str:
-    """What a stage is called: the model's own module, or what stands for a function of the model's
-    code.
+    """The name of a stage: the class of the model's module, or the name of the function that it
+    stands for.
     """
     said: str = getattr(stage, "said", type(own_module(stage)).__name__)
     return said
 
 
 def _is_scaled(chain: ModuleChain) -> bool:
-    """Whether it is scaled by channel, or by a number that is no length."""
-    return chain.behind is not None or isinstance(chain.stages[-1], ScaledOutput)
+    """Whether its output is scaled by channel, or by a number that is no length."""
+    return chain.scale_path is not None or isinstance(chain.stages[-1], ScaledOutput)
 
 
 def _norms(sublayer: Sublayer) -> list[AdaptedNorm | FreeNorm | WithoutGain]:
@@ -310,5 +309,5 @@ def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
     form = norm.form if isinstance(norm, AdaptedNorm) else None
     name = None if form is None else form.gain
     gain = "of the maps" if form is None else "1" if name is None else f"1 + {name}" if form.shift else name
-    eps = f"eps = {norm.eps:g}" if form is None or not form.added else f"eps = {form.added:g} beside the deviation"
+    eps = f"eps = {norm.eps:g}" if form is None or not form.added else f"eps = {form.added:g} added to the deviation"
     return f"{type(norm.module).__name__} ({kind}, gamma = {gain}, {eps})"

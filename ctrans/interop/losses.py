@@ -1,5 +1,5 @@
-"""What is asked of a model's output: the loss it was trained for, one of a user's own, or a
-stand-in that needs no head.
+"""Losses of an opened model: the one it was trained for, the user's, or a stand-in that needs no
+head.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Loss = Callable[[Any, Any], Tensor]
 """From all that a model returns, and targets, to a number."""
 AnyModel = GPT | OTTransformer | Imported
 Tensors = Callable[[Any], Tensor | None]
-"""From all that a model returns to the tensor that is meant by it."""
+"""From all that a model returns to its main tensor."""
 LOSS_NAMES: dict[str, str] = {
-    "next": "each next token's cross-entropy, by products with the embeddings where there is no head",
-    "mlm": "that of every seventh token, hidden, likewise",
+    "next": "cross-entropy of each next token, with products with the embeddings as logits if there is no head",
+    "mlm": "the same of every seventh token, which is hidden",
     "mean": "the mean of the output, a stand-in",
     "random": "the mean product of the output with fixed Gaussian numbers, a stand-in",
-    "none": "none, so that what needs one is left out",
+    "none": "no loss, and no results that need one",
 }
 """Losses by name, and what each is."""
 
 
 class ModelAround(nn.Module):
-    """A model around another one, whose depth, embeddings and head it has."""
+    """A wrapper with the depth, embeddings and head of another model."""
 
     model: Any
 
@@ -51,7 +51,7 @@ class ModelAround(nn.Module):
 
     @property
     def kept(self) -> Bool[Tensor, "batch tokens"] | None:
-        """Where there is text and no padding, as the model says it (`Imported.padded`)."""
+        """Where there is text and not padding (`Imported.padded`)."""
         return kept_of(self.model)
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
@@ -68,37 +68,35 @@ class ModelAround(nn.Module):
 
 
 class ModelWithLoss(ModelAround):
-    """A model with a loss of its own, L(X_T) = loss(what it returns for X_T, targets); all else is
-    the model's.
-    """
+    """A model with the loss L(X_T) = loss(output for X_T, targets). All else is the model's."""
 
     def __init__(self, model: AnyModel, loss: Loss):
         super().__init__()
         self.model, self.loss = model, loss
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
-        """What the head gives, and with `targets` the loss."""
+        """The output of the head, and with `targets` the loss."""
         x = self.depth(self.embed(tokens))
         return self.head(x), None if targets is None else self.terminal_loss(x, targets)
 
     def terminal_loss(self, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
-        """L as a function of X_T. Raises ConfigError for a loss that is no number."""
+        """L as a function of X_T. Raises ConfigError for a loss that is not a number."""
         value = self.loss(self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x), targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise ConfigError(f"loss=: it gave {what}: return one number, such as the mean over what it is of")
+            raise ConfigError(f"loss=: it returned {what}: return one number, such as a mean")
         return value.reshape(())
 
 
 def _stand_in(tensor: Tensors, seed: int | None) -> Loss:
-    """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers by seed.
-    Targets are not looked at.
+    """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers by seed. It
+    ignores targets.
     """
 
     def loss(outputs: Any, targets: Any) -> Tensor:
         y = tensor(outputs)
         if y is None:
-            raise ConfigError(f"the model gives a {type(outputs).__name__} with no tensor that is known: give loss=")
+            raise ConfigError(f"the model returns a {type(outputs).__name__} without a known tensor: give loss=")
         if seed is None:
             return y.mean()
         p = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y)
@@ -108,7 +106,7 @@ def _stand_in(tensor: Tensors, seed: int | None) -> Loss:
 
 
 def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
-    """The mean cross-entropy, in nats, of logits <e_v, y_i> for the embeddings e_v; targets of -1
+    """The mean cross-entropy, in nats, of logits <e_v, y_i> for the embeddings e_v. Targets of -1
     are left out.
     """
 
@@ -117,8 +115,8 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
         if y is None or y.shape[-1] != weight.shape[-1] or y.shape[:-1].numel() != targets.numel():
             shape = None if y is None else tuple(y.shape)
             raise ConfigError(
-                f"the model's output {shape} has no product with embeddings {tuple(weight.shape)} for each token: choose another loss, "
-                "mean or random"
+                f"the model's output {shape} cannot be multiplied with the embeddings {tuple(weight.shape)} for each token: choose the "
+                "loss mean or random"
             )
         return F.cross_entropy((y @ weight.T).flatten(0, -2), targets.flatten(), ignore_index=-1)
 
@@ -126,19 +124,19 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
 
 
 def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool) -> tuple[AnyModel | ModelWithLoss, str]:
-    """The model with that loss, and the loss in a word: by a name of `LOSS_NAMES`, or as a function
-    of outputs and targets.
+    """The model with that loss, and the loss's name. `loss` is a name in `LOSS_NAMES`, or a
+    function of outputs and targets, named "given".
 
-    None is what it was trained for, if its head gives logits of tokens, and otherwise the stand-in
-    "random". Raises ConfigError for another name, for tokens to be predicted by a model that reads
-    none, and for an output that gives no logits.
+    None is the loss that the model was trained for if its head gives logits of tokens, and
+    otherwise the stand-in "random". Raises ConfigError for an unknown name, for a loss over tokens
+    if the model reads none, and for an output that gives no logits.
     """
     if loss is None:
         loss = ("next" if causal else "mlm") if predicts else "random"
     if not isinstance(loss, str):
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
-        raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
+        raise ConfigError(f"unknown loss {loss!r}: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
     tensor = model.adapter.tensor if isinstance(model, Imported) else _itself
     if loss in ("mean", "random"):
         return ModelWithLoss(model, _stand_in(tensor, None if loss == "mean" else 0)), loss
@@ -149,11 +147,11 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
         with torch.no_grad():
             y = tensor(model.adapter.outputs(model.adapter.like().unsqueeze(0)))
         if y is None or y.shape[-1] != table.weight.shape[-1]:
-            shape = "no tensor that is known" if y is None else f"{tuple(y.shape)} for one sequence"
+            shape = "no known tensor" if y is None else f"{tuple(y.shape)} for one sequence"
             raise ConfigError(
                 f"loss {loss!r} needs logits (sequences, tokens, {table.num_embeddings}) or states (sequences, tokens, "
-                f"{table.embedding_dim}), and the model gives {shape}: return one of these, choose the loss mean or random, or in Python "
-                "give a function of its output"
+                f"{table.embedding_dim}), but the model returns {shape}: return one of these, choose the loss mean or random, or in "
+                "Python give a function of its output"
             )
     return ModelWithLoss(model, _tied_cross_entropy(tensor, table)), loss
 
@@ -163,10 +161,12 @@ def _itself(output: Any) -> Tensor | None:
 
 
 def _embeddings(model: AnyModel) -> nn.Embedding:
-    """The table of the tokens' embeddings."""
+    """The embedding table of the tokens."""
     tables: Iterator[nn.Embedding] = (part for part in model.modules() if isinstance(part, nn.Embedding))
     size = model.vocabulary if isinstance(model, Imported) else model.config.vocab_size
     found = next((part for part in tables if size and part.num_embeddings == size), None)
     if found is None:
-        raise ConfigError("the model embeds no tokens, so it predicts none: choose the loss mean or random, or give a function")
+        raise ConfigError(
+            "the model embeds no tokens, so it cannot predict any: choose the loss mean or random, or give a function"
+        )
     return found

@@ -1,5 +1,5 @@
-"""Where what a map computes leaves it: the modules of somebody's model that put it out, in which a
-training is watched.
+"""The modules of a foreign model that return the output of a map. A monitor reads the map's output
+there during training.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def itself(x: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapOutput:
-    """A module that puts out a part of a raw velocity: tail(y) of what it puts out.
+    """A module whose output y gives a part tail(y) of a raw velocity.
 
-    With `adds`, a state that it is given beside the one that it acts on is added in it already
-    (Bloom), and is taken off.
+    With `adds`, the module has already added a second state to its output (Bloom), and `velocity`
+    subtracts it.
     """
 
     module: nn.Module
@@ -33,7 +33,7 @@ class MapOutput:
     adds: bool = False
 
     def velocity(self, args: Sequence[Any], y: Tensor) -> Tensor:
-        """Its part of r, where it was given `args` and put out y."""
+        """The part of r where the module got `args` and returned y."""
         if self.adds:
             given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape]
             other = next((x for x in given if x is not given[0]), None)
@@ -42,8 +42,8 @@ class MapOutput:
 
 
 def map_outputs(chain: Any, own: Set[nn.Module]) -> list[MapOutput]:
-    """The model's own modules in a chain of stages, each with what is still done to what it puts
-    out.
+    """The model's own modules in a chain of stages, each with the function that is still applied to
+    its output.
     """
     scaled = [stage for stage in chain.stages if isinstance(stage, ScaledOutput)]
     tail = scaled[0] if scaled else itself
@@ -53,7 +53,7 @@ def map_outputs(chain: Any, own: Set[nn.Module]) -> list[MapOutput]:
 
 def _own_within(stage: nn.Module, own: Set[nn.Module]) -> nn.Module | None:
     """The model's own module that a stage is or holds; the first of several."""
-    if isinstance(stage, UnfoldedAttention):  # torch's own attention calls its last map as a function
+    if isinstance(stage, UnfoldedAttention):  # torch's attention calls its last map as a function
         return next((part for part in own if getattr(part, "out_proj", None) is stage.out), None)
     if own_module(stage) in own:
         return own_module(stage)
@@ -61,12 +61,12 @@ def _own_within(stage: nn.Module, own: Set[nn.Module]) -> nn.Module | None:
 
 
 ROUTER_NAMES = ("gate", "router")
-"""What libraries call the map that chooses experts; it stands beside `experts`."""
+"""Usual names of the map that chooses experts, next to `experts`."""
 
 
 def router_in(maps: Sequence[nn.Module]) -> nn.Module | None:
-    """The module that chooses experts in the first of the maps that has experts; None where none
-    has, or it has another name.
+    """The module that chooses experts in the first of the maps that has experts; None if there is
+    none or its name is unknown.
     """
     for part in (inner for each in maps for inner in each.modules()):
         if hasattr(part, "experts"):

@@ -1,5 +1,5 @@
-"""A model that runs blocks, as `Imported` uses it: what gives the first block its state, what the
-blocks get, what follows them.
+"""A foreign model around its blocks, as `Imported` uses it: the first block's state, the blocks'
+other arguments, and the output.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError
 
 REMEMBERED = 8
-"""For how many shapes of the state the contexts are kept."""
+"""For how many shapes of the state the contexts are cached."""
 OUTPUTS = ("logits", "prediction_logits", "last_hidden_state")
-"""What a head's output is called, in order of preference."""
+"""Names of a head's output, in order of preference."""
 
 
 class ModelAdapter(ABC):
     """A model around its blocks.
 
-    - `family`: what kind of model it is, in a word
-    - `context`: the longest sequence, None where the model does not say
-    - `vocabulary`: how many tokens it embeds; 0 where it reads something else
-    - `row`: one of its inputs, as in the example by which its structure was read
+    - `family`: the kind of model, in a word
+    - `context`: the longest sequence, None if the model does not state it
+    - `vocabulary`: the number of tokens that it embeds; 0 if it reads other inputs
+    - `row`: one input of the example by which its structure was read
     """
 
     family: str
@@ -43,19 +43,17 @@ class ModelAdapter(ABC):
     row: Tensor
     blocks_path: str
     own_calls: tuple[bool, ...]
-    """How its blocks' parts are found, as in `recognise`."""
+    """How the parts of its blocks are found, as in `recognise`."""
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.model: Any = model
         self.anatomy, self.form = anatomy, StateForm()
         self.padding: Tensor | None = None
-        """Which tokens of the sequences are padding (0) and which are text (1), where
-        `Imported.padded` says so.
-        """
+        """Which tokens are padding (0) and which are text (1), inside of `Imported.padded`."""
 
     @abstractmethod
     def predicts(self) -> bool:
-        """Whether its output is logits of tokens, one row for each."""
+        """Whether its output is logits of tokens, one row for each token."""
 
     @abstractmethod
     def embed(self, tokens: Tensor) -> Tensor:
@@ -63,34 +61,34 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def outputs(self, x: Tensor) -> Any:
-        """All that the model returns where its last block's state is x (batch, tokens, width)."""
+        """All that the model returns if the state after its last block is x (batch, tokens, width)."""
 
     @abstractmethod
     def run_like(self, x: Tensor) -> object:
-        """A forward pass whose blocks get states of x's shape, where only the shape matters."""
+        """A forward pass whose blocks get states of the shape of x. Only the shape matters."""
 
     @abstractmethod
     def block_calls(self) -> list[Call]:
-        """How the model calls each block for the example."""
+        """The call that the model makes of each block for the example."""
 
     def check(self, depth: Depth) -> None:  # noqa: B027 most models need none
-        """Raises ConfigError where the output of that depth, at dt = 1, is not the model's own to
-        rounding.
+        """Raises ConfigError if the output of that depth at dt = 1 differs from the model's by more
+        than rounding.
         """
 
     def blocks(self) -> list[nn.Module]:
-        """The blocks, as they are in the model now."""
+        """The blocks that the model has now."""
         return blocks_at(self.model, self.blocks_path)
 
     def structures(self) -> tuple[list[Structure], Tensor]:
-        """Every block's structure, and a state (batch, tokens, width) as the example gives it to
-        the first.
+        """The structure of each block, and the state (batch, tokens, width) of the example before
+        the first block.
         """
         found: list[Structure] = []
         known: dict[object, tuple[nn.Module, Structure]] = {}
         with without_fast_path():
             calls = self.block_calls()
-            each = not has_weights_on_demand(self.model)  # or, where running a block takes long, the first of its make
+            each = not has_weights_on_demand(self.model)  # running a block on demand is slow: only the first of each build
             for i, (block, call) in enumerate(zip(self.blocks(), calls, strict=True)):
                 key = i if each else make_of(block)
                 if key in known:
@@ -99,20 +97,18 @@ class ModelAdapter(ABC):
                 try:
                     found.append(recognise(block, call, self.anatomy, self.form, self.own_calls))
                 except ConfigError as error:
-                    raise error if not i else ConfigError(f"block {i}, unlike those before it: {error}") from None
+                    raise error if not i else ConfigError(f"block {i} differs from the blocks before it: {error}") from None
                 known[key] = block, found[-1]
         self.tokens, self._like = calls[0].x.shape[-2], torch.zeros_like(calls[0].x[0])
         return found, calls[0].x
 
     def like(self) -> Tensor:
-        """A state (tokens, width) of the least length at which tokens can be told apart, of the
-        model's type; zeros.
-        """
+        """Zeros (tokens, width) of the model's dtype, with as many tokens as the example has."""
         return self._like
 
     def tensor(self, output: Any) -> Tensor | None:
-        """The tensor that is meant by what the model returns, sequences first: logits, or the last
-        state; None where there is none.
+        """The main tensor of the model's output, sequences first: logits or the last state; None if
+        there is none.
         """
         found = tensor_in(output)
         return self.form.turned(found) if found is not None and found.dim() > 1 else found
@@ -122,12 +118,13 @@ class ModelAdapter(ABC):
         paths: list[str | None] = []
         for block, structure in zip(self.blocks(), structures, strict=True):
             names = {part: path for path, part in block.named_modules()}
-            paths.append(names[structure.called] if structure.own_calls and structure.called is not None else None)
+            paths.append(None if structure.called is None else names[structure.called])
         return Contexts(self, tuple(paths))
 
     def contexts_for(self, x: Tensor, paths: Sequence[str | None]) -> list[dict[str, Any]]:
-        """For each block the keyword arguments of its attention, for states of x's shape: the call
-        of the module at that path, or what the block itself is given.
+        """For each block, the keyword arguments of its attention for states of the shape of x: the
+        call of the module at that path, or the arguments of the block itself where the path is
+        None.
         """
         blocks = self.blocks()
         called = {i: block.get_submodule(path) for i, (block, path) in enumerate(zip(blocks, paths, strict=True)) if path}
@@ -144,10 +141,10 @@ class ModelAdapter(ABC):
         return contexts
 
     def padding_for(self, x: Tensor) -> dict[str, Tensor]:
-        """The library's argument for states or token ids x of the padded sequences, or of several
-        copies of all of them, one after the other.
+        """The library's padding argument for x, states or token ids of the padded sequences. x may
+        hold several copies of all sequences, one after the other.
 
-        Raises ConfigError where x is of other sequences.
+        Raises ConfigError if x has other sequences.
         """
         mask = self.padding
         if mask is None:
@@ -155,13 +152,13 @@ class ModelAdapter(ABC):
         copies, rest = divmod(len(x), len(mask))
         if rest or x.shape[1] != mask.shape[1]:
             raise ConfigError(
-                f"the padding mask is of {len(mask)} sequences of {mask.shape[1]} tokens, and {len(x)} of {x.shape[1]} are "
-                "looked at: give one row for each"
+                f"the padding mask is for {len(mask)} sequences of {mask.shape[1]} tokens, but the model reads {len(x)} of "
+                f"{x.shape[1]}: give one row for each"
             )
         return {"attention_mask": mask.to(x.device).repeat(copies, 1)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
-        """Itself, or for a copy of the model the same around the copy."""
+        """The same adapter, or an adapter around the copy if the model itself is copied."""
         model = memo.get(id(self.model))
         if model is None:
             return self
@@ -174,8 +171,8 @@ class Contexts:
     """What a model gives its blocks besides the state (masks, rotary embeddings), for states of any
     shape.
 
-    A copy of a field goes on asking the same model; only a copy of the model with its fields asks
-    the copy.
+    A copy of a field alone keeps the original model. A copy of the model with its fields uses the
+    copied model.
     """
 
     def __init__(self, adapter: ModelAdapter, paths: tuple[str | None, ...]):
@@ -191,7 +188,7 @@ class Contexts:
         """The context of that block for the state x (batch, tokens, width): keyword arguments of
         its attention.
         """
-        kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)  # kernels differ in what masks they are given
+        kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)  # kernels get different masks
         key = (x.shape, x.dtype, x.device, kernel, self.adapter.padding)
         if key not in self._known:
             found = self.adapter.contexts_for(x, self.paths)
@@ -201,7 +198,7 @@ class Contexts:
         return self._known[key][block]
 
     def forget(self) -> None:
-        """Drops what is remembered, as after a change of the weights."""
+        """Clears the cache; call it after the weights change."""
         self._known.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
@@ -210,11 +207,10 @@ class Contexts:
 
 
 def tensor_in(output: Any) -> Tensor | None:
-    """The logits, or whatever tensor a model returns that is meant by what it returns; None where
-    there is none.
+    """The logits or last hidden state in a model's output; None if there is none.
 
-    Of a tuple the first tensor of numbers with axes, as a loss may stand before it; of a dictionary
-    without a name that is known the only one.
+    In a tuple it is the first floating-point tensor with axes, as a scalar loss may come first. In
+    a mapping without a known name it is the only such tensor.
     """
     if isinstance(output, Tensor):
         return output

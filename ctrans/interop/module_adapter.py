@@ -1,5 +1,5 @@
-"""Any `nn.Module` around its blocks: run on an example input, which stands in wherever only the
-shape of the state matters.
+"""Any `nn.Module` around its blocks. It runs on an example input, which also serves as a
+placeholder where only the state's shape matters.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Head = Callable[[Tensor], Any]
 
 
 class ModuleAdapter(ModelAdapter):
-    """A module that says nothing of itself: its blocks, its first state and its output are seen
-    when it reads the example.
+    """A module of unknown kind. Its blocks, first state and output are found by running it on the
+    example.
 
-    `example` is what it reads, or its keyword arguments, of which the first is what is put in the
-    place of tokens; a mapping that is no keyword arguments of its forward is the one argument.
-    `embed` and `head` take the place of what the module does before its blocks and after them.
+    - `example`: an input, or keyword arguments of forward, whose first takes the place of tokens. A
+      mapping that does not fit the signature is passed as the one argument
+    - `embed`, `head`: replace what the module computes before its blocks and after them
     """
 
     family, context = "module", None
@@ -46,14 +46,14 @@ class ModuleAdapter(ModelAdapter):
         super().__init__(model, anatomy)
         self.own_embed, self.own_head = embed, head
         if isinstance(example, Mapping) and len(example) == 1 and isinstance(inner := next(iter(example.values())), Mapping):
-            example = inner  # of an argument that is one mapping, by its name
+            example = inner  # the one argument is a mapping
         self.named = dict(example) if isinstance(example, Mapping) else None
         self.as_one = self.named is not None and not _fits(model, self.named)
         main = next(iter(self.named.values())) if self.named else example
         if not isinstance(main, Tensor) or main.dim() < 2:
             raise ConfigError(
-                f"example=: {type(main).__name__} is no batch of inputs: give a tensor whose first axis is that of sequences or images, "
-                "or the keyword arguments of a forward pass, such a tensor first"
+                f"example=: {type(main).__name__} is no batch of inputs: give a tensor whose first axis counts sequences or images, or "
+                "the keyword arguments of a forward pass with such a tensor first"
             )
         self.example, self.tokens_first = main, False
         self.blocks_path, self.form = block_list_by_calls(model, lambda: self.run(self.example), anatomy.blocks)
@@ -75,11 +75,10 @@ class ModuleAdapter(ModelAdapter):
         return self.run(self.shaped(x))
 
     def run(self, tokens: Tensor) -> Any:
-        """A forward pass on these inputs, what else the example has being as there, for as many
-        sequences.
+        """A forward pass on these inputs, with the example's other arguments for as many sequences.
 
-        Numbers are given in the type and on the device that the module has now. Raises ConfigError
-        for whatever the module raises.
+        Inputs are converted to the module's current dtype and device. Raises ConfigError for any
+        error of the module.
         """
         given = self._like_the_weights(tokens.transpose(0, 1) if self.tokens_first else tokens)
         others = list(self.named or {})[1:]
@@ -97,7 +96,7 @@ class ModuleAdapter(ModelAdapter):
             beside = f" with {', '.join(others)} as in the example" if others else ""
             raise ConfigError(
                 f"example=: {type(self.model).__name__} does not run on {read}{beside} ({named_error(error)}): give an input "
-                "that it reads"
+                "that it accepts"
             ) from error
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -120,8 +119,8 @@ class ModuleAdapter(ModelAdapter):
             return self.run(self.shaped(x))
 
     def shaped(self, x: Tensor) -> Tensor:
-        """An input whose first state has the shape of x: the example's rows again and again, cut or
-        repeated to another length.
+        """An input whose first state has the shape of x: rows of the example, cut or repeated to
+        the length.
         """
         rows: Tensor = self._as_many(self.example, len(x))
         if x.shape[-2] == self.tokens:
@@ -134,22 +133,23 @@ class ModuleAdapter(ModelAdapter):
                     if self._first_tokens(cut) == x.shape[-2]:
                         return cut
         raise ConfigError(
-            f"{type(self.model).__name__} reads its example as {self.tokens} tokens, and cutting or repeating that gives none with "
-            f"{x.shape[-2]}: give states, or an example=, of that length"
+            f"{type(self.model).__name__} reads its example as {self.tokens} tokens, and the example cannot be cut or repeated to "
+            f"{x.shape[-2]} tokens: give states, or an example=, of that length"
         )
 
     def check(self, depth: Depth) -> None:
-        """Raises ConfigError where the rebuilt states or output are not the module's own, on the
-        example or on the example backwards: blocks may be given something made of the input, and a
-        head may look at it.
+        """Raises ConfigError if the rebuilt states or the output differ from the module's, on the
+        example or on the reversed example.
+
+        They differ if blocks get arguments computed from the input, or if a head reads the input.
         """
         for tokens in (self.example, self.example.flip(-1)):
             self._check_states(depth, tokens)
             self._check_output(depth, tokens)
 
     def _check_states(self, depth: Depth, tokens: Tensor) -> None:
-        """Whatever `embed` and `head` are, each block's own state goes to what the block makes of
-        it, and on to the next block.
+        """Checks that the sublayers map each block's state to its output, and that this is the next
+        block's state.
         """
         blocks, per_block = self.blocks(), depth.per_block
         with torch.no_grad():
@@ -160,8 +160,8 @@ class ModuleAdapter(ModelAdapter):
             x, y = self.form.turned(given), self.form.read(output)
             if before is not None and not torch.equal(x, before):
                 raise ConfigError(
-                    f"blocks=: {type(self.model).__name__} changes the state between block {i - 1} and block {i}: only plain sequences of "
-                    "blocks are known; make the change a part of a block"
+                    f"blocks=: {type(self.model).__name__} changes the state between block {i - 1} and block {i}: make the change a part "
+                    "of a block"
                 )
             before = y
             rebuilt = x
@@ -170,47 +170,47 @@ class ModuleAdapter(ModelAdapter):
             miss = difference(rebuilt, y)
             if not miss <= tolerance(y.dtype):
                 raise ConfigError(
-                    f"blocks=: block {i} ({type(block).__name__}) gives another state than the maps that were seen in it (off by "
-                    f"{miss:.1g}), as where it limits large states, lets some tokens pass by, or is given something made of the input, "
-                    "such as a mask of padding: only maps of the state alone are known"
+                    f"blocks=: block {i} ({type(block).__name__}) returns another state than the maps found in it (relative difference "
+                    f"{miss:.1g}). It may limit large states, skip some tokens, or get an argument computed from the input, such as a "
+                    "padding mask: its maps must depend on the state alone"
                 )
 
     def _check_output(self, depth: Depth, tokens: Tensor) -> None:
         whole = self.tensor(self.run(tokens))
         rebuilt = self.tensor(self.outputs(depth(self.embed(tokens))))
         if whole is None or rebuilt is None or self.own_embed is not None or self.own_head is not None:
-            return  # what the user put in the module's place is the user's
+            return  # the user's embed or head may differ from the module's
         miss = difference(rebuilt, whole)
         if not miss <= tolerance(whole.dtype):
             raise ConfigError(
-                f"head=: what {type(self.model).__name__} returns is not made of its last block's state alone (off by {miss:.1g}), as "
-                "where a head looks at its input again: give head=, a function of that state"
+                f"head=: the output of {type(self.model).__name__} does not depend on its last block's state alone (relative difference "
+                f"{miss:.1g}), as when a head reads the input again: give head=, a function of that state"
             )
 
     def _calls(self, tokens: Tensor) -> list[Call]:
-        """How the module calls its blocks for these inputs."""
+        """The calls that the module makes of its blocks for these inputs."""
         blocks = self.blocks()
         return recorded_until(blocks, len(blocks) - 1, lambda: self.run(tokens), self.form)
 
     def _check_contexts(self, calls: Sequence[Call]) -> None:
-        """Raises ConfigError where blocks are given something besides the state that an example of
-        the same shape does not give them.
+        """Raises ConfigError if blocks get arguments that differ from those for an example of the
+        same shape.
         """
-        if not any(tensors_in(call.beside) for call in calls):
+        if not any(tensors_in(call.others) for call in calls):
             return
         for call, like in zip(calls, self._calls(self.shaped(calls[0].x)), strict=True):
-            for name, value in call.beside.items():
-                found, expected = tensors_in(value), tensors_in(like.beside.get(name))
+            for name, value in call.others.items():
+                found, expected = tensors_in(value), tensors_in(like.others.get(name))
                 if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
                     raise ConfigError(
-                        f"{type(self.model).__name__} gives its blocks another {name} for these inputs than for its example, as where a "
-                        "mask of padding is made of the tokens: its maps are known for what the example gives them; give inputs that are "
-                        "like it, such as without padding"
+                        f"{type(self.model).__name__} gives its blocks another {name} for these inputs than for its example, as when it "
+                        "computes a padding mask from the tokens. Its maps are known only for the example's arguments: give similar "
+                        "inputs, such as inputs without padding"
                     )
 
     def _vocabulary(self) -> int:
-        """How many rows the table has that is read at the example's ids; of several that change
-        with them, the largest.
+        """The number of rows of the embedding table that reads the example's ids; the largest if
+        several do.
         """
         tables = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
         with torch.no_grad():
@@ -228,8 +228,8 @@ class ModuleAdapter(ModelAdapter):
         return max((part.num_embeddings for part in [part for part in changed if part in read] or changed or read), default=0)
 
     def _find_axes(self) -> None:
-        """Finds the order of axes of states, by where the first block mixes; and turns the example
-        to sequences first.
+        """Finds the order of the states' axes, by the axis along which the first block mixes; and
+        puts sequences first in the example.
         """
         block = self.blocks()[0]
         call = without_cache(recorded_until([block], 0, lambda: self.run(self.example), self.form)[0])
@@ -240,7 +240,7 @@ class ModuleAdapter(ModelAdapter):
             self.example, self.tokens_first = self.example.transpose(0, 1), True
 
     def _grown(self, axis: int) -> tuple[int, int] | None:
-        """By how much sequences and tokens of the first state grow where the example grows by one
+        """By how much the sequences and tokens of the first state grow if the example grows by one
         along that axis.
         """
         more = torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis)
@@ -257,7 +257,7 @@ class ModuleAdapter(ModelAdapter):
         return value.to(like.device, like.dtype) if value.is_floating_point() else value.to(like.device)
 
     def _as_many(self, value: Any, count: int) -> Any:
-        """A tensor's first axis repeated to that many, where it is that of sequences."""
+        """A tensor repeated to `count` along its first axis, if that axis counts sequences."""
         if isinstance(value, Tensor) and value.dim() and len(value) == len(self.example):
             return value[torch.arange(count, device=value.device) % len(value)]
         return value

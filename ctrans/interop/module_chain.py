@@ -1,4 +1,4 @@
-"""Modules of a model that act one after the other as one map, and the linear maps inside of it."""
+"""Modules of a model that act in sequence as one map, and the linear maps inside of it."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ from solvers import ConfigError
 
 @runtime_checkable
 class TransposedLinear(Protocol):
-    """A linear map that keeps its weight as (in, out): GPT-2's `Conv1D`."""
+    """A linear map whose weight is (in, out): GPT-2's `Conv1D`."""
 
     nx: int
     nf: int
 
 
 class ModuleChain(nn.Module):
-    """f(x) = stage_k(.. stage_1(x, **context)), the first output of stages that return several
-    (attention with its weights).
+    """f(x) = stage_k(.. stage_1(x, **context)). A stage that returns several tensors gives its
+    first (attention with its weights).
 
-    Once `find_last` has seen it act, `ending` is the path of its last linear map, f(x) =
-    output_projection(pre_projection(x)), or None. Where a scale by channel stands behind that
-    (LayerScale), f(x) = s * (W features(x) + b), `behind` is the path of s, and `output_projection`
-    is a `ScaledLinear`.
+    After `find_output_projection`, `output_path` is the path of the last linear map, f(x) =
+    output_projection(pre_projection(x)), or None. If a scale by channel follows (LayerScale), f(x)
+    = s * (W features(x) + b): `scale_path` is the path of s, and `output_projection` is a
+    `ScaledLinear`.
     """
 
-    def __init__(self, stages: Sequence[nn.Module], ending: str | None = None, behind: str | None = None):
+    def __init__(self, stages: Sequence[nn.Module], output_path: str | None = None, scale_path: str | None = None):
         super().__init__()
         self.stages = nn.ModuleList(stages)
-        self.ending, self.behind = ending, behind
+        self.output_path, self.scale_path = output_path, scale_path
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         first, *others = self.stages
         y: Tensor = first_tensor(first(x, **context))
         for stage in others:
             y = first_tensor(stage(y))
-        # experts may return their tokens in a row
+        # experts may return the tokens of all sequences along one axis
         return y.view(x.shape) if y.numel() == x.numel() and y.dim() == 2 else y
 
     @property
     def output_projection(self) -> nn.Linear | ScaledLinear:
-        """The linear map that acts last, sharing the model's weight. Raises ConfigError where
-        something else does.
+        """The last linear map, which shares the model's weight. Raises ConfigError if f does not
+        end in one.
         """
-        linear: Any = self.get_submodule(self._ending())
+        linear: Any = self.get_submodule(self._require_output_path())
         linear = _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
-        return linear if self.behind is None else ScaledLinear(linear, numbers_at(self, self.behind))
+        return linear if self.scale_path is None else ScaledLinear(linear, numbers_at(self, self.scale_path))
 
     def pre_projection(self, x: Tensor, **context: Any) -> Tensor:
-        """What the last linear map is applied to. Raises ConfigError as `last` does."""
-        with watched({self._ending(): self.get_submodule(self._ending())}) as seen:
+        """The input of the last linear map. Raises ConfigError as `output_projection` does."""
+        with watched({self._require_output_path(): self.get_submodule(self._require_output_path())}) as seen:
             self(x, **context)
         return seen[-1].x
 
-    def find_last(self, x: Tensor, **context: Any) -> None:
-        """Runs f once, without dropout, to see which linear map gives its output, and which scale
-        stands behind it.
+    def find_output_projection(self, x: Tensor, **context: Any) -> None:
+        """Runs f once, without dropout, to find the linear map that gives its output, and a scale
+        that follows it.
         """
         with watched(self.linear_maps()) as seen:
             output = self(x, **context)
@@ -72,36 +72,36 @@ class ModuleChain(nn.Module):
             return
         path, y = seen[-1].path, seen[-1].y
         if torch.equal(y, output):
-            self.ending = path
+            self.output_path = path
         elif y.shape == output.shape:
-            self.behind = next((name for name, s in self._scales(y.shape[-1]) if torch.equal(s.to(y) * y, output)), None)
-            self.ending = None if self.behind is None else path
+            self.scale_path = next((name for name, s in self._scales(y.shape[-1]) if torch.equal(s.to(y) * y, output)), None)
+            self.output_path = None if self.scale_path is None else path
 
     def _scales(self, width: int) -> Iterator[tuple[str, Tensor]]:
-        """What may stand behind its last linear map: numbers, one for all channels or one for each."""
+        """Candidates for a scale after the last linear map: one number, or one for each channel."""
         for name, value in (*self.named_parameters(), *self.named_buffers()):
             if value.is_floating_point() and value.shape in ((), (1,), (width,)):
                 yield name, value
 
     def linear_maps(self) -> dict[str, nn.Module]:
-        """Every linear map inside, by its path."""
+        """All linear maps inside, by path."""
         return {path: part for path, part in self.named_modules() if is_linear(part)}
 
-    def _ending(self) -> str:
-        if self.ending is None:
+    def _require_output_path(self) -> str:
+        if self.output_path is None:
             names = " then ".join(type(stage).__name__ for stage in self.stages)
             raise ConfigError(
-                f"{names} does not end in one linear map, as experts and gates after it do not: it has no last weights"
+                f"{names} does not end in one linear map (experts, or a gate after it), so it has no output projection"
             )
-        return self.ending
+        return self.output_path
 
 
 BYTES = (torch.int8, torch.uint8)
-"""As what quantised weights are kept."""
+"""Dtypes of quantised weights."""
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether it has a matrix of its own: a parameter, or one that is kept as bytes in a buffer."""
+    """Whether the module has a matrix of its own: a parameter, or a buffer of quantised weights."""
     kept = any(buffer.dim() > 1 and buffer.dtype in BYTES for buffer in module.buffers(recurse=False))
     return kept or any(weight.dim() > 1 for weight in module.parameters(recurse=False))
 
@@ -114,51 +114,53 @@ def numbers_at(module: nn.Module, path: str) -> Tensor:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it computes W x + b by a weight of its own."""
+    """Whether the module computes W x + b with its own weight."""
     return isinstance(module, (nn.Linear, TransposedLinear))
 
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """W x + b with W the rows `start` .. `stop` of the linear map at `path`: all of it, or the part
-    of a map that several share.
+    """W x + b, where W is the rows `start` .. `stop` of the linear map at `path`: all of them, or a
+    part of a shared map.
 
-    Of a map in `parts` equal parts, as where each head has its queries, keys and values side by
-    side, they are those rows of every part, one part below the other. Where a scale s stands behind
-    the map, at the path `behind`, they are s * W and s * b. It says where the weights are and holds
-    none; `chain` is the map in which they are.
+    If the map has `parts` equal parts (such as queries, keys and values for each head), W has these
+    rows of each part, one part below the other. If a scale s at the path `scale_path` follows the map,
+    they are s * W and s * b. A Projection holds only paths; `chain` is the map that has the
+    weights.
     """
 
     path: str
     start: int
     stop: int
     parts: int = 1
-    behind: str | None = None
+    scale_path: str | None = None
 
     @property
     def rows(self) -> int:
-        """How many rows W has."""
+        """The number of rows of W."""
         return self.parts * (self.stop - self.start)
 
     def weight(self, chain: nn.Module) -> Float[Tensor, "out in"]:
-        """W: a view of the module's own weight; a copy, through which gradients pass, where it is
-        of several parts or scaled.
+        """W: a view of the module's weight, or a differentiable copy if it has several parts or a
+        scale.
         """
         module: Any = chain.get_submodule(self.path)
         whole: Tensor = module.weight
         rows = self._rows_of(whole.T if isinstance(module, TransposedLinear) else whole)
-        return rows if self.behind is None else numbers_at(chain, self.behind).to(rows).reshape(-1, 1) * rows
+        return rows if self.scale_path is None else numbers_at(chain, self.scale_path).to(rows).reshape(-1, 1) * rows
 
     def matrix(self, chain: nn.Module, role: Role) -> Matrix:
-        """W as the map shows it."""
+        """W with its role, as a map exposes it."""
         own: Any = chain.get_submodule(self.path)
-        return Matrix(self.weight(chain), role, own.weight if self.parts > 1 or self.behind is not None else None)
+        return Matrix(self.weight(chain), role, own.weight if self.parts > 1 or self.scale_path is not None else None)
 
     def bias(self, chain: nn.Module) -> Float[Tensor, " out"] | None:
-        """b, likewise, or None."""
+        """b: a view, or a differentiable copy if it has several parts or a scale; None if the map
+        has no bias.
+        """
         bias: Tensor | None = getattr(chain.get_submodule(self.path), "bias", None)
         rows = None if bias is None else self._rows_of(bias)
-        return rows if rows is None or self.behind is None else numbers_at(chain, self.behind).to(rows) * rows
+        return rows if rows is None or self.scale_path is None else numbers_at(chain, self.scale_path).to(rows) * rows
 
     def _rows_of(self, whole: Tensor) -> Tensor:
         if self.parts == 1:
@@ -167,17 +169,15 @@ class Projection:
         return parts.flatten(0, 1)
 
     def cut(self, sizes: Sequence[int], parts: int = 1) -> list[Projection]:
-        """All rows of its map, cut into those sizes; the rows of each of so many equal parts
-        likewise.
+        """The rows of the map, cut into these sizes; or the rows of each of `parts` equal parts,
+        cut into these sizes.
         """
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return [Projection(self.path, end - size, end, parts) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _as_linear(module: Any) -> nn.Linear:
-    """The same map as torch has it: its weight and bias are views, so that what changes one changes
-    both.
-    """
+    """The same map as an `nn.Linear`. Its weight and bias are views, so changes of one change both."""
     linear = nn.Linear(module.nx, module.nf, bias=False, device="meta")
     linear.weight = nn.Parameter(module.weight.detach().T, requires_grad=module.weight.requires_grad)
     linear.bias = nn.Parameter(module.bias.detach(), requires_grad=module.bias.requires_grad)

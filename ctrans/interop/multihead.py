@@ -1,5 +1,5 @@
-"""torch's `nn.MultiheadAttention` as a chain of linear maps around softmax attention, on the
-module's own weights.
+"""torch's `nn.MultiheadAttention` as linear maps around softmax attention, on the module's own
+weights.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
 
 class UnfoldedAttention(nn.Module):
-    """f(x)_i = W_O [sum_j a_hij V_h x_j]_h + b_O: what the module computes as self-attention, its
-    linear maps called one by one.
+    """f(x)_i = W_O [sum_j a_hij V_h x_j]_h + b_O: the module's self-attention with its linear maps
+    called as modules.
 
-    It shares the module's parameters. torch's own calls them as functions, where nothing can be
-    seen.
+    It shares the module's parameters. torch calls the linear maps as functions, where hooks cannot
+    record them.
     """
 
     said = nn.MultiheadAttention.__name__
@@ -41,13 +41,13 @@ class UnfoldedAttention(nn.Module):
         return out
 
     def _mask(self, call: Template, x: Tensor) -> tuple[Tensor | None, bool]:
-        """The mask that is added to scores (a mask of its own says what torch's does: True is
-        hidden), or that it is causal.
+        """The mask to add to scores, or that attention is causal. In a boolean mask of
+        `nn.MultiheadAttention`, True hides a token.
         """
         given = arguments(call)
         mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
         if padding is not None:
-            raise ConfigError("padding of some sequences is not known here: give sequences of one length, without a padding mask")
+            raise ConfigError("padding masks are not supported: give sequences of one length, without a padding mask")
         if mask is None:
             return None, False
         mask = ~mask if mask.dtype.is_floating_point is False else mask.to(x.dtype)
@@ -55,7 +55,7 @@ class UnfoldedAttention(nn.Module):
 
 
 def unfolds(module: nn.Module, call: Template) -> bool:
-    """Whether it is torch's attention, called on one state with weights that are of one size."""
+    """Whether the module is torch's attention, called on one state, with weights of one size."""
     if type(module) is not nn.MultiheadAttention:
         return False
     given = arguments(call)
@@ -64,6 +64,6 @@ def unfolds(module: nn.Module, call: Template) -> bool:
 
 
 def arguments(call: Template) -> dict[str, Any]:
-    """What torch's attention was given, by name."""
+    """The arguments of a call of torch's attention, by name."""
     bound = SIGNATURE.bind(None, *call.args, **call.kwargs)
     return dict(bound.arguments)

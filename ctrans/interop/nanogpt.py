@@ -1,4 +1,5 @@
-"""nanoGPT checkpoints in and out: the same model under other names, so every weight keeps its bits.
+"""Reads and writes nanoGPT checkpoints: the same model under other names, with bit-identical
+weights.
 
 nanoGPT (github.com/karpathy/nanoGPT, model.py) is a `pre` model with LayerNorm, GELU, a tied head
 and dt = 1.
@@ -31,11 +32,11 @@ from solvers import ConfigError
 from solvers.errors import unknown
 
 BUILT_IN = GPTConfig(placement="pre")
-"""What nanoGPT has no setting for is as here."""
+"""Values of the settings that nanoGPT does not have."""
 OT = {"cts": False, "steps": 20, "ln1_on": True, "ln2_on": True, "lnf_on": True, "lmbda": 0.0}
-"""Settings of the OT-Transformer's fork, and what they are where they are left out."""
+"""Settings of the OT-Transformer's fork, and their defaults."""
 OTHER = ("dropout", "tokenization", "random_seed")
-"""Settings that a model in evaluation does not have."""
+"""Settings without effect on a model in evaluation."""
 SETTINGS = {
     "vocab_size": "vocab_size",
     "context": "block_size",
@@ -44,26 +45,26 @@ SETTINGS = {
     "heads": "n_head",
     "bias": "bias",
 }
-"""Our settings that nanoGPT has, by its names."""
+"""Our settings that nanoGPT has, with its names."""
 FREE = {*SETTINGS, "initialisation", "embedding_std"}
 """Settings that may differ: nanoGPT has them, or they act only before training."""
 CHECKPOINT = "ckpt.pt"
-"""What nanoGPT calls its checkpoint in its out directory."""
+"""The name of nanoGPT's checkpoint in its out directory."""
 TIED = "lm_head.weight"
 IGNORED = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 """Causal masks that old versions keep among the weights."""
 COMPILED = "_orig_mod."
-"""What torch.compile puts before every name."""
+"""The prefix that torch.compile adds to each name."""
 
 
 def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = None) -> GPT | OTTransformer:
-    """The GPT of a nanoGPT `ckpt.pt` or the directory that holds one, of such a checkpoint in
-    memory, or of a model's state dict alone (which needs `heads`).
+    """The GPT of a nanoGPT `ckpt.pt` or its directory, of such a checkpoint in memory, or of a bare
+    state dict (which needs `heads`).
 
-    A checkpoint of the OT-Transformer's fork with `cts` is an `OTTransformer`. Files are read by
-    torch.load(weights_only=True) and no other way, so no code in them runs. Raises ConfigError for
-    what is no such file, settings that are not known, and weights that do not fit together. Warns
-    of dropout, which is off in the model.
+    A checkpoint of the OT-Transformer's fork with `cts` gives an `OTTransformer`. Files are read
+    only by torch.load(weights_only=True), so no code in them runs. Raises ConfigError for a file of
+    another kind, unknown settings, and weights that do not fit. Warns of dropout, which is off in
+    the model.
     """
     model, notes = read_nanogpt(source, heads=heads)
     for note in notes:
@@ -74,9 +75,7 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
 def read_nanogpt(
     source: str | Path | Mapping[str, Any], *, heads: int | None = None
 ) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
-    """`from_nanogpt`, and what is to be said of settings that the model does not have, instead of
-    warnings.
-    """
+    """`from_nanogpt`, with notes on settings that the model does not have in place of warnings."""
     named = str(source) if isinstance(source, (str, Path)) else "the state dict"
     checkpoint = _read(_file(Path(source))) if isinstance(source, (str, Path)) else source
     weights: Mapping[str, Any] = checkpoint
@@ -85,20 +84,18 @@ def read_nanogpt(
         weights, arguments = checkpoint["model"], checkpoint.get("model_args", {})
     if not isinstance(arguments, Mapping):
         raise ConfigError(
-            f"{named!r} holds no nanoGPT model: its model_args are {type(arguments).__name__}, not settings by name"
+            f"{named!r} holds no nanoGPT model: its model_args are a {type(arguments).__name__} and not a dict of settings"
         )
     _check_arguments(named, arguments)
     weights = {str(name).removeprefix(COMPILED): value for name, value in weights.items()}
     weights = {name: value for name, value in weights.items() if not IGNORED.fullmatch(name)}
     if not all(_is_weight(value) for value in weights.values()):
         raise ConfigError(
-            f"{named!r} holds no nanoGPT model: its entries are not all weights, which are dense and of floating point"
+            f"{named!r} holds no nanoGPT model: some entries are not weights, which are dense floating-point tensors"
         )
     heads = arguments.get("n_head") if heads is None else heads
     if heads is None:
-        raise ConfigError(
-            f"{named!r} is a state dict alone, which does not say how many heads the model has: give heads=... (--heads)"
-        )
+        raise ConfigError(f"{named!r} is a bare state dict, which does not state the number of heads: give heads=... (--heads)")
     config = _config(named, weights, heads, arguments)
     model = GPT(config).to(weights["transformer.wte.weight"].dtype)
     if not _ot(arguments, "lnf_on"):
@@ -111,29 +108,29 @@ def read_nanogpt(
 
 
 def _file(path: Path) -> Path:
-    """The checkpoint, in that directory if it is one. Raises ConfigError where there is none."""
+    """The checkpoint at that path, or in that directory. Raises ConfigError if there is none."""
     if path.is_dir() and not (path / CHECKPOINT).is_file():
         raise ConfigError(f"{str(path)!r} holds no {CHECKPOINT}: give nanoGPT's out directory, or the file")
     return path / CHECKPOINT if path.is_dir() else path
 
 
 def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:
-    """Raises ConfigError for settings that are not known: what they ask for would be left out in
-    silence.
+    """Raises ConfigError for unknown settings, whose effect would be lost silently, and for invalid
+    values.
     """
     known = [*SETTINGS.values(), *OT, *OTHER]
     for name, value in arguments.items():
         if name not in known:
             raise unknown(f"setting in the model_args of {named!r}", str(name), known)
         if name in OT and type(value) is not type(OT[name]) and not (name == "lmbda" and type(value) is int):
-            raise ConfigError(f"{named!r} says {name} = {value!r}, and that is of type {type(OT[name]).__name__}")
+            raise ConfigError(f"{named!r} has {name} = {value!r}: it must be of type {type(OT[name]).__name__}")
     dropout, kinetic = arguments.get("dropout", 0.0), _ot(arguments, "lmbda")
     if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
-        raise ConfigError(f"{named!r} says dropout = {dropout!r}: it is a probability")
+        raise ConfigError(f"{named!r} has dropout = {dropout!r}: it must be between 0 and 1")
     if not 0 <= kinetic < math.inf:
-        raise ConfigError(f"{named!r} says lmbda = {kinetic!r}: it is a finite weight of at least 0")
+        raise ConfigError(f"{named!r} has lmbda = {kinetic!r}: it must be finite and at least 0")
     if not _ot(arguments, "cts") and not _ot(arguments, "lnf_on"):
-        raise ConfigError(f"{named!r} has no norm before its head (lnf_on = False without cts), which no GPT here lacks")
+        raise ConfigError(f"{named!r} has no norm before its head (lnf_on = False without cts): ctrans has no such GPT")
 
 
 def _ot(arguments: Mapping[str, Any], name: str) -> Any:
@@ -141,10 +138,10 @@ def _ot(arguments: Mapping[str, Any], name: str) -> Any:
 
 
 def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
-    """Gives the model the weights. Raises ConfigError where a name or shape is another."""
+    """Loads the weights into the model. Raises ConfigError if a name or shape differs."""
     tied = weights.pop(TIED, None)
     if tied is not None and not torch.equal(tied, weights["transformer.wte.weight"]):
-        raise ConfigError(f"{named!r} has a head of its own ({TIED} differs from transformer.wte.weight): nanoGPT's is tied")
+        raise ConfigError(f"{named!r} has an untied head ({TIED} differs from transformer.wte.weight): nanoGPT's head is tied")
     ours = {GPT2_NAMES.of(name): name for name in model.state_dict()}
     expected = {name: tuple(model.state_dict()[own].shape) for name, own in ours.items()}
     for name in sorted(expected.keys() | weights.keys()):
@@ -155,8 +152,7 @@ def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
 
 
 def to_nanogpt(model: GPT) -> dict[str, Any]:
-    """The model as nanoGPT's checkpoint {"model", "model_args"}, to be saved by torch.save(...,
-    "ckpt.pt").
+    """The model as nanoGPT's checkpoint {"model", "model_args"}, for torch.save(..., "ckpt.pt").
 
     Raises ConfigError, naming the setting, for a model that nanoGPT does not have.
     """
@@ -166,7 +162,7 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
         if field.name == "ffn_width" and value == 4 * model.config.width:
             value = None
         if field.name not in FREE and value != built_in:
-            raise ConfigError(f"{field.name} = {value!r}: nanoGPT has only {built_in!r}, so this model cannot be exported to it")
+            raise ConfigError(f"{field.name} = {value!r}: nanoGPT has only {built_in!r}, so this model cannot be exported")
     weights = {GPT2_NAMES.of(name): value.detach().clone() for name, value in model.state_dict().items()}
     weights[TIED] = weights["transformer.wte.weight"]
     arguments = {theirs: getattr(model.config, ours) for ours, theirs in SETTINGS.items()}
@@ -180,9 +176,10 @@ def _read(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     except pickle.UnpicklingError:
-        raise ConfigError(f"{str(path)!r} holds more than weights, and reading that may run code: it is not read") from None
-    # its reader raises whatever the damaged bytes lead it to: KeyError, IndexError, TypeError,
-    # AssertionError and more
+        raise ConfigError(
+            f"{str(path)!r} holds more than weights and is not read, as that may run code: save weights only"
+        ) from None
+    # Damaged bytes lead torch to KeyError, IndexError, TypeError, AssertionError and more.
     except Exception as error:
         raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({named_error(error)})") from None
     if not isinstance(checkpoint, Mapping):
@@ -191,26 +188,26 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _check_size(path: Path, size: int) -> None:
-    """Raises ConfigError for an archive that unpacks to more than itself, which torch.save never
-    writes, or than there is memory.
+    """Raises ConfigError for an archive that unpacks to more than its own size, which torch.save
+    never writes, or that exceeds the memory.
     """
-    check_fits(size, "it can only be read whole")
+    check_fits(size, "it cannot be read in parts")
     if not zipfile.is_zipfile(path):
         return
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(part.file_size for part in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return  # its reader says so
+        return  # torch.load raises the error
     if unpacked > size:
         raise ConfigError(
-            f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save packs nothing, not read"
+            f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save does not compress, so it is not read"
         )
 
 
 def _is_weight(value: object) -> bool:
-    """Whether it is a dense tensor of floating-point numbers, all of which are there: a view can
-    repeat a few for ever.
+    """Whether it is a dense floating-point tensor whose storage holds all of its numbers; a view
+    may repeat a few without end.
     """
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
         return False
@@ -218,12 +215,12 @@ def _is_weight(value: object) -> bool:
 
 
 def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Mapping[str, Any]) -> GPTConfig:
-    """The architecture, read from the shapes. Raises ConfigError where the settings say another."""
+    """The architecture, read from the shapes. Raises ConfigError if the settings differ from it."""
     try:
         vocab_size, width = weights["transformer.wte.weight"].shape
         context = weights["transformer.wpe.weight"].shape[0]
     except (KeyError, ValueError, IndexError):
-        raise ConfigError(f"{named!r} has no embeddings transformer.wte and transformer.wpe: it is no nanoGPT model") from None
+        raise ConfigError(f"{named!r} is no nanoGPT model: it lacks the embeddings transformer.wte and transformer.wpe") from None
     found: dict[str, Any] = {
         "vocab_size": vocab_size,
         "context": context,
@@ -235,7 +232,7 @@ def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Ma
     for ours, theirs in SETTINGS.items():
         said = arguments.get(theirs, found[ours])
         if said != found[ours]:
-            raise ConfigError(f"{named!r} is no nanoGPT model: it says {theirs} = {said!r}, and its weights {found[ours]!r}")
+            raise ConfigError(f"{named!r} is no nanoGPT model: it has {theirs} = {said!r}, but its weights give {found[ours]!r}")
     attention, ffn = ("pre" if _ot(arguments, name) else "none" for name in ("ln1_on", "ln2_on"))
     placement = attention if attention == ffn else spell((attention, ffn))
     return dataclasses.replace(BUILT_IN, placement=placement, **found)

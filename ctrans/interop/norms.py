@@ -1,10 +1,11 @@
-"""Other people's norms as geometry: an adapter that holds the model's own module, told by what it
-computes.
+"""Norms of other libraries as geometry: adapters that hold the model's own module and know its
+formula.
 
-No name is needed. On a copy whose weights are random numbers the module is tried on states of many
-sizes: with y(x) = (N(x) - N(-x))/2 and beta = (N(x) + N(-x))/2 it is a norm if y_i = f (s + w_i) (C
-x)_i/sigma(x), w one of its weights, C the centring or nothing, and sigma^2 = mean((C x)^2) + eps,
-or sigma = sqrt(mean((C x)^2)) + eps. The smallest states tell eps and the largest f.
+The formula is found from what the module computes, not from its name. A copy of the module gets
+random weights and is run on states of several sizes. Let y(x) = (N(x) - N(-x))/2 and beta = (N(x) +
+N(-x))/2. The module is a norm if y_i = f (s + w_i) (C x)_i/sigma(x). Here w is one of its weights,
+C is the centring or the identity, and sigma^2 = mean((C x)^2) + eps or sigma = sqrt(mean((C x)^2))
++ eps. The smallest states determine eps, the largest f.
 """
 
 from __future__ import annotations
@@ -29,27 +30,29 @@ from ctrans.norm import SphereNorm, check_norm
 EPS_NAMES = ("eps", "variance_epsilon")
 """Attributes under which norms keep eps."""
 UNSAID_EPS = 1e-5
-"""What torch's layer_norm is called with where a module keeps no eps, as nanoGPT's."""
+"""eps of modules without such an attribute: what nanoGPT passes to torch's layer_norm."""
 SIZES = (1e3, 1e-4, 1.0, 1.0, 1e-2)
-"""Of the states on which a module is tried; the first two tell its numbers, and the others whether
-these are right.
+"""Sizes of the states on which a module is run. The first two determine its numbers; the others
+check them.
 """
 EXACT = 2e-9
-"""Up to here a module computes in float64 as it should; one that rounds to float32 on the way is
-off by more.
+"""Largest relative error of a module that computes in float64 throughout. One that rounds to
+float32 internally has a larger error.
 """
 SHORT = 1e-4
-"""A number found this near to one that the module has, or to one of few digits, is that."""
+"""Relative distance within which a fitted number is replaced by one of the module's numbers, or by
+one with few digits.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Which norm a module is: whether it centres, gamma = factor (shift + gain), and eps, in
-    sigma^2 or added to it.
+    """The formula of a norm: whether it centres, gamma = factor (shift + gain), and eps, in sigma^2
+    or added to sigma.
 
-    `gain` and `offset` name the module's weights, None for one that it does not have. Gemma's gain
-    is 1 + weight; a norm by the standard deviation that divides by d - 1 has the factor sqrt((d -
-    1)/d).
+    `gain` and `offset` name the module's weights, None if it has none. Gemma's gain is 1 + weight.
+    A norm that divides by the standard deviation with d - 1 has factor sqrt((d - 1)/d). `added` is
+    the eps that is added to sigma.
     """
 
     centred: bool
@@ -62,8 +65,8 @@ class Form:
 
 
 class ForeignNorm(SphereNorm):
-    """A norm of another library, which may divide by sqrt(mean((C x)^2)) + a in place of
-    sqrt(mean((C x)^2) + eps): a is `added`.
+    """A norm of another library. It may divide by sqrt(mean((C x)^2)) + a, where a is `added`,
+    instead of sqrt(mean((C x)^2) + eps).
     """
 
     centred = False  # each object has its own
@@ -78,18 +81,18 @@ class ForeignNorm(SphereNorm):
         return super().sigma(x) + self.added if self.added else super().sigma(x)
 
     def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """As for other norms; with a, x = u a/(1 - |u|/sqrt(d))."""
+        """As in `SphereNorm`; for a > 0, x = u a/(1 - |u|/sqrt(d))."""
         return u * (self.added / (1 - u.square().mean(-1, keepdim=True).sqrt())) if self.added else super().preimage(u)
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """As for other norms; with a, |w| (sqrt(d) - r/(r/sqrt(d) + a)), about |w| d a/r."""
+        """As in `SphereNorm`; for a > 0, |w| (sqrt(d) - r/(r/sqrt(d) + a)), about |w| d a/r."""
         if not self.added:
             return super().shortfall(p, radius)
         length: Tensor = torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
         return (math.sqrt(self.width) - radius / (radius / math.sqrt(self.width) + self.added)) * length
 
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
-        """As for other norms; with a, diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d)."""
+        """As in `SphereNorm`; for a > 0, diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d)."""
         if not self.added:
             return super().jacobian(x)
         x_hat, sigma = self.standardize(x), self.sigma(x)
@@ -101,7 +104,7 @@ class ForeignNorm(SphereNorm):
 
     @property
     def steepest(self) -> float:
-        """As for other norms; with a, max|gamma|/a."""
+        """As in `SphereNorm`; for a > 0, max|gamma|/a."""
         return self.half_diameter / self.added if self.added else super().steepest
 
 
@@ -161,17 +164,17 @@ class AdaptedNorm(ForeignNorm):
         return torch.zeros_like(self.gamma) if bias is None else bias.flatten().expand(self.width)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        # the modules of many models round to float32 on the way: theory's float64 must not
+        # Many modules round to float32 internally, which computations in float64 must not.
         own = self.exact or x.dtype != torch.float64
         return self.module(x) if own else self.gamma * self.standardize(x) + self.beta
 
 
 class FreeNorm(UnitGains):
-    """z = x_hat, which a block computes in its own forward without a module, as modded nanoGPTs do."""
+    """z = x_hat, computed by a function in the block's own forward, as in modded nanoGPTs."""
 
     @property
     def module(self) -> nn.Module:
-        """Itself: no other module computes it."""
+        """The norm itself, as no module of the block computes it."""
         return self
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -179,10 +182,10 @@ class FreeNorm(UnitGains):
 
 
 class WithoutGain(UnitGains):
-    """x_hat of another library's norm, where attention and FFN act at once with a norm for each
+    """x_hat of another library's norm, for attention and FFN in parallel with one norm each
     (GPT-NeoX, Falcon).
 
-    Then X <- X + attention(N_1 X) + ffn(N_2 X) has x_hat as the input norm of both, and gains and
+    Then X <- X + attention(N_1 X) + ffn(N_2 X) has x_hat as the input norm of both. Gains and
     offsets belong to the maps: N_i X = gamma_i x_hat + beta_i.
     """
 
@@ -193,7 +196,7 @@ class WithoutGain(UnitGains):
 
 
 class GainsOf(BranchGains):
-    """The gain and offset of a norm of the model, which it shares."""
+    """The gain and offset of a norm of the model, shared with it."""
 
     def __init__(self, norm: AdaptedNorm):
         super().__init__()
@@ -209,9 +212,9 @@ class GainsOf(BranchGains):
 
 
 def as_norm(module: nn.Module, width: int | None = None) -> AdaptedNorm | None:
-    """The module as a `Norm` of tokens of that width, or None if it is none that the geometry
-    knows: it must compute gamma * x_hat + beta, on states of every size. Without a width it is that
-    of its weights, or what it says.
+    """The module as a `Norm` of tokens of that width, or None if it does not compute gamma * x_hat
+    + beta on states of all sizes. Without `width`, the module's weights or `normalized_shape`
+    determine it.
     """
     width = _width(module) or width
     if width is None or width < 2 or not all(_vector(weight, width) for weight in module.parameters()):
@@ -225,9 +228,7 @@ def _vector(weight: Tensor, width: int) -> bool:
 
 
 def _width(module: nn.Module) -> int | None:
-    """Of how many numbers the module may be a norm: by its weights, or what it says where it has
-    none; None where it is none.
-    """
+    """The width that the module's weights or `normalized_shape` imply; None if they imply none."""
     found = [weight.numel() for weight in module.parameters(recurse=False) if weight.dim() >= 1]
     shape = getattr(module, "normalized_shape", None)
     if found:
@@ -236,9 +237,7 @@ def _width(module: nn.Module) -> int | None:
 
 
 def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
-    """What a copy with random weights shows it to be; None where it is no norm, or cannot be
-    copied.
-    """
+    """The norm that a copy with random weights computes; None if it is no norm or cannot be copied."""
     generator = torch.Generator().manual_seed(0)
     try:
         trial = copy.deepcopy(module).cpu().double()
@@ -250,7 +249,7 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
     for weight in own.values():
         weight.copy_(0.5 + torch.rand(weight.shape, generator=generator, dtype=torch.float64))
     x = torch.randn(len(SIZES), 1, width, generator=generator, dtype=torch.float64)
-    x = (x + 0.3) * x.new_tensor(SIZES).view(-1, 1, 1)  # a mean, which only centring removes
+    x = (x + 0.3) * x.new_tensor(SIZES).view(-1, 1, 1)  # a non-zero mean shows whether the module centres
     try:
         plus, minus = trial(x), trial(-x)
         if not isinstance(plus, Tensor) or plus.shape != x.shape or not plus.is_floating_point():
@@ -265,7 +264,7 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
     for gain, shift, centred in product(gains, (0.0, 1.0), (True, False)):
         w = x.new_ones(()) if gain is None else shift + own[gain]
         r = x - x.mean(-1, keepdim=True) if centred else x
-        each = (odd * r * w).sum(-1) / (r * w).square().sum(-1)  # f/sigma of every state
+        each = (odd * r * w).sum(-1) / (r * w).square().sum(-1)  # f/sigma of each state
         if not _close(each.unsqueeze(-1) * r * w, odd):
             continue
         mean_square = r.square().mean(-1).flatten()
@@ -279,8 +278,8 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
 
 
 def _in_its_dtype(module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor, form: Form) -> Form:
-    """The form with the eps that the module has in its own type: torch's RMSNorm takes the type's
-    rounding where none is given.
+    """The form with the eps of the module's own dtype: torch's RMSNorm uses the dtype's rounding if
+    no eps is given.
     """
     like = next(module.parameters(), None)
     if like is None or like.dtype == torch.float64 or form.added:
@@ -302,7 +301,7 @@ def _on_its_device(module: nn.Module, norm: AdaptedNorm) -> AdaptedNorm:
 
 
 def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> Iterator[Form]:
-    """The form with the factor f and the eps that give f/sigma of every state, if there are such."""
+    """The form with a factor f and an eps that give f/sigma of each state, if such numbers exist."""
     for power in (2, 1):  # sigma^2 = m + eps, or sigma = sqrt(m) + eps
         high, low = (1 / float(each[i]) ** power for i in (0, 1))
         m_high, m_low = (float(mean_square[i]) ** (power / 2) for i in (0, 1))
@@ -311,7 +310,7 @@ def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> 
             continue
         factor, eps = slope ** (-1 / power), low / slope - m_low
         if eps > m_high:
-            continue  # it scales states of every size alike: an elementwise map, and no norm
+            continue  # it scales states of all sizes alike: an elementwise map and no norm
         eps = _short(trial, eps) if eps > 1e-6 * m_low else 0.0
         factor = 1.0 if abs(factor - 1) <= 1e-6 else factor
         inside, added = (eps, 0.0) if power == 2 else (0.0, eps)
@@ -325,8 +324,8 @@ def _sigma(form: Form, mean_square: Tensor) -> Tensor:
 
 
 def _short(trial: nn.Module, value: float) -> float:
-    """The module's own number, or one of few digits, that is as near as a value found by fitting is
-    sure.
+    """A fitted value, replaced by one of the module's own numbers or one with few digits if that is
+    within the error of the fit.
     """
     own = [abs(each) for each in vars(trial).values() if isinstance(each, float)]
     digits = [float(f"{value:.{n}g}") for n in (1, 2, 3)]
@@ -338,8 +337,8 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 
 
 def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
-    """The norm of a module that keeps its numbers where libraries keep them, tried as it is:
-    weights may come on demand.
+    """The norm of a module that keeps its numbers under the usual names. The module is run as it
+    is, because its kernel may need its device.
     """
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 1:
@@ -349,7 +348,7 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
     x = (x + 0.3 * x.abs().amax(-1, keepdim=True)).to(weight)
     try:
         z = module(x)
-    except FOREIGN_ERRORS:  # it is given what it may not have been written for
+    except FOREIGN_ERRORS:
         return None
     if not isinstance(z, Tensor) or z.shape != x.shape:
         return None
@@ -365,6 +364,6 @@ def _forms(module: nn.Module) -> Iterator[Form]:
 
 
 def _miss(norm: AdaptedNorm, x: Tensor, z: Tensor) -> float:
-    """How far z is from the norm's formula, relative to 1 + abs(z)."""
+    """Error of the norm's formula for z, relative to 1 + abs(z)."""
     expected = norm.gamma * norm.standardize(x) + norm.beta
     return float(((z - expected).abs() / (1 + z.abs())).max())

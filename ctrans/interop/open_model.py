@@ -1,5 +1,5 @@
-"""A model from disk, whoever wrote it, as what the instruments look at: a Hugging Face directory or
-a nanoGPT checkpoint.
+"""Opens a model of any origin for the analyses of ctrans: a Hugging Face directory, a nanoGPT
+checkpoint or any module.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from solvers import ConfigError
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
-"""Where torch has modules whose kernels know no gradients."""
+"""The modules of torch whose kernels have no gradients."""
 PICKLED = (".pt", ".pth")
-"""How files end that torch.save writes."""
+"""Suffixes of files that torch.save writes."""
 
 
 def open_model(
@@ -65,52 +65,51 @@ def open_model(
     heads: int | None = None,
     images: bool = False,
 ) -> Opened:
-    """A model as instruments look at it: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the
-    directory with one), or any module.
+    """Opens a model for analysis: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the directory
+    that holds it), or any module.
 
-    - `dtype`: what it is converted to; by default a file's model to float64, and a module not at
-      all
-    - `dt`: its segments are that many times as long; 1 is the model
-    - `on_demand`: a directory's weights are read when they are used, by default where they are more
-      than a quarter of this machine's memory (see `ctrans.weights.on_demand`)
-    - `blocks`, `attention`, `ffn`: paths of attributes, from the module to the list of its blocks,
-      and from a block to its attention and FFN (several modules act one after the other). What is
-      not given is found by what it does in a forward pass
-    - `embed`, `head`: functions from inputs to X_0 and from X_T to the output, in place of what the
-      module does around its blocks
-    - `loss`: a name of `LOSS_NAMES`, or a function of the module's output and targets
-    - `example`: what the module reads, a batch (tokens, images, features), or the keyword arguments
-      of its forward; sequences of token ids where it has an embedding and none is given
-    - `images`: of a directory's model with two towers (CLIP, SigLIP), whether the one that reads
-      images is opened, or that of texts
-    - `heads`: how many a nanoGPT model has whose file is a state dict alone
+    - `dtype`: converts the weights. Default: float64 for files, no conversion for a module
+    - `dt`: multiplies the length of each segment; 1 is the model
+    - `on_demand`: reads a directory's weights when they are used. Default: if they take more than a
+      quarter of this machine's memory (see `ctrans.weights.on_demand`)
+    - `blocks`, `attention`, `ffn`: paths of attributes, from the module to its list of blocks, and
+      from a block to its attention and FFN (several modules act in sequence). By default they are
+      found by what they do in a forward pass
+    - `embed`, `head`: functions from inputs to X_0 and from X_T to the output, which replace what
+      the module does around its blocks
+    - `loss`: a name in `LOSS_NAMES`, or a function of the module's output and the targets
+    - `example`: an input batch of the module (tokens, images, features), or the keyword arguments
+      of its forward. Default: sequences of token ids, if the module has an embedding
+    - `images`: opens the image tower of a directory's model with two towers (CLIP, SigLIP), and not
+      the text tower
+    - `heads`: the number of heads of a nanoGPT model stored as a bare state dict
 
-    The module is put into eval mode and its weights need no gradients afterwards; `described` says
-    so where it was training. States are (batch, tokens, width) whatever the module's own order.
-    What is rebuilt of its blocks is compared with the module's output.
+    A module is put into eval mode, and its weights then need no gradients; `described` says so if
+    it was in training mode. States are (batch, tokens, width) whatever the module's own order. The
+    rebuilt blocks are compared with the module's output.
 
     >>> opened = open_model("models/gpt2", torch.float32)
     >>> screen(opened.model, *opened.pairs(windows))
     >>> open_model(my_module, example=torch.zeros(2, 3, 32, 32), loss=torch.nn.functional.cross_entropy).depth
 
-    Raises ConfigError in a line for whatever cannot be read or is not known (see
-    `from_transformers`, `from_nanogpt`), naming what to give.
+    Raises ConfigError, saying what to give, for a model that cannot be read or recognised (see
+    `from_transformers`, `from_nanogpt`).
     """
     dt = 1.0 if dt is None else check_dt(dt)
     if heads is not None and (isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED):
-        raise ConfigError(f"heads = {heads} is for a state dict of nanoGPT alone: leave it out (--heads)")
+        raise ConfigError(f"heads = {heads} is only for a bare state dict of nanoGPT: leave it out (--heads)")
     if isinstance(model, nn.Module):
         anatomy = Anatomy(blocks, attention, ffn)
         return _from_module(model, dtype, dt, anatomy, embed, head, loss, example)
     if not isinstance(model, (str, os.PathLike)):
         called = ": call it first" if callable(model) else ""
-        raise ConfigError(f"the model is a {type(model).__name__}{called}, and an nn.Module or a path is needed")
+        raise ConfigError(f"the model is a {type(model).__name__}{called}: give an nn.Module or a path")
     named = {"blocks": blocks, "attention": attention, "ffn": ffn, "embed": embed, "head": head, "example": example}
     found = _find(Path(model))
     foreign = found.suffix not in PICKLED
     refused = [name for name, value in named.items() if value is not None and not (foreign and name in MAPS)]
     if refused:
-        raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: these are for modules, and here the files say them")
+        raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: leave them out; the files of a checkpoint define them")
     kept = torch.float64 if dtype is None else dtype
     if foreign:
         return _from_transformers(found, kept, dt, on_demand, Anatomy(blocks, attention, ffn), loss, images)
@@ -118,7 +117,7 @@ def open_model(
 
 
 MAPS = ("blocks", "attention", "ffn")
-"""What may be named of a Hugging Face model too."""
+"""Arguments that may name parts of a Hugging Face model too."""
 
 
 def _from_module(
@@ -139,7 +138,7 @@ def _from_module(
                 raise ConfigError(f"{path or type(module).__name__} {said}")
     module = (module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
     if isinstance(module, (GPT, OTTransformer)):
-        raise ConfigError(f"a {type(module).__name__} is a model of ctrans as it is: give it to screen, simulate and the others")
+        raise ConfigError(f"a {type(module).__name__} is already a model of ctrans: pass it to screen, simulate and the others")
     if isinstance(module, Imported):
         return open_imported(module, loss=loss)
     with probe_weights(module) as broken:
@@ -149,26 +148,28 @@ def _from_module(
             adapter = ModuleAdapter(module, anatomy, _token_example(module) if example is None else example, embed, head)
             opened = open_imported(Imported(module, dt=dt, adapter=adapter), loss=loss)
     opened.described += _not_finite(broken)
-    opened.described += "; it was training, and is in evaluation mode now" if training else ""
+    opened.described += "; it was in training mode and is in evaluation mode now" if training else ""
     return opened
 
 
 def _not_finite(broken: Sequence[str]) -> str:
-    """Words for weights that are not finite; empty where all are."""
+    """A note about weights that are not finite; empty if all are."""
     more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
     return f"; not finite: the weight {broken[0]}{more}" if broken else ""
 
 
 def _token_example(module: nn.Module) -> Tensor:
-    """Two sequences of token ids, for a module that embeds tokens. Raises ConfigError for another."""
+    """Two sequences of token ids for a module that embeds tokens. Raises ConfigError for other
+    modules.
+    """
     tables = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.num_embeddings > 1]
-    table = min(tables, key=lambda part: part.num_embeddings, default=None)  # whichever it is that is asked for tokens
+    table = min(tables, key=lambda part: part.num_embeddings, default=None)  # ids that fit each of the tables
     if table is None:
         raise ConfigError(
-            f"example=: what does {type(module).__name__} read? It embeds no tokens: give a batch of its inputs, such as "
+            f"example=: {type(module).__name__} embeds no tokens, so its input is unknown: give a batch of inputs, such as "
             "torch.zeros(2, 3, 224, 224) for images"
         )
-    # 0 is often padding that no table says
+    # 0 is often padding even if no table says so
     padding = {0, *(part.padding_idx % part.num_embeddings for part in tables if part.padding_idx is not None)}
     usable = [i for i in range(table.num_embeddings) if i not in padding or table.num_embeddings < 2 + len(padding)]
     places = torch.randint(len(usable), (2, EXAMPLE_TOKENS), generator=torch.Generator().manual_seed(0))
@@ -182,21 +183,21 @@ UNREADABLE: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
     ),
     (
         lambda part: hasattr(part, "_orig_mod"),
-        "is compiled, and is read here as it was before: open the model first, then compile its parts",
+        "is compiled: open the model first, then compile its parts",
     ),
     (
         lambda part: type(part).__module__.startswith(QUANTISED),
-        "is quantised by torch.ao and passes no derivatives: open the model as it was before",
+        "is quantised by torch.ao and has no derivatives: open the model before it is quantised",
     ),
 )
-"""Which modules are not read, and why."""
+"""Which modules cannot be read, and why."""
 EXAMPLE_TOKENS = 6
-"""How many tokens an example has that nobody gave."""
+"""The number of tokens of a default example."""
 
 
 def open_imported(model: Imported, directory: Path | None = None, loss: str | Loss | None = None) -> Opened:
-    """What `open_model` makes of a directory, of a model that is there already; its tokenizer is
-    looked for in the directory.
+    """Opens an imported model as `open_model` opens a directory's. Its tokenizer is looked for in
+    the directory.
     """
     model = model.requires_grad_(False).eval()
     like = model.adapter.like()
@@ -206,30 +207,30 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     made, name = with_loss(model, loss, predicts=predicts, causal=causal)
     said = f"; loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
     if model.vocabulary and not causal and name in BOTH_WAYS:
-        said += f"; each token reads those after it too, {BOTH_WAYS[name]}: a GPT of which this is said lacks its mask"
+        said += f"; each token also reads later tokens, {BOTH_WAYS[name]}. If this is a GPT, its causal mask is missing"
     return Opened(made, directory, f"{model.config}{said}", model.vocabulary, causal, predicts, name)
 
 
 STAND_INS = ("mean", "random", "none")
-BOTH_WAYS = {"mlm": "so its loss is of hidden tokens", "next": "what it is to predict among them"}
-"""By loss, what follows where tokens read both ways."""
+BOTH_WAYS = {"mlm": "so its loss is that of hidden tokens", "next": "including those that it predicts"}
+"""By loss: the consequence for a model in which tokens read both ways."""
 
 
 def _find(path: Path) -> Path:
-    """The Hugging Face directory, or the checkpoint's file."""
+    """The Hugging Face directory, or the file of the checkpoint."""
     if os.path.isfile(path) and path.suffix in PICKLED:
         return path
     if os.path.isdir(path) and os.path.isfile(path / CONFIG):
         return path
     if os.path.isdir(path) and os.path.isfile(path / CHECKPOINT):
         return path / CHECKPOINT
-    wanted = f"give a directory with {CONFIG} (Hugging Face), or one with {CHECKPOINT} or such a file (nanoGPT)"
+    wanted = f"give a directory with {CONFIG} (Hugging Face), or a {CHECKPOINT} or its directory (nanoGPT)"
     if os.path.isdir(path):
         raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {CHECKPOINT}: {wanted}")
     file, _, function = str(path).rpartition(":")
     if function.isidentifier() and file.endswith(".py"):
-        raise ConfigError(f"{str(path)!r} is no directory: for a function that makes a module give --python {path}")
-    what = "is no checkpoint" if os.path.exists(path) else "does not exist, and nothing is downloaded"
+        raise ConfigError(f"{str(path)!r} is no directory: for a function that makes a module use --python {path}")
+    what = "is no checkpoint" if os.path.exists(path) else "does not exist (nothing is downloaded)"
     raise ConfigError(f"{str(path)!r} {what}: {wanted}")
 
 
@@ -237,8 +238,8 @@ def _from_nanogpt(
     path: Path, dtype: torch.dtype, dt: float, on_demand: bool | None, loss: str | Loss | None, heads: int | None
 ) -> Opened:
     if on_demand:
-        raise ConfigError(f"{str(path)!r} can only be read whole: leave out on_demand (--stream)")
-    with warnings.catch_warnings(action="ignore"):  # of pickles that are refused anyway
+        raise ConfigError(f"{str(path)!r} cannot be read on demand: leave out on_demand (--stream)")
+    with warnings.catch_warnings(action="ignore"):  # about pickles, which raise an error anyway
         model, notes = read_nanogpt(path, heads=heads)
     model = model.to(dtype).requires_grad_(False).eval()
     if isinstance(model, OTTransformer):
@@ -266,32 +267,32 @@ def _from_transformers(
     size = _entries(directory) * dtype.itemsize
     on_demand = too_large_to_stay(size) if on_demand is None else on_demand
     if not on_demand:
-        check_fits(size, "choose a narrower --dtype, or have them read on demand (on_demand=True, --stream)")
+        check_fits(size, "choose a smaller --dtype, or read the weights on demand (on_demand=True, --stream)")
     with quiet(import_transformers()):
         try:
             loaded: Any = open_local(directory, anatomy, dtype) if on_demand else load_local(directory, dtype)
-            if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts know no float64
+            if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
                 loaded.set_experts_implementation("eager")
             with probe_weights(loaded) as broken:
                 imported = from_transformers(one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
                 opened = open_imported(imported, directory, loss)
             opened.described += _not_finite(broken)
             return opened
-        except RuntimeError as error:  # some modules have kernels for some dtypes only
+        except RuntimeError as error:  # some modules have kernels only for some dtypes
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(f"{str(directory)!r} does not run in {kind}, choose another --dtype: {one_line(error)}") from None
 
 
 def _check_foreign(directory: Path) -> None:
-    """Raises ConfigError for a checkpoint of our own, which has another option."""
+    """Raises ConfigError for a checkpoint of ctrans, which has its own option."""
     config = read_settings(directory / CONFIG)
     if "placement" in config and "model_type" not in config:
-        raise ConfigError(f"{str(directory)!r} is a checkpoint of ctrans: give it by --checkpoint")
+        raise ConfigError(f"{str(directory)!r} is a checkpoint of ctrans: pass it as --checkpoint")
 
 
 def _entries(directory: Path) -> int:
-    """How many numbers the files of weights hold; 0 where they cannot be read, which reading the
-    model says.
+    """How many numbers the files of weights hold; 0 if they cannot be read, for which loading
+    raises the error.
     """
     try:
         stored = stored_weights([directory / name for name in weight_files(directory)])
@@ -301,10 +302,10 @@ def _entries(directory: Path) -> int:
 
 
 def _is_causal(attention: nn.Module, like: Tensor) -> bool:
-    """Whether the first token is blind to all others: d|f(x)_1|^2/dx_j = 0 exactly for j > 1, for
-    states of that shape (tokens, width).
+    """Whether the first token reads no other token: d|f(x)_1|^2/dx_j = 0 exactly for all j > 1, for
+    states of the shape of `like` (tokens, width).
 
-    To all, as a window may hide the last one of a token that reads both ways.
+    All j are tested, because a window may hide the last token in a model that reads both ways.
     """
     x = torch.randn(1, *like.shape, generator=torch.Generator().manual_seed(0)).to(like).requires_grad_()
     with torch.enable_grad():

@@ -1,6 +1,4 @@
-"""A model that was opened, whoever wrote it: what instruments ask of any model, how it reads, and
-what it is trained for.
-"""
+"""An opened model of any origin: its depth, its loss, and how it reads text."""
 
 from __future__ import annotations
 
@@ -20,20 +18,22 @@ from ctrans.interop.tokens import Tokeniser, find_tokeniser
 from ctrans.walk import own_loss
 
 HIDDEN_EVERY = 7
-"""One token in so many is hidden from a model that fills gaps: the 15 % of BERT's training, at
-fixed places.
+"""One token in so many is hidden from a masked language model, at fixed places: about the 15% of
+BERT's training.
 """
 
 
 class Opened(ModelAround):
-    """A model that was opened: in evaluation mode, without gradients, with what `ctrans` asks of
-    any model, and how it reads.
+    """A model opened for analysis, in eval mode and without gradients.
 
-    It is a model itself, whose `depth`, `embed`, `head`, `trajectory` and loss are those of
-    `model`. `directory` is where it was, and `described` what was recognised. `vocabulary` is how
-    many tokens it embeds, 0 for what reads none. `causal` is whether tokens read only earlier ones,
-    as seen in what its first attention computes. `predicts` is whether its head gives logits of
-    tokens. `loss` is its loss by a name of `LOSS_NAMES`, or "given".
+    It is a model itself: its `depth`, `embed`, `head`, `trajectory` and loss are those of `model`.
+
+    - `directory`: where it was read
+    - `described`: what was recognised
+    - `vocabulary`: the number of tokens that it embeds; 0 if it reads other inputs
+    - `causal`: whether tokens read only earlier tokens, as its first attention computes
+    - `predicts`: whether its head gives logits of tokens
+    - `loss`: a name in `LOSS_NAMES`, or "given"
     """
 
     model: AnyModel | ModelWithLoss
@@ -53,15 +53,13 @@ class Opened(ModelAround):
         self.vocabulary, self.causal, self.predicts, self.loss = vocabulary, causal, predicts, loss
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
-        """What the head gives, and with `targets` the loss."""
+        """The output of the head, and with `targets` the loss."""
         found: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
         return found
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The shape of what it reads, without the first axis: that of the example by which it was
-        seen.
-        """
+        """The shape of one input, without the batch axis, as in the example by which it was opened."""
         return tuple(self._imported.adapter.row.shape) if isinstance(self._imported, Imported) else (1,)
 
     @property
@@ -70,18 +68,18 @@ class Opened(ModelAround):
 
     @property
     def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
-        """L(X_T, targets) where it is not the cross-entropy of its logits."""
+        """L(X_T, targets), unless it is the cross-entropy of the logits."""
         return own_loss(self.model)
 
     def tokeniser(self) -> Tokeniser:
-        """How text becomes its tokens; byte by byte for a model without a directory. Errors as
+        """The tokenizer of its directory; bytes for a model without a directory. Errors as
         `find_tokeniser`.
         """
         return find_tokeniser(self.directory, self.vocabulary)
 
     def longest(self, wanted: int) -> int:
-        """The most tokens, up to as many as wanted, that it reads: what it says, or found by
-        trying.
+        """The most tokens, at most `wanted`, that it reads: what the model states, or what was
+        found by trying.
         """
         said: int | None = self.config.context
         most = wanted if said is None else min(wanted, said)
@@ -100,12 +98,15 @@ class Opened(ModelAround):
         return True
 
     def pairs(self, windows: Int[Tensor, "batch longer"], mask: int | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens and their targets, of its `loss`.
+        """Tokens and their targets for its `loss`.
 
-        "next": each next token. "mlm": every seventh token is hidden by `mask`, and is the target
-        there, -1 elsewhere; without a mask every token is its own target, the part of such a
-        training in which chosen tokens are left as they are. "none": -1 throughout. Stand-ins look
-        at no targets, and a given loss gets those of a model that reads as this one does.
+        - "next": the target is the next token
+        - "mlm": every seventh token is hidden by `mask` and is the target there; targets are -1
+          elsewhere. Without a mask each token is its own target, as for the chosen tokens that such
+          a training leaves unchanged
+        - "none": targets are -1 everywhere
+        - stand-ins ignore targets; a given loss gets the targets of "next" if the model is causal
+          and of "mlm" otherwise
         """
         tokens, after = windows[:, :-1], windows[:, 1:]
         kind = self.loss if self.loss != "given" else "next" if self.causal else "mlm"

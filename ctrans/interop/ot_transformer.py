@@ -1,5 +1,5 @@
-"""The OT-Transformer (Kan et al., arXiv:2501.18793): one stack of blocks as the velocity of an ODE,
-the same weights at every time.
+"""The OT-Transformer (Kan et al., arXiv:2501.18793): one stack of blocks is the velocity of an ODE,
+with the same weights at all times.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from solvers import ConfigError, Solution
 
 @dataclasses.dataclass(frozen=True)
 class OTConfig:
-    """What an OT-Transformer is: its stack (`depth` blocks whose norms are `stack`), and `steps`
-    steps of length `dt` over it.
+    """The settings of an OT-Transformer: a stack of `depth` blocks with the placement `stack`, and
+    `steps` steps of length `dt` over it.
 
-    `placement` is that of the velocity: "output" where a norm ends it, "none" otherwise. `kinetic`
-    is the lmbda that the kinetic cost was trained with. How the weights were drawn is not known.
+    - `placement`: that of the velocity: "output" if a norm ends it, "none" otherwise
+    - `kinetic`: lmbda, the weight of the kinetic cost in training
+    - `initialisation`: None, because a checkpoint does not record how its weights were drawn
     """
 
     vocab_size: int
@@ -51,11 +52,11 @@ class OTConfig:
 
 
 class OTTransformer(nn.Module):
-    """X_{k+1} = X_k + dt N_f(stack(X_k)), `steps` times with the same weights, logits = W_e X_T
+    """X_{k+1} = X_k + dt N_f(stack(X_k)), `steps` times with the same weights; logits = W_e X_T
     without a norm.
 
-    Made of a GPT, whose blocks become the stack and whose final norm (or none) ends the velocity;
-    `dt` is 1/steps times `scale`. It has what instruments ask of a model: `embed`, `depth`, `head`,
+    It is made from a GPT. The blocks become the stack, and the final norm (or none) ends the
+    velocity. `dt` is `scale`/steps. It has what instruments need: `embed`, `depth`, `head`,
     `trajectory`, `config`.
     """
 
@@ -83,25 +84,25 @@ class OTTransformer(nn.Module):
         )
 
     def with_scale(self, scale: float) -> OTTransformer:
-        """The same weights with steps that many times as long as 1/steps. Raises ConfigError unless
-        it is positive and finite.
+        """The same weights with dt = scale/steps. Raises ConfigError unless `scale` is positive and
+        finite.
         """
         self.depth = Depth(self.depth.sublayers, check_dt(check_dt(scale) * (1.0 / self.config.steps)), per_block=1, shared=True)
         self.config = dataclasses.replace(self.config, dt=self.depth.dt)
         return self
 
     def native(self) -> GPT:
-        """The same model as a GPT with `stack_steps`, to be trained on and saved; it shares the
+        """The same model as a GPT with `stack_steps`, which can be trained and saved. It shares the
         weights.
 
-        Raises ConfigError for a velocity that no norm ends (lnf_on = False) though its blocks
-        normalise, which no GPT here has.
+        Raises ConfigError if no norm ends the velocity (lnf_on = False) although its blocks have
+        norms: no such GPT exists.
         """
         c = self.config
         config = dataclasses.replace(self.model.config, stack_steps=c.steps, dt=c.dt)
         if config.placements[-1].ffn.final_norm != (self.depth.sublayers[0].output_norm is not None):
             raise ConfigError(
-                "no norm ends the velocity (lnf_on = False), where a GPT's stack of these blocks has one: it stays as it is"
+                "no norm ends the velocity (lnf_on = False), but a GPT's stack of these blocks has one: use the OTTransformer"
             )
         model = GPT(config)
         model.token_embedding, model.position_embedding = self.model.token_embedding, self.model.position_embedding
@@ -111,20 +112,20 @@ class OTTransformer(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
     ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
-        """The logits, and with `targets` their mean cross-entropy in nats: errors as `GPT.forward`."""
+        """The logits, and with `targets` their mean cross-entropy in nats. Errors as `GPT.forward`."""
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else self.model.loss(logits, tokens, targets)
 
     def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
-        """X_0, as `GPT.embed`, whose errors it has."""
+        """X_0. Errors as `GPT.embed`."""
         return self.model.embed(tokens)
 
     def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
-        """Logits of the final state, which no norm precedes."""
+        """The logits of the final state, without a norm."""
         return self.model.head(x)
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
-        """X at every step's end, from X_0 = embed(tokens): `ctrans.scheme.trajectory`, whose
-        options it has.
+        """X at the end of each step, from X_0 = embed(tokens). Takes the options of
+        `ctrans.scheme.trajectory`.
         """
         return trajectory(self.depth, self.embed(tokens), **options)

@@ -1,5 +1,5 @@
-"""Weights with which a model's structure can be seen, whatever its own are: a map of zeros shows
-nothing, nor does one of nan.
+"""Temporary weights with which a model's structure can be read: a map of zeros or of nan shows
+nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ SEED = 0
 
 @contextlib.contextmanager
 def probe_weights(model: nn.Module) -> Iterator[list[str]]:
-    """Inside, weights that are 0 throughout, offsets aside, and entries that are not finite are
-    random numbers; afterwards all are what they were, bit for bit. Gives the names of weights with
+    """Inside, weights that are all 0, except offsets, and entries that are not finite are random
+    numbers. Afterwards all weights are restored bit for bit. Gives the names of weights with
     entries that are not finite.
 
-    A random matrix has entries of 1/sqrt(n), n the columns; a vector, as LayerScale's, of about
-    1/2. Numbers alone are left as they are, and so are weights on demand.
+    A random matrix with n columns has entries of size 1/sqrt(n); a vector, such as LayerScale's,
+    about 1/2. Scalars and weights on demand are not changed.
     """
     generator = torch.Generator().manual_seed(SEED)
     before: list[tuple[Tensor, Tensor]] = []

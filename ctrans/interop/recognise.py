@@ -1,10 +1,10 @@
-"""Which norms surround attention and FFN of a foreign block: read from what the block computes, not
-from names.
+"""The structure of a foreign block: which norms surround its attention and FFN. It is read from
+what the block computes, not from names.
 
-The block is run once and its norms noted in the order in which they act. That order leaves a few
-ways to put them into the equation X <- N_state(X + N_out f(N_in X)) of attention and then of the
-FFN; the one that gives the block's output is its structure. So do blocks of one map: attention and
-FFN at once, whose map is their sum, or a mixer of tokens alone.
+`recognise` runs the block once and records its norms in the order in which they act. This order
+leaves a few ways to assign the norms to X <- N_state(X + N_out f(N_in X)) of attention and then of
+the FFN. The assignment that reproduces the block's output is its structure. Blocks with one map are
+read in the same way: attention and FFN in parallel, whose map is their sum, or a token mixer alone.
 """
 
 from __future__ import annotations
@@ -34,81 +34,74 @@ from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 ROLES = ("input_norm", "output_norm", "state_norm")
-"""What a norm can be to a sublayer, in the order in which they act."""
+"""The roles of a norm in a sublayer, in the order in which they act."""
 Roles = dict[str, Any]
 """The norms of a sublayer by role."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """A block as sublayers whose fields are its own modules, to be called with the context of a
-    forward pass.
+    """A block as sublayers whose fields are the block's own modules.
 
-    They are attention and FFN; or one: of kind parallel the sum of the two (`ParallelMaps`), of
-    kind attention a map alone in its block. `lengths` are the numbers s in X + s f(N X), for how
-    much depth-time each acts: 1 but for blocks that scale what they add. `context` is what
-    attention is given besides the state, as seen, and `called` the block's own module that is.
-    `own_calls` says whether that is called as it was seen to be, or with what the block is.
+    - `sublayers`: attention and FFN; or one sublayer: of kind parallel with their sum
+      (`ParallelMaps`), or of kind attention with the only map
+    - `lengths`: s in X + s f(N X), the depth-time of each sublayer. It is 1 unless the block scales
+      what it adds
+    - `context`: the recorded keyword arguments of the attention
+    - `called`: the block's module that the attention's recorded call belongs to; None where
+      attention gets the arguments of the block itself
     """
 
     sublayers: tuple[Sublayer, ...]
     lengths: tuple[float, ...]
-    context: dict[str, Any] = dataclasses.field(default_factory=dict)
-    called: nn.Module | None = None
-    own_calls: bool = False
+    context: dict[str, Any]
+    called: nn.Module | None
 
     @property
     def placement(self) -> str:
-        """The placement's name; the two names, as "pre/output", where attention and FFN differ."""
+        """The placement's name, or two names such as "pre/output" where attention and FFN differ."""
         return "/".join(dict.fromkeys(_placement(part) for part in self.sublayers))
 
     @property
     def chains(self) -> tuple[ModuleChain, ...]:
-        """The modules of its attention and of its FFN, where it has one."""
+        """Its attention, and its FFN if it has one."""
         return tuple(branch.field for part in self.sublayers for branch in part.branches.values())
 
-    def find_last_maps(self, x: Tensor) -> None:
-        """Lets its maps find out which linear maps they end in, at that state."""
-        attention, *others = self.chains
-        attention.find_last(x, **self.context)
-        for ffn in others:
-            ffn.find_last(x)
-
     def depth(self, dt: float = 1.0) -> Depth:
-        """The block alone; the block itself at dt = 1."""
+        """The block alone; at dt = 1 it computes what the block computes."""
         return depth_of([self], dt)
 
 
 def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
-    """All blocks one after the other, dt times as long as they are: with one length, that is the
-    step, and dt times it.
+    """All blocks in sequence, each segment dt times as long as in the model. If all lengths are
+    equal, dt times that length is the step.
     """
     lengths = [length for structure in structures for length in structure.lengths]
     parts = [part for structure in structures for part in structure.sublayers]
     each = {len(structure.sublayers) for structure in structures}
     if len(each) > 1:
-        raise ConfigError("some blocks are attention and then an FFN, and others one map: only blocks of one kind are known")
+        raise ConfigError("some blocks have an attention and an FFN and others have one map: all blocks must be of one kind")
     if len(set(lengths)) == 1:
         return Depth(parts, dt * lengths[0] if lengths[0] != 1 else dt, per_block=each.pop())
     return Depth(parts, dt, spans=[Fraction(length) for length in lengths], per_block=each.pop())
 
 
 def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, own_calls: Sequence[bool] = (False,)) -> Structure:
-    """The structure that reproduces the block in the context of that call; the model is to be in
+    """The structure that reproduces the block in the context of that call. The model must be in
     eval mode.
 
-    `form` says how the block hands on its state. `own_calls` are the ways in which its parts are
-    found; the first that succeeds counts:
+    `form` says how the block returns its state. `own_calls` lists the ways to find its parts; the
+    first that succeeds is used:
 
-    - False: parts go by the names that are known, and where it has none by what they do; attention
-      is called with what the block is
-    - True: parts go by what they do, and attention is called as the block was seen to call it
+    - False: by known names, or by what the modules do where no name is known. Attention is called
+      with the block's own arguments
+    - True: by what the modules do. Attention is called as the block called it
 
-    Raises ConfigError that lists what acts where if no structure does (cross-attention, streams of
-    states).
+    Raises ConfigError, listing the modules in the order in which they act, if no structure fits
+    (cross-attention, several streams of states).
     """
     if "flow" in vars(block):
-        raise ConfigError(f"a {type(block).__name__} is an ODE already: call discretize(model) first")
+        raise ConfigError(f"a {type(block).__name__} is already an ODE: call discretize(model) first")
     failures: list[Exception] = []
     try:
         running = Running(block, call, form)
@@ -119,7 +112,8 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
                 named = None if own else named_parts(run, anatomy)
                 parts = seen_parts(run, anatomy, own_calls=own) if named is None else named
                 structure = _fitting(run, parts)
-                structure.find_last_maps(call.x)
+                for i, field in enumerate(structure.chains):
+                    field.find_output_projection(call.x, **({} if i else structure.context))
                 return structure
             except FOREIGN_ERRORS as error:
                 failures.append(error)
@@ -127,11 +121,11 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
     except ConfigError:
         raise
     except FOREIGN_ERRORS as error:
-        raise ConfigError(f"a {type(block).__name__} cannot be run alone on another state ({named_error(error)})") from None
+        raise ConfigError(f"a {type(block).__name__} does not run alone on another state ({named_error(error)})") from None
 
 
 def _fitting(run: BlockRun, parts: Parts) -> Structure:
-    """The structure of those parts that gives the block's output at x."""
+    """The structure with these parts that gives the block's output at x."""
     x, kind, order = run.x, run.kind, _order(run, parts)
 
     def fit(structures: Iterable[Structure], close: float) -> tuple[Structure | None, list[tuple[float, Structure]]]:
@@ -148,7 +142,7 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
         scaled = (_scaled(structure, run, order) for structure in structures)
         found, _ = fit([structure for structure in scaled if structure is not None], tolerance(x.dtype))
     for more in _with_free_norms(order, x) if found is None else ():
-        found, _ = fit(_candidates(parts, more), 64 * unit(x.dtype))  # so near that eps is the right one
+        found, _ = fit(_candidates(parts, more), 64 * unit(x.dtype))  # tight enough to tell values of eps apart
         if found is not None:
             break
     if found is not None:
@@ -157,21 +151,19 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
     unknown = [step.name for step in order if step.role is None]
     if unknown:
         raise ConfigError(
-            f"{kind}: {', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} neither attention nor FFN, and no norm "
-            f"gamma * x/sqrt(mean(x^2) + eps) + beta, centred or not: in the block act, in this order, {names}; where it belongs to "
-            'attention or FFN, name them with it: attention=("attn", "its.path")'
+            f"{kind}: {', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} not part of attention or FFN, and no norm "
+            f"gamma * x/sqrt(mean(x^2) + eps) + beta, centred or not. The modules act in this order: {names}. If it belongs to "
+            'attention or FFN, name both paths: attention=("attn", "its.path")'
         )
     nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g} times its output" for miss, structure in misses[:2])
     raise ConfigError(
-        f"{kind} is no attention and FFN, one after the other or at once, with norms in any known placement and each "
-        f"added to the state (is a sum x + f(x) missing?): in it act, in this order, {names}{'; ' if nearest else ''}{nearest}"
+        f"{kind} is not an attention and an FFN, in sequence or in parallel, with norms in a known placement and each "
+        f"added to the state (is a sum x + f(x) missing?). Its modules act in this order: {names}{'; ' if nearest else ''}{nearest}"
     )
 
 
 def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Anatomy) -> Structure:
-    """The structure of a block of the same make as one whose structure is known, without running
-    it.
-    """
+    """The structure of a block built like `first`, whose structure is known. The block is not run."""
     paths, parts = {part: path for path, part in first.named_modules()}, dict(block.named_modules())
 
     def same(sublayer: Sublayer, field: ModuleChain) -> Sublayer:
@@ -179,25 +171,23 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
         own: Roles = {
             role: AdaptedNorm(parts[paths[norm.module]], norm.form, norm.width, norm.exact) for role, norm in norms.items()
         }
-        field.ending, field.behind = sublayer.field.ending, sublayer.field.behind
+        field.output_path, field.scale_path = sublayer.field.output_path, sublayer.field.scale_path
         return Sublayer(field, sublayer.kind, **own)
 
-    if len(structure.sublayers) != 2 or structure.own_calls:
-        raise ConfigError(f"blocks as {type(block).__name__} are not read on demand: load the model whole")
+    if len(structure.sublayers) != 2 or structure.called is not None:
+        raise ConfigError(f"blocks of class {type(block).__name__} cannot be read on demand: load the whole model")
     pairs = zip(structure.sublayers, fields(block, anatomy), strict=True)
     return dataclasses.replace(structure, sublayers=tuple(same(*pair) for pair in pairs))
 
 
 def make_of(block: nn.Module) -> tuple[object, ...]:
-    """What a block is built of: every module's path and class, its settings, and its buffers that
-    are numbers.
-    """
+    """The build of a block: the path and class of each module, its settings and its scalar buffers."""
     return tuple((path, type(part), _settings(part)) for path, part in block.named_modules())
 
 
 PLAIN = (bool, int, float, str)
 NUMBERS = ("layer_idx", "layer_id", "layer_number", "block_idx")
-"""How libraries call a block's number, which says nothing of what it computes."""
+"""Names under which libraries keep a block's index, which does not change what it computes."""
 
 
 def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
@@ -209,28 +199,28 @@ def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
 
 
 def _informative_state(running: Running) -> Tensor:
-    """A random state as small as the block's increments, on which a block that barely acts differs
-    from any other.
+    """A random state about as large as what the block adds to it, so that a block that changes it
+    little can be told from others.
     """
     block, call = running.block, running.call
     kind = type(block).__name__
     x = torch.randn(call.x.shape, generator=torch.Generator().manual_seed(0)).to(call.x)
     y = running(x)
     if not isinstance(y, Tensor):
-        raise ConfigError(f"{kind} returns a {type(y).__name__}: only blocks that return the state alone are known")
+        raise ConfigError(f"{kind} returns a {type(y).__name__}: a block must return the state alone")
     scale = float((y - x).norm() / x.norm())
     if math.isnan(scale):
         bad = next((name for name, weight in block.named_parameters() if not weight.isfinite().all()), "a weight on demand")
         raise ConfigError(f"{kind} has weights that are not finite, such as {bad}: is the file damaged?")
     if 0 < scale < math.inf:
         return scale * x
-    hint = "are its weights those of a trained or initialised model?"
+    hint = "does it have the weights of a trained or initialised model?"
     if scale:
-        raise ConfigError(f"{kind} changes a state by {scale:g} times its size, from which its structure cannot be read: {hint}")
+        raise ConfigError(f"{kind} changes a state by {scale:g} times its size, so its structure cannot be read: {hint}")
     zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not bool(weight.any())]
     if zeros:
-        hint = f"its number {zeros[0]} is 0, as ReZero begins: set it to what it is after a step"
-    raise ConfigError(f"{kind} leaves every state as it is, from which its structure cannot be read: {hint}")
+        hint = f"its scale {zeros[0]} is 0, the initial value of ReZero: set it to its value after one training step"
+    raise ConfigError(f"{kind} does not change any state, so its structure cannot be read: {hint}")
 
 
 def _output(structure: Structure, x: Tensor) -> Tensor:
@@ -239,8 +229,8 @@ def _output(structure: Structure, x: Tensor) -> Tensor:
 
 
 class _BlockStep(NamedTuple):
-    """What acts in a block, and on which state: a norm, a map of that kind, or, where the role is
-    None, anything else.
+    """Something that acts in a block, and the state that it acts on. `role` is a norm, the kind of
+    a map, or None for anything else.
     """
 
     name: str
@@ -249,7 +239,7 @@ class _BlockStep(NamedTuple):
 
 
 def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
-    """What acts in the block outside attention and FFN, and these, in order."""
+    """The maps of the block and what acts outside of them, in order."""
     x, maps = run.x, [part for part in (parts.attention, parts.ffn) if part is not None]
     kinds: dict[nn.Module, Kind] = dict(zip([part.own[0] for part in maps], ("attention", "ffn"), strict=False))
     inside = {module for part in maps for module in part.inside}
@@ -271,9 +261,7 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
 
 
 def _parallel(order: Sequence[_BlockStep]) -> bool:
-    """Whether the FFN does not act on what attention gave: both act on one state, or their norms
-    do.
-    """
+    """Whether attention and FFN act in parallel: both, or their norms, act on the same state."""
     states = {step.role: step.x for step in order if isinstance(step.role, str)}
     if len(states) < 2:
         return False
@@ -284,14 +272,16 @@ def _parallel(order: Sequence[_BlockStep]) -> bool:
 
 
 def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure]:
-    """The structures that a block of those parts may have, by the order in which things act."""
+    """The structures that a block of these parts may have, given the order in which its modules
+    act.
+    """
     roles = [step.role for step in order]
     attention, ffn = parts.attention.chain, None if parts.ffn is None else parts.ffn.chain
     if None in roles:
         return
 
     def structure(*sublayers: Sublayer) -> Structure:
-        return Structure(sublayers, (1.0,) * len(sublayers), parts.context, parts.attention.own[0], parts.own_calls)
+        return Structure(sublayers, (1.0,) * len(sublayers), parts.context, parts.called)
 
     if ffn is None:
         for (own,) in _assignments(roles, "attention"):
@@ -311,9 +301,7 @@ def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure
 
 
 def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) -> Structure | None:
-    """The structure with numbers s that make X + s f(N X) of what acted on what; None where no
-    numbers do.
-    """
+    """The structure with fitted scales s in X + s f(N X); None if no scale fits."""
     around = in_context(structure.depth(), structure.context)
     seen: dict[object, Tensor] = {step.role: step.x for step in order}
     starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
@@ -328,7 +316,7 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
             lengths.append(scale)
         else:
             if own.output_norm is not None or not isinstance(own.field, ModuleChain):
-                return None  # what a norm puts out is no map's last stage
+                return None  # the output of a norm is not the last stage of a map
             own = own.with_field(ModuleChain([*own.field.stages, ScaledOutput(scale)]))
             lengths.append(1.0)
         parts.append(own)
@@ -337,17 +325,15 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
 
 
 FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.float64).eps)
-"""What functions of norms are called with; the first and the last are what torch's rms_norm takes
-unasked.
-"""
+"""Values of eps in functional norms. The first and last are the defaults of torch's rms_norm."""
 
 
 def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_BlockStep]]:
-    """The order with norms that the block computes by a function, before its maps and behind them:
-    no module shows them.
+    """The order with functional norms inserted before and after the maps. A block may compute these
+    without a module.
     """
     maps = [i for i, step in enumerate(steps) if isinstance(step.role, str)]
-    gaps = [*maps, *maps[1:], len(steps)]  # between the two, one behind the first and one before the second
+    gaps = [*maps, *maps[1:], len(steps)]  # two norms fit between the maps: after the first and before the second
     chosen_gaps = dict.fromkeys(tuple(sorted(c)) for n in range(1, len(gaps) + 1) for c in combinations(gaps, n))
     epsilons = dict.fromkeys((torch.finfo(x.dtype).eps, *FREE_EPS))
     for eps, centred in product(epsilons, (False, True)):
@@ -360,8 +346,8 @@ def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_B
 
 
 def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds: Kind) -> Iterator[tuple[Roles, ...]]:
-    """Every way to give the norms their roles around maps of these kinds that keeps the order in
-    which they act.
+    """Each way to give the norms roles around maps of these kinds that keeps the order in which
+    they act.
     """
     if any(acting.count(kind) != 1 for kind in kinds):
         return
@@ -370,8 +356,8 @@ def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds:
         return
     stretches = [acting[start + 1 : end] for start, end in zip([-1, *ends], [*ends, len(acting)], strict=True)]
     places = [(i, role) for i in range(len(kinds)) for role in ROLES]
-    # before the first map only its input norm acts; between two, what is behind the one and before
-    # the other
+    # Only its input norm acts before the first map. Between two maps: the output and state norms of
+    # the first, then the input norm of the second.
     cuts = [0, *range(1, len(places), len(ROLES)), len(places)]
     free = [combinations(places[start:end], len(part)) for part, (start, end) in zip(stretches, pairwise(cuts), strict=True)]
     for chosen in product(*free):
@@ -382,8 +368,8 @@ def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds:
 
 
 def _placement(sublayer: Sublayer) -> str:
-    """The placement's name, or the norms' where no placement has them, as with norms that nothing
-    but a foreign block has.
+    """The placement's name, or the names of the norms' roles where no placement has this
+    combination.
     """
     try:
         return sublayer.placement.name

@@ -1,6 +1,4 @@
-"""How a model calls a part of a block: what it gives it besides the state, to be given again with
-other states.
-"""
+"""Recorded calls of a module, which can be repeated with other states."""
 
 from __future__ import annotations
 
@@ -14,37 +12,35 @@ import torch
 from torch import Tensor, nn
 
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
-"""Arguments that carry keys and values of an earlier call, and must not be filled by the calls
-here.
-"""
+"""Arguments that carry keys and values of an earlier call. Repeated calls must not fill them."""
 STATE = object()
-"""Stands where the state was in a call."""
+"""Placeholder of the state in a recorded call."""
 RESIDUAL = object()
-"""Stands where a call was given another state, which the part adds itself (Bloom): zeros are given
-there, so that the output is the map.
+"""Placeholder of a second state that the module adds itself (Bloom). Repeated calls pass zeros, so
+that the output is the map alone.
 """
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Template:
-    """A call with the state left out, wherever the same tensor was given: attention gets it as
-    query, key and value.
+    """A call with a placeholder wherever the state was passed: attention may get it as query, key
+    and value.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def mapped(self, change: Callable[[Any], Any]) -> Template:
-        """The same call with each argument changed so."""
+        """The call with `change` applied to each argument."""
         return Template(tuple(map(change, self.args)), {name: change(value) for name, value in self.kwargs.items()})
 
     def with_state(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of that call with x for the state."""
+        """The arguments of the call with x as the state."""
         call = self.mapped(lambda value: x if value is STATE else torch.zeros_like(x) if value is RESIDUAL else value)
         return call.args, call.kwargs
 
     def alone(self, state: Tensor) -> Template:
-        """The same call with nothing in the place of other states of that one's shape."""
+        """The call with `RESIDUAL` in place of other states of the same shape."""
 
         def freed(value: Any) -> Any:
             other = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and value.shape == state.shape
@@ -54,14 +50,14 @@ class Template:
 
     @property
     def adds(self) -> bool:
-        """Whether it has a state besides the one that the map acts on."""
+        """Whether the module gets a second state besides the one that it acts on."""
         return any(value is RESIDUAL for value in (*self.args, *self.kwargs.values()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordedCall:
-    """One call of a part of a model: its path, the call without its state, the state x (the first
-    floating-point tensor among the arguments), and what it returned.
+    """One call of a module: its path, the call without its state, the state x (the first
+    floating-point argument) and the output.
     """
 
     path: str
@@ -72,17 +68,19 @@ class RecordedCall:
 
     @property
     def y(self) -> Any:
-        """The first tensor that it returned."""
+        """The first tensor of the output."""
         return first_tensor(self.output)
 
     def again(self, x: Tensor) -> Any:
-        """What the module gives when it is called so with another state."""
+        """The first tensor that the module returns if this call is repeated with the state x."""
         args, kwargs = self.template.with_state(x)
         return first_tensor(self.module(*args, **kwargs))
 
 
 def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Template, Tensor] | None:
-    """The call without its state, and the state: the first real tensor; None where there is none."""
+    """The call without its state, and the state, which is the first floating-point tensor; None if
+    there is none.
+    """
     state = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
     if state is None:
         return None
@@ -92,7 +90,7 @@ def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Templ
 
 @contextlib.contextmanager
 def watched(parts: Mapping[str, nn.Module]) -> Iterator[list[RecordedCall]]:
-    """Inside, records every call of the parts that has a state, in the order in which the calls
+    """Inside, records each call of the parts that has a state, in the order in which the calls
     begin.
     """
     calls: list[RecordedCall] = []
@@ -119,7 +117,7 @@ def watched(parts: Mapping[str, nn.Module]) -> Iterator[list[RecordedCall]]:
 
 
 def first_tensor(output: Any) -> Any:
-    """What a module returned, or the first tensor in it."""
+    """The output of a module if it is a tensor, or the first tensor in it."""
     if isinstance(output, Tensor):
         return output
     parts = output if isinstance(output, (tuple, list)) else output.values() if isinstance(output, Mapping) else ()
@@ -127,9 +125,7 @@ def first_tensor(output: Any) -> Any:
 
 
 class CalledAs(nn.Module):
-    """f(x): a model's module, called as the model calls it, with x (batch, tokens, width) for its
-    state.
-    """
+    """f(x): a module called as the model calls it, with x (batch, tokens, width) as its state."""
 
     def __init__(self, module: nn.Module, tokens_first: bool = False, always: Template | None = None):
         super().__init__()
@@ -147,15 +143,13 @@ class CalledAs(nn.Module):
 
 
 def own_module(stage: nn.Module) -> nn.Module:
-    """The model's module within a stage."""
+    """The model's module inside of a stage."""
     return stage.module if isinstance(stage, CalledAs) else stage
 
 
 @contextlib.contextmanager
 def without_fast_path() -> Iterator[None]:
-    """Inside, torch's own Transformer layers call their parts, and no fused kernel in place of
-    them.
-    """
+    """Inside, torch's own Transformer layers call their submodules and not one fused kernel."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

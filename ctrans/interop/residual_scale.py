@@ -1,8 +1,8 @@
-"""How much of a map a foreign block adds to its state: X + s f(N X), a number s for each sublayer
-or one for each channel.
+"""How much of a map a foreign block adds to its state: s in X + s f(N X), one number for each
+sublayer or one for each channel.
 
-A number s > 0 is a length of depth-time, the dt of that segment. A number below 0, or one for every
-channel (LayerScale), is no time: it becomes part of the map's output.
+A number s > 0 is a length of depth-time, the dt of that segment. A number s <= 0, or one for each
+channel (LayerScale), is not a time and becomes part of the map's output.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from ctrans.interop.tolerances import difference, tolerance
 
 DIGITS = 15
-"""A number that was fitted is taken as the one of so many digits, or fewer, that is as near as the
-fit is good.
+"""A fitted number is rounded to the fewest digits, at most this many, that stay within the error of
+the fit.
 """
 
 
 class ScaledOutput(nn.Module):
-    """s * x, s a number or one for each channel: a last stage of a map."""
+    """s * x as the last stage of a map, s a number or one for each channel."""
 
     def __init__(self, scale: Tensor | float):
         super().__init__()
@@ -36,10 +36,10 @@ class ScaledOutput(nn.Module):
 
 
 def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Tensor | None:
-    """s with added = s * values: a number, or a vector with one for each channel; None where there
-    is none.
+    """s with added = s * values: a number, or a vector with one entry for each channel; None if
+    there is none.
 
-    It is taken as the block has it, if one of its numbers or vectors is it.
+    If one of the block's own numbers or vectors fits, it is used.
     """
     close, rounding = tolerance(values.dtype), torch.finfo(values.dtype).eps
     added, values = added.double(), values.double()
@@ -58,8 +58,8 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
 
 
 def _said(block: nn.Module, value: float, close: float) -> float:
-    """The number among the block's own that is nearest, if one is as near as the fit is good; else
-    one of few digits, or the fit.
+    """The nearest of the block's own numbers if it is within the error of the fit; otherwise a
+    number of few digits, or the fit.
     """
     nearest = min(_numbers(block), key=lambda number: abs(number - value), default=0.0)
     short = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS + 1))

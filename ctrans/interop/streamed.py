@@ -1,8 +1,8 @@
-"""A library's model as a skeleton, its matrices drawn or read from files when they are used: models
+"""A library's model whose matrices are drawn or read from files when they are used, for models
 larger than memory.
 
-A piece is the weights of one sublayer's attention or FFN, or of any other module that holds a
-matrix (embeddings, head).
+A piece is the weights of one sublayer's attention or FFN, or of any other module with a matrix
+(embeddings, head).
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from solvers import ConfigError
 Modules = Mapping[str, nn.Module]
 """Modules by their paths in a model."""
 WeightSource = Callable[[Modules], Callable[[], dict[str, Tensor]]]
-"""From the modules of a piece, without their matrices, to what makes the piece's weights by their
-names in the model.
+"""From the modules of a piece, without their matrices, to a function that makes the piece's weights
+by name.
 """
 
 
 def put_model_on_demand(model: nn.Module, anatomy: Anatomy, source: WeightSource) -> None:
-    """The skeleton's matrices, made by the source when they are used; one piece is there at a time."""
+    """Makes the skeleton's matrices come from the source when they are used; one piece is in memory
+    at a time.
+    """
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_meta)
     shelf, known = Shelf(dtype), KnownPieces()
     for modules in list(_pieces(model, anatomy)):
@@ -44,7 +46,9 @@ def put_model_on_demand(model: nn.Module, anatomy: Anatomy, source: WeightSource
 
 
 def put_in_place(model: nn.Module, anatomy: Anatomy, source: WeightSource) -> None:
-    """The skeleton's matrices, all of them, to stay: the ordinary model."""
+    """Fills all matrices of the skeleton from the source for good, which makes it an ordinary
+    model.
+    """
     made: dict[nn.Parameter, nn.Parameter] = {}
     for modules in list(_pieces(model, anatomy)):
         weights = source(modules)()
@@ -70,8 +74,8 @@ def _pieces(model: nn.Module, anatomy: Anatomy) -> Iterator[dict[str, nn.Module]
 
 
 def drawn(model: Any, seed: int) -> WeightSource:
-    """Weights drawn as the library initialises that family, every piece from its own seed: they
-    depend on no order.
+    """Weights drawn as the library initialises that family. Each piece has its own seed, so the
+    order does not matter.
     """
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
 
@@ -83,7 +87,7 @@ def drawn(model: Any, seed: int) -> WeightSource:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(piece_seed(seed, next(iter(skeletons))))
             for path, skeleton in skeletons.items():
-                # in one precision, so that the same seed gives the same weights in every other
+                # Drawn in float32, so that a seed gives the same weights in each dtype.
                 module = copy.deepcopy(skeleton, dict(configs)).float().to_empty(device="cpu")
                 module.apply(model._init_weights)
                 weights |= {f"{path}.{name}": parameter.detach() for name, parameter in module.named_parameters()}
@@ -93,14 +97,14 @@ def drawn(model: Any, seed: int) -> WeightSource:
 
 
 def piece_seed(seed: int, name: str) -> int:
-    """A seed of its own for every piece: 63 bits of SHA-256 of the two."""
+    """The seed of a piece: 63 bits of the SHA-256 of the seed and the piece's name."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """Where a weight lies: in which safetensors file, under which name, and what the file's header
-    says of it.
+    """Where a weight is stored: its safetensors file, its name there, and its dtype and shape from
+    the file's header.
     """
 
     path: Path
@@ -110,12 +114,12 @@ class Stored:
 
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types of numbers that weights can have, as safetensors calls them."""
+"""Dtypes of weights by their safetensors names."""
 
 
 def stored_weights(files: list[Path]) -> dict[str, Stored]:
-    """What the files hold, by name, from their headers. Raises ConfigError for what is no regular
-    file.
+    """The weights in the files, by name, from the headers. Raises ConfigError for a path that is no
+    regular file.
     """
     found = {}
     for path in files:
@@ -128,15 +132,15 @@ def stored_weights(files: list[Path]) -> dict[str, Stored]:
 
 
 def stored_dtype(stored: Mapping[str, Stored]) -> torch.dtype:
-    """The type of the first floating-point numbers in the files; float32 where there are none."""
+    """The first floating-point dtype in the files; float32 if there is none."""
     return next((FLOATS[weight.dtype] for weight in stored.values() if weight.dtype in FLOATS), torch.float32)
 
 
 def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, set[str]]:
-    """Weights read from the files by memory map, and those that stay (norms, buffers) put in place
-    now; and the names in the files that are not used.
+    """Weights read from the files by memory map, and the names in the files that are not used.
+    Weights that stay in memory (norms, buffers) are loaded now.
 
-    Raises ConfigError for weights that are missing, have another shape, or are no floating-point
+    Raises ConfigError for weights that are missing, have another shape, or are not floating-point
     numbers.
     """
     same: dict[nn.Parameter, list[str]] = {}
@@ -153,12 +157,12 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
         weight = lookup(names)
         if weight is None:
             raise ConfigError(
-                f"the files hold no weight {names[0]!r}: the model is not whole, or its family's weights are renamed on loading and "
-                "cannot be read one at a time: load it without on_demand"
+                f"the files hold no weight {names[0]!r}: the model is not complete, or its family renames weights when it loads them: "
+                "load it without on_demand"
             )
         if weight.dtype not in FLOATS:
             raise ConfigError(
-                f"{str(weight.path)!r} holds quantised weights, {weight.name} as {weight.dtype}: save it unquantised"
+                f"{str(weight.path)!r} holds quantised weights, {weight.name} as {weight.dtype}: save the model unquantised"
             )
         if weight.shape != tuple(parameter.shape):
             raise ConfigError(
@@ -192,5 +196,5 @@ def _read(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
             with safetensors.safe_open(path, "pt") as file:
                 weights |= {name: file.get_tensor(weight.name) for name, weight in wanted.items() if weight.path == path}
         except (safetensors.SafetensorError, OSError) as error:
-            raise ConfigError(f"cannot read {str(path)!r}, which was whole before: {error}") from None
+            raise ConfigError(f"cannot read {str(path)!r}, which was readable before: {error}") from None
     return weights

@@ -36,7 +36,7 @@ GPT_NEOX = GPTConfig(placement="pre", positions="rotary", parallel_blocks=True, 
 BEFORE_TRAINING = {"initialisation", "embedding_std"}
 """Settings that act only before training."""
 OF_ROTARY = ("rope_theta", "partial_rotary_factor")
-"""Their settings that stand among `rope_parameters`."""
+"""Settings of the library that are in `rope_parameters`."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 Weights = dict[str, Tensor]
@@ -44,15 +44,15 @@ Weights = dict[str, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A family that our GPT can be written as.
+    """A family of the library as which our GPT can be written.
 
-    - `settings`: our settings that it has, and what follows from them, by its names; all other
+    - `settings`: our settings, and values derived from them, by the family's names. All other
       settings of ours are as in `like`
-    - `fixed`: its other settings
-    - `names`: its names of our weights
-    - `layout`: from our weights by these names to views of them by its own names, in its order of
-      axes; a head's rows stand on an axis of their own where the order of rows is another one
-    - `readable`: whether `to_gpt` reads it
+    - `fixed`: the family's other settings
+    - `names`: the family's names of our weights
+    - `layout`: from our weights under these names to views of them under the family's own names and
+      in its order of axes. If a head's rows have another order, they get an axis of their own
+    - `readable`: whether `to_gpt` reads the family
     """
 
     family: str
@@ -65,11 +65,11 @@ class Target:
 
     @property
     def model(self) -> str:
-        """The name of its class."""
+        """The name of the family's class."""
         return f"{self.family}{'LMHeadModel' if self.family == 'GPT2' else 'ForCausalLM'}"
 
     def config(self, c: GPTConfig) -> dict[str, Any]:
-        """Its settings for a model of ours."""
+        """The family's settings for our configuration."""
         head = c.width // c.heads
         values = {
             **vars(c),
@@ -84,7 +84,7 @@ class Target:
         return {**theirs, **self.fixed, **({"rope_parameters": {"rope_type": "default", **rotary}} if rotary else {})}
 
     def read(self, config: Any) -> GPTConfig:
-        """What ours is of its config."""
+        """Our configuration for a config of the family."""
         values = {
             ours: config.rope_parameters[name] if name in OF_ROTARY else getattr(config, name)
             for ours, name in self.settings.items()
@@ -95,14 +95,14 @@ class Target:
         return dataclasses.replace(self.like, **values)
 
     def weights(self, model: GPT) -> Weights:
-        """Our weights by its names, as views."""
+        """Our weights by the family's names, as views."""
         ours = model.state_dict(keep_vars=True)
         return self.layout(model.config, {self.names.of(name): weight for name, weight in ours.items()})
 
 
 def _turned_fraction(c: GPTConfig) -> float:
-    """Of a head's entries, the fraction that rotary positions turn: theirs rounds to any number of
-    entries, and has no odd ones.
+    """The fraction of a head's entries that rotary positions turn. The library rounds to an even
+    number of entries.
     """
     head = c.width // c.heads
     turned = turned_entries(head, c.rotary_fraction)
@@ -166,11 +166,11 @@ TARGETS: dict[str, Target] = {
     "gpt_neox": Target("GPTNeoX", GPT_NEOX, OF_NEOX, AS_NEOX, GPT_NEOX_NAMES, _each_heads_queries_keys_and_values),
     "gpt2": Target("GPT2", GPT2, OF_GPT2, AS_GPT2, GPT2_NAMES, _matrices_transposed, readable=False),
 }
-"""Families that ours can be written as, by `model_type`; the first that fits is taken."""
+"""Families as which our GPT can be written, by `model_type`; the first that fits is used."""
 
 
 def target_of(config: GPTConfig) -> Target:
-    """The family that computes what that configuration does. Raises ConfigError that names what no
+    """The family that computes the same model. Raises ConfigError, naming the settings that no
     family has.
     """
     lacks = {}
@@ -185,13 +185,13 @@ def target_of(config: GPTConfig) -> Target:
         f"{field} = {getattr(config, field)!r} ({getattr(TARGETS[nearest].like, field)!r} there)" for field in lacks[nearest]
     )
     raise ConfigError(
-        f"no family of transformers that is known here computes this model; nearest is {TARGETS[nearest].family}, and what differs is {odd}"
+        f"no known family of transformers computes this model; the nearest is {TARGETS[nearest].family}, which differs in {odd}"
     )
 
 
 def to_transformers(model: GPT) -> Any:
-    """The library's model with these weights (copies), in their dtype and in eval mode. Raises
-    ConfigError for what has no counterpart.
+    """The library's model with copies of these weights, in their dtype and in eval mode. Raises
+    ConfigError for a model without a counterpart.
 
     >>> to_transformers(GPT(GPTConfig(placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)))
     """
@@ -206,11 +206,11 @@ def to_transformers(model: GPT) -> Any:
 
 
 def write_transformers(model: GPT, directory: str | Path) -> str:
-    """Writes config.json and model.safetensors, which `AutoModelForCausalLM.from_pretrained` reads;
-    each whole or not at all.
+    """Writes config.json and model.safetensors, which `AutoModelForCausalLM.from_pretrained` reads.
+    Each file is written completely or not at all.
 
-    Gives the family's name. Raises ConfigError for what has no counterpart, and where it cannot be
-    written.
+    Returns the family's name. Raises ConfigError for a model without a counterpart, and if writing
+    fails.
     """
     target, config, weights = _written(model)
     weights = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
@@ -225,8 +225,8 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
 
 
 def _written(model: GPT) -> tuple[Target, Any, Weights]:
-    """The family, its config object and the weights by its names, rows of heads one after the
-    other.
+    """The family, its config object and the weights by its names, with the rows of heads one after
+    the other.
     """
     check_present(model, "written as a model of transformers")
     target = target_of(model.config)
@@ -243,19 +243,19 @@ def _written(model: GPT) -> tuple[Target, Any, Weights]:
 
 
 def to_gpt(model: nn.Module | str | Path) -> GPT:
-    """Our GPT with the weights (copies) of a Llama, Granite or GPT-NeoX of the library, or of one
-    saved in a directory.
+    """Our GPT with copies of the weights of a Llama, Granite or GPT-NeoX model, or of one saved in
+    a directory.
 
-    Unlike `from_transformers`, which looks at the library's own modules, it trains, saves and
-    generates as ours do. Raises ConfigError for a model that computes something else: scaled rotary
-    positions, biases, multipliers of embeddings or logits.
+    Unlike a model of `from_transformers`, which uses the library's modules, it trains, saves and
+    generates as our GPTs do. Raises ConfigError for a model that computes something else: scaled
+    rotary positions, biases, multipliers of embeddings or logits.
     """
     own: Any = model if isinstance(model, nn.Module) else load_local(model)
     kind = getattr(getattr(own, "config", None), "model_type", type(own).__name__)
     target = TARGETS.get(kind)
     if target is None or not target.readable or type(own).__name__ != target.model:
         able = ", ".join(each.family for each in TARGETS.values() if each.readable)
-        raise ConfigError(f"{type(own).__name__} is no {able} with a head: look at it by from_transformers")
+        raise ConfigError(f"{type(own).__name__} is no {able} with a head: open it by from_transformers")
     c = own.config
     rope, config = c.rope_parameters, target.read(c)
     wanted = target.config(config)
@@ -265,7 +265,7 @@ def to_gpt(model: nn.Module | str | Path) -> GPT:
     odd = [name for name in wanted if name not in SPECIAL_TOKENS and not _alike(said[name], wanted[name])]
     if odd:
         raise ConfigError(
-            f"{type(own).__name__} has {odd[0]} = {said[odd[0]]!r}, and ours computes with {wanted[odd[0]]!r}: not ours"
+            f"{type(own).__name__} has {odd[0]} = {said[odd[0]]!r}, but our GPT has {wanted[odd[0]]!r}: open it by from_transformers"
         )
     made = GPT(config).to(next(own.parameters()).dtype)
     theirs = own.state_dict()

@@ -1,5 +1,5 @@
-"""How text becomes a model's tokens: by the tokenizer beside its weights, byte by byte, or not at
-all where token ids are given.
+"""How text becomes a model's tokens: by the tokenizer in its directory, or byte by byte; or token
+ids are given.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from ctrans.training.data import map_tokens
 from solvers import ConfigError
 
 WHOLE = "tokenizer.json"
-"""A whole tokenizer as data."""
+"""A complete tokenizer as data."""
 TOKENIZERS = (WHOLE, "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
-"""It, and files that hold the words or pieces of one. A directory with none of them has no
-tokenizer.
-"""
+"""Files of which a directory with a tokenizer has at least one."""
 SETTINGS = "tokenizer_config.json"
 Ids = Integer[np.ndarray, " _"]
 
 
 def as_numbers(ids: list[int]) -> list[str]:
-    """Token ids as texts where nothing else is known of them."""
+    """Token ids as text."""
     return [f" {i}" for i in ids]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokeniser:
-    """Bytes to token ids. `said` names it in a line; `mask` is the token that stands for a hidden
-    one, if there is one; `words` are tokens as texts.
+    """From bytes to token ids. `said` describes it in one line; `mask` is the id of the mask token,
+    or None; `words` gives tokens as text.
     """
 
     said: str
@@ -50,8 +48,8 @@ class Tokeniser:
 
 
 def _byte(i: int) -> str:
-    """The character that a byte is in ASCII, or its hexadecimal digits: bytes above may be parts of
-    one.
+    """The ASCII character of a byte, or its hexadecimal digits; higher bytes may be parts of a
+    character.
     """
     return chr(i) if i < 128 else f"\\x{i:02x}"
 
@@ -59,54 +57,53 @@ def _byte(i: int) -> str:
 BYTES = Tokeniser(
     "bytes as token ids", lambda text: np.frombuffer(text, dtype=np.uint8), words=lambda ids: [_byte(i) for i in ids]
 )
-"""How seeded models read, and others without a tokenizer."""
+"""The tokenizer of seeded models, and of models without one."""
 
 
 def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
-    """The tokenizer in that directory; where there is none, bytes as ids 0 .. 255, if the
-    vocabulary has as many.
+    """The tokenizer in that directory; without one, bytes as ids 0 .. 255, if the vocabulary is
+    large enough.
 
-    A module without a directory, whose vocabulary has fewer, reads bytes modulo that. Only what the
-    installed library can build from files of words is read: no code, no pickle, no network. Raises
-    ConfigError for a tokenizer that is damaged or brings its own code, and for a directory without
-    one whose model's vocabulary is smaller than 256.
+    A module without a directory and with a smaller vocabulary reads bytes modulo its size. The
+    installed library builds the tokenizer from data files only: no code, no pickle, no network.
+    Raises ConfigError for a tokenizer that is damaged or names its own code, and for a directory
+    without a tokenizer if the vocabulary is smaller than 256.
     """
     if directory is not None and any(os.path.isfile(directory / name) for name in TOKENIZERS):
         return _from_files(directory)
     if directory is None and 0 < vocabulary < VOCABULARY:
         said = (
-            f"{BYTES.said}, modulo {vocabulary}, as its vocabulary has fewer than the 256 of bytes: no text that it knows, so the loss "
-            "of a trained model says nothing; give its own tokens by --ids FILE, or a batch by --example MODULE:FUNCTION"
+            f"{BYTES.said}, modulo {vocabulary}, because its vocabulary has fewer than 256 tokens. The loss of a trained model is "
+            "meaningless on this text; give its own tokens by --ids FILE, or a batch by --example MODULE:FUNCTION"
         )
         return Tokeniser(said, lambda text: np.frombuffer(text, dtype=np.uint8) % np.uint8(vocabulary))
     if vocabulary < VOCABULARY:
         where = repr(str(directory))
         raise ConfigError(
-            f"{where} has no tokenizer, and its vocabulary of {vocabulary} is smaller than the 256 of bytes: give token ids by --ids "
-            "FILE"
+            f"{where} has no tokenizer, and its vocabulary of {vocabulary} is too small for bytes (256): give token ids by --ids FILE"
         )
     if directory is None or vocabulary == VOCABULARY:
         return BYTES
     doubt = (
-        f"; in its vocabulary of {vocabulary} they most likely mean another text than yours: give its own ids by --ids FILE, or put "
-        "its tokenizer beside it"
+        f"; in its vocabulary of {vocabulary} these ids probably mean another text: give its own ids by --ids FILE, or put its "
+        "tokenizer into its directory"
     )
     return dataclasses.replace(BYTES, said=BYTES.said + doubt)
 
 
 def read_ids(path: str | Path) -> Ids:
-    """Token ids of a file: `.npy`, a row of integers; `.bin` as nanoGPT's prepare.py writes
-    `val.bin`, two bytes each.
+    """Token ids of a file: `.npy` holds a row of integers; `.bin` two bytes for each id, as
+    `val.bin` of nanoGPT's prepare.py.
 
-    Raises ConfigError for a file of another name, and one that cannot be read or holds something
+    Raises ConfigError for another suffix, and for a file that cannot be read or holds something
     else.
     """
     path = Path(path)
     if path.suffix not in IDS:
-        # any file of even size would pass for pairs of bytes
+        # any file of even size can be read as pairs of bytes
         raise ConfigError(
             f"{str(path)!r} is neither .bin (two bytes each, as nanoGPT's prepare.py writes them) nor .npy (numpy.save of a row of "
-            "integers): name the ids' file by what it holds, and give text by --file"
+            "integers): rename a file of ids, or give text by --file"
         )
     return IDS[path.suffix](path)
 
@@ -126,15 +123,14 @@ def _read_array(path: Path) -> Ids:
 
 
 IDS: dict[str, Callable[[Path], Ids]] = {".bin": map_tokens, ".npy": _read_array}
-"""How files of token ids are read, by the ends of their names."""
+"""Readers of files of token ids, by suffix."""
 
 
 def _from_files(directory: Path) -> Tokeniser:
     transformers = import_transformers()
     whole = os.path.isfile(directory / WHOLE)
     _check_settings(directory / SETTINGS, may_name_code=whole)
-    # a whole tokenizer is taken as it is; a family's own class would build it anew, by that
-    # family's rules
+    # A family's own class would rebuild a complete tokenizer by that family's rules.
     family: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
 
     def load() -> Any:
@@ -149,7 +145,7 @@ def _from_files(directory: Path) -> Tokeniser:
             decoded = text.decode()
         except UnicodeDecodeError as error:
             where = f"byte {error.start} is no UTF-8"
-            raise ConfigError(f"this model reads text, and {where}: give text, or token ids by --ids") from None
+            raise ConfigError(f"this model reads text, but {where}: give text, or token ids by --ids") from None
 
         def ids() -> bytes:
             found: bytes = np.array(load()(decoded, add_special_tokens=False)["input_ids"], dtype=np.int64).tobytes()
@@ -172,19 +168,19 @@ def _from_files(directory: Path) -> Tokeniser:
 
 
 SECONDS, BYTES_A_SECOND = 20, 100_000
-"""What a tokenizer may take to be built, and how much text it has to read in each second more: a
-tenth of what others read.
+"""Limits for a tokenizer: seconds to build it, and bytes of text for each further second, a tenth
+of what common tokenizers read.
 """
 MEMORY, MEMORY_A_BYTE = 2 << 30, 500
-"""What it may need beyond what is there, and for every byte of text."""
+"""Limits for a tokenizer: additional memory, and memory for each byte of text."""
 
 
 def _attempt(transformers: Any, directory: Path, act: Callable[[], bytes], length: int = 0) -> bytes:
-    """What it returns, without a word from the library; ConfigError in a line for whatever it says
-    against it.
+    """The result of `act`, without output of the library. Raises ConfigError in one line for any of
+    its errors.
 
-    A tokenizer's own rules can take any time and memory, and stop the whole process: it works in
-    one of its own.
+    A tokenizer's rules can take unlimited time and memory, or end the process, so it runs in its
+    own process.
     """
     with quiet(transformers):
         try:
@@ -194,12 +190,12 @@ def _attempt(transformers: Any, directory: Path, act: Callable[[], bytes], lengt
 
 
 def _check_settings(path: Path, *, may_name_code: bool) -> None:
-    """Raises ConfigError for settings that are damaged, or name code that a tokenizer cannot be
-    built without.
+    """Raises ConfigError for settings that are damaged, or that name code without which the
+    tokenizer cannot be built.
     """
     if not os.path.isfile(path):
         return
     settings = read_json(path)
     if not isinstance(settings, dict) or ("auto_map" in settings and not may_name_code):
-        what = "names code of its own, which is never run" if isinstance(settings, dict) else "holds no object"
+        what = "names code of its own, which is never run" if isinstance(settings, dict) else "holds no JSON object"
         raise ConfigError(f"{str(path)!r} {what}: save the tokenizer as tokenizer.json alone, or give token ids by --ids FILE")

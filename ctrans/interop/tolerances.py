@@ -1,4 +1,4 @@
-"""How close two computations of one thing come."""
+"""How closely two computations of the same quantity must agree."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from torch import Tensor
 
 def tolerance(dtype: torch.dtype) -> float:
     """The relative difference up to which two ways to compute a block, or a part of it, count as
-    the same.
+    equal.
 
-    What is in float32 even where the model's numbers are finer decides how close the two can be.
+    Parts of a model may compute in float32 even if its weights are in float64, which limits the
+    agreement.
     """
     return math.sqrt(unit(dtype))
 
 
 def unit(dtype: torch.dtype) -> float:
-    """The rounding of one operation: that of the type, or of float32 where the type is finer."""
+    """The rounding of one operation: of the dtype, or of float32 for finer dtypes."""
     return max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """|found - expected|/|expected|; infinite where the shapes differ, or nothing is expected but
-    zeros.
-    """
+    """|found - expected|/|expected|; infinite if shapes differ or `expected` is zero."""
     size = float(expected.norm())
     return float((found - expected).norm()) / size if found.shape == expected.shape and size > 0 else math.inf
 

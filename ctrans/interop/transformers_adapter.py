@@ -1,5 +1,5 @@
-"""A model of `transformers` around its blocks: inputs and outputs have known names, and states may
-be given in place of tokens.
+"""A model of `transformers` around its blocks. Its inputs and outputs have known names, and it
+accepts embeddings in place of tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from solvers import ConfigError
 
 
 class TransformersAdapter(ModelAdapter):
-    """A model of `transformers`. Its blocks' parts go by their names, or are found by what they do."""
+    """A model of `transformers`. The parts of its blocks are found by name, or by what they do."""
 
     own_calls = (False, True)
 
@@ -38,8 +38,8 @@ class TransformersAdapter(ModelAdapter):
         return self.model(**example_of(self.model))
 
     def _find_blocks(self) -> None:
-        """Finds the blocks by known names, or by how they act one after the other on one state; and
-        how they hand it on.
+        """Finds the blocks by known names, or by how they act in sequence on one state; and how
+        they return the state.
         """
         try:
             self.blocks_path = block_list_by_name(self.model, self.anatomy)
@@ -54,7 +54,7 @@ class TransformersAdapter(ModelAdapter):
         if not has_weights_on_demand(self.model):
             form = form_of_blocks(self._run, self.blocks())
             if isinstance(form, str):
-                raise ConfigError(f"{type(self.model).__name__}'s blocks are no sequence of blocks: {form}")
+                raise ConfigError(f"the blocks of {type(self.model).__name__} do not act in sequence: {form}")
             self.form = form
 
     def run_like(self, x: Tensor) -> object:

@@ -1,5 +1,5 @@
-"""The library `transformers`, where it is installed: imported when it is needed, quiet, its errors
-in one line.
+"""The library `transformers`: imported when it is needed, without output, and with its errors in
+one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOADING_ERRORS = (
 
 
 def import_transformers() -> Any:
-    """The library. Raises ConfigError, which says how to install it, where it is missing."""
+    """The library. Raises ConfigError, saying how to install it, if it is missing."""
     try:
         import transformers
     except ImportError:
@@ -29,8 +29,8 @@ def import_transformers() -> Any:
 
 @contextlib.contextmanager
 def reading(failure: str) -> Iterator[None]:
-    """Inside, the library's errors for a config or weights that do not fit together become one
-    ConfigError, which begins with that.
+    """Inside, the library's errors for a config or weights become one ConfigError that begins with
+    `failure`.
     """
     from huggingface_hub.errors import StrictDataclassError
 

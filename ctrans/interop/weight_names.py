@@ -10,8 +10,9 @@ from collections.abc import Mapping
 class WeightNames:
     """The library's paths of our modules.
 
-    `outside` has those around the blocks, `blocks` is the path of its list of blocks, and
-    `sublayers` has, for each of our sublayers of a block, the modules in it.
+    - `outside`: modules around the blocks
+    - `blocks`: the list of blocks
+    - `sublayers`: for each of our sublayers of a block, the modules in it
     """
 
     outside: Mapping[str, str]
@@ -41,7 +42,7 @@ GPT2_NAMES = WeightNames(
         {"input_norm": "ln_2", "field.up": "mlp.c_fc", "field.down": "mlp.c_proj"},
     ),
 )
-"""Those of GPT-2, which nanoGPT has too."""
+"""Names of GPT-2 and nanoGPT."""
 LLAMA_NAMES = WeightNames(
     outside={"token_embedding": "model.embed_tokens", "final_norm": "model.norm", "unembedding": "lm_head"},
     blocks="model.layers",
@@ -55,7 +56,7 @@ LLAMA_NAMES = WeightNames(
         },
     ),
 )
-"""Those of Llama, which has queries, keys and values apart, each in the place of `qkv_proj`."""
+"""Names of Llama. It has separate queries, keys and values, each in the place of `qkv_proj`."""
 GPT_NEOX_NAMES = WeightNames(
     outside={"token_embedding": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm", "unembedding": "lm_head"},
     blocks="gpt_neox.layers",
@@ -70,4 +71,4 @@ GPT_NEOX_NAMES = WeightNames(
         },
     ),
 )
-"""Those of GPT-NeoX."""
+"""Names of GPT-NeoX."""

@@ -150,16 +150,16 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
         (["--model", "llama", "--anatomy", "number.toml"], "blocks = 3 is no path of attributes"),
         (["--model", "llama", "--anatomy", "none.toml"], "is no TOML"),
         (["--model", "llama", "--anatomy", "absent.toml"], "absent.toml"),
-        (["--model", "llama", "--heads", "4"], "state dict of nanoGPT alone"),
+        (["--model", "llama", "--heads", "4"], "only for a bare state dict of nanoGPT"),
         (["--model", "weights.pt"], "give heads=... (--heads)"),
         (["--python", "mine.py"], "is no module:function"),
         (["--python", "mine.py:absent"], "has no function 'absent'; its functions: model, images, number, wanting, turned"),
         (["--python", "mine.py:wanting"], "is called without arguments: missing a required argument: 'width'"),
         (["--python", "mine.py:turned", "--loss", "next"], "loss 'next' needs logits (sequences, tokens, "),
-        (["mine.py:model"], "is no directory: for a function that makes a module give --python"),
+        (["mine.py:model"], "is no directory: for a function that makes a module use --python"),
         (["--python", "mine.py:number"], "returns a int: return an nn.Module"),
         (["--python", "mine.py:broken"], "ValueError: no weights here"),
-        (["--python", "mine.py:images"], "what does ImageClassifier read"),
+        (["--python", "mine.py:images"], "ImageClassifier embeds no tokens"),
         (["--python", "mine.py:model", "--model", "llama"], "2 models are given, --model"),
         (["--python", "mine.py:model", "--placement", "pre"], "--python brings its own placements"),
     ],
@@ -280,4 +280,4 @@ def test_a_config_without_a_family_gets_a_line(there):
     (there / "bare" / "config.json").write_text("{}")
     result = run("diagnose", "--model", there / "bare")
     assert result.exit_code == 2
-    assert "has no model_type, which says of which family the model is" in " ".join(result.stderr.split())
+    assert "has no model_type, the family of the model" in " ".join(result.stderr.split())

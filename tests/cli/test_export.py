@@ -36,7 +36,7 @@ def test_nanogpt_has_a_form_too(tmp_path):
 def test_wrong_requests_get_a_line(tmp_path):
     save(GPT(GPTConfig(**SIZES)), tmp_path / "peri")
     for args, words in (
-        (["--checkpoint", tmp_path / "peri"], "no family of transformers that is known here computes this model"),
+        (["--checkpoint", tmp_path / "peri"], "no known family of transformers computes this model"),
         (["--checkpoint", tmp_path / "peri", "--to", "gguf"], "unknown form 'gguf'"),
         ([], "no model is named: give --checkpoint"),
     ):

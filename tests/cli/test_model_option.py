@@ -176,11 +176,11 @@ DAMAGE = {
     "wrong shapes": (lambda d: edit(d, n_embd=64), "does not fit its config.json"),
     "missing shards": (
         lambda d: index_alone(d, '{"weight_map": {"a": "x.safetensors"}}'),
-        "lacks 1 of 1 files of weights, x.safetensors first",
+        "lacks 1 of 1 weight files, such as x.safetensors",
     ),
     "truncated": (
         lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-1000]),
-        "no whole safetensors file",
+        "no complete safetensors file",
     ),
     "no tokenizer": (
         lambda d: [path.unlink() for path in d.glob("tokenizer*")],
@@ -214,11 +214,11 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--model", "absent"], "does not exist, and nothing is downloaded"),
+        (["--model", "absent"], "does not exist (nothing is downloaded)"),
         (["--model", "val.bin"], "is no checkpoint: give a directory with config.json"),
         (["--model", "gpt2/model.safetensors"], "is no checkpoint: give a directory with config.json"),
         (["--model", "."], "holds neither config.json nor ckpt.pt"),
-        (["--model", "own"], "is a checkpoint of ctrans: give it by --checkpoint"),
+        (["--model", "own"], "is a checkpoint of ctrans: pass it as --checkpoint"),
         (["--model", "vit"], "ViTForImageClassification reads no text: give --images PATH"),
         (["--model", "gpt2", "--checkpoint", "own"], "2 models are given, --checkpoint 'own', --model 'gpt2'"),
         (["--model", "gpt2", "--placement", "pre", "--width", "8"], "--model brings its own placements and width"),
@@ -234,7 +234,7 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
             "2 models are given, --model 'gpt2', --model 'bert', but this command takes one: choose one",
         ),
         (["--checkpoint", "own", "--checkpoint", "own"], "2 models are given, --checkpoint"),
-        (["--model", "albert", "--ids", "ids.npy"], "blocks are no sequence of blocks: module 0 is called 3 times"),
+        (["--model", "albert", "--ids", "ids.npy"], "do not act in sequence: module 0 is called 3 times"),
         (["--model", "gpt2", "--ids", "large.npy"], "they run from 0 to 99, and the model's vocabulary from 0 to 30"),
         (["--model", "gpt2", "--file", "ids.npy"], "is no UTF-8"),
         (["--ids", "large.bin"], "they run from 0 to 999, and the model's vocabulary from 0 to 255"),
@@ -270,7 +270,7 @@ def test_a_remedy_that_the_models_placement_does_not_take_is_refused(models):
 def test_a_checkpoint_that_holds_code_is_refused_and_not_run(protocol, tmp_path):
     path, marker = tmp_path / "ckpt.pt", tmp_path / "was_run"
     torch.save({"model": Runs(marker)}, path, pickle_protocol=protocol)
-    one_line(run("simulate", "--model", tmp_path), "reading that may run code: it is not read")
+    one_line(run("simulate", "--model", tmp_path), "is not read, as that may run code")
     path.write_bytes(pickle.dumps(Runs(marker), protocol))
     result = run("simulate", "--model", path)
     assert (result.exit_code, result.stdout, "Traceback" in result.output) == (2, "", False)

@@ -219,7 +219,7 @@ def test_two_towers_are_opened_one_at_a_time():
             vision_config={**sizes, "image_size": 8, "patch_size": 4},
         )
     ).eval()
-    with pytest.raises(ConfigError, match="two towers: give one of them, its vision_model or its text_model"):
+    with pytest.raises(ConfigError, match="two towers: give its vision_model or its text_model"):
         from_transformers(model)
     assert from_transformers(model.vision_model).depth.blocks == from_transformers(model.text_model).depth.blocks == 2
 
@@ -241,7 +241,7 @@ def tupled():
 
 def test_models_that_take_no_plain_state_from_a_block_are_refused_and_stay_as_they_were():
     model = tupled()
-    words = r"cannot be run with blocks that pass on the state alone: its GPTJBlocks return tuples.*\(RuntimeError: shape"
+    words = r"does not run with blocks that return the state alone: its GPTJBlocks return tuples.*\(RuntimeError: shape"
     with pytest.raises(ConfigError, match=words) as caught:
         continuize(model)
     assert "\n" not in str(caught.value)

@@ -45,7 +45,7 @@ class Mlp(torch.nn.Module):
 def read(module):
     """The module as a map, read."""
     chain, x = ModuleChain([learned(module.double(), 0.5).requires_grad_(False)]), torch.randn(1, 6, 8, dtype=torch.float64)
-    chain.find_last(x)
+    chain.find_output_projection(x)
     return ffn_in_model(chain, read_ffn(chain, x))
 
 
@@ -101,9 +101,12 @@ def test_activations_lie_within_what_bounds_rely_on(activation):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (lambda: Mlp(torch.square, False), "no plain or gated FFN with an activation of"),
-        (lambda: Mlp(torch.sigmoid, True), "no plain or gated FFN with an activation of"),
-        (lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)), "do not all act on"),
+        (lambda: Mlp(torch.square, False), "no plain or gated FFN with one of the activations"),
+        (lambda: Mlp(torch.sigmoid, True), "no plain or gated FFN with one of the activations"),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)),
+            "last act on its input",
+        ),
         (lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), "does not end in one linear map"),
     ],
 )

@@ -63,7 +63,7 @@ def test_code_in_the_directory_is_not_run(saved):
     edit(saved / "config.json", auto_map={"AutoModel": "modeling_own.Own", "AutoConfig": "modeling_own.Own"})
     from_transformers(saved)
     edit(saved / "config.json", model_type="own", architectures=["Own"])
-    with pytest.raises(ConfigError, match="brings its own code, which is never run"):
+    with pytest.raises(ConfigError, match="names code of its own, which is never run"):
         from_transformers(saved)
     assert not marker.exists()
 
@@ -87,21 +87,21 @@ def index_alone(directory, text):
 DAMAGE = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "is no JSON"),
-    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "holds no object"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "must hold a JSON object"),
     "unknown family": (lambda d: edit(d / "config.json", model_type="gtp2"), "did you mean 'gpt2'"),
     "no family": (lambda d: (d / "config.json").write_text("{}"), "model_type"),
     "quantised": (lambda d: edit(d / "config.json", quantization_config={"quant_method": "gptq"}), "quantised weights"),
     "adapter": (lambda d: (d / "adapter_config.json").write_text("{}"), "an adapter for another model"),
-    "no weights": (lambda d: (d / "model.safetensors").unlink(), "lacks 1 of 1 files of weights, model.safetensors"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "lacks 1 of 1 weight files, such as model.safetensors"),
     "pickled weights": (lambda d: to_pickle(d / "model.safetensors"), "pytorch_model.bin is a pickle and is not read"),
-    "truncated": (lambda d: truncate(d / "model.safetensors"), "no whole safetensors file"),
-    "no safetensors": (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04"), "no whole safetensors file"),
+    "truncated": (lambda d: truncate(d / "model.safetensors"), "no complete safetensors file"),
+    "no safetensors": (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04"), "no complete safetensors file"),
     "wrong shapes": (lambda d: edit(d / "config.json", n_embd=64), "does not fit its config.json"),
     "missing blocks": (lambda d: edit(d / "config.json", n_layer=4), "weights are missing, such as transformer.h.3"),
     "nonsense": (lambda d: edit(d / "config.json", n_head="four"), "cannot load"),
     "missing shards": (
         lambda d: index_alone(d, '{"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}'),
-        "lacks 2 of 2 files of weights, x.safetensors first",
+        "lacks 2 of 2 weight files, such as x.safetensors",
     ),
     "index without map": (lambda d: index_alone(d, "{}"), "is no index of shards"),
 }

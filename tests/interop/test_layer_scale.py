@@ -83,7 +83,7 @@ def test_a_scaled_map_is_read_as_the_one_with_the_scale_in_its_weights(kind):
         x = torch.randn(2, 7, 16, dtype=torch.float64)
         assert torch.allclose(one.field.output_projection.weight, other.field.output_projection.weight, rtol=1e-14)
         assert torch.allclose(one.field.output_projection(one.field.pre_projection(x)), one.field(x), rtol=1e-12)
-    assert "what its attention adds is scaled" in scaled.described
+    assert "the model scales the output of its attention" in scaled.described
 
 
 @pytest.mark.cases(1)

@@ -171,5 +171,5 @@ def test_the_module_that_is_not_understood_is_named():
     model = LanguageModel().eval()
     for block in model.stack:
         block.ln_a = Squash()
-    with pytest.raises(ConfigError, match=r"ln_a \(Squash\) is neither attention nor FFN, and no norm"):
+    with pytest.raises(ConfigError, match=r"ln_a \(Squash\) is not part of attention or FFN, and no norm"):
         ctrans.open_model(model, example=ids())

@@ -93,7 +93,7 @@ def test_a_map_that_ends_in_something_else_names_no_last_weights():
             return self.body(x) * self.gate(x).sigmoid()
 
     chain = ModuleChain([Gated()])
-    chain.find_last(torch.randn(1, 2, 4))
+    chain.find_output_projection(torch.randn(1, 2, 4))
     for ask in (lambda: chain.output_projection, lambda: chain.pre_projection(torch.randn(1, 2, 4))):
         with pytest.raises(ConfigError, match="Gated does not end in one linear map"):
             ask()
@@ -109,7 +109,7 @@ def test_the_last_linear_map_is_the_one_that_acts_last_whatever_the_order_of_reg
             return self.down(self.up(x).relu())
 
     chain = ModuleChain([Backwards(), torch.nn.Dropout()]).eval()
-    chain.find_last(torch.randn(1, 2, 4))
+    chain.find_output_projection(torch.randn(1, 2, 4))
     assert chain.output_projection is chain.stages[0].down
 
 
@@ -247,7 +247,7 @@ def test_a_damaged_tokenizer_is_one_line(content, tmp_path):
 def test_without_a_tokenizer_bytes_are_the_tokens_and_doubt_is_said(tmp_path):
     assert find_tokeniser(tmp_path, 256).said == "bytes as token ids"
     assert find_tokeniser(tmp_path, 256).encode(b"\x00\xff").tolist() == [0, 255]
-    assert "most likely mean another text" in find_tokeniser(tmp_path, 50304).said
+    assert "probably mean another text" in find_tokeniser(tmp_path, 50304).said
     with pytest.raises(ConfigError, match=r"smaller than the 256 of bytes: give token ids by --ids"):
         find_tokeniser(tmp_path, 65)
     module = find_tokeniser(None, 65)  # of the user's own, with no file that a tokenizer could be beside
@@ -302,7 +302,7 @@ def test_a_head_of_something_else_is_said_and_the_depth_goes_on_working():
     config = transformers.BertConfig(**SMALL, max_position_embeddings=32)
     model, text = from_transformers(transformers.BertForQuestionAnswering(config).eval()), torch.arange(1, 9).reshape(2, 4)
     assert len(model.trajectory(text).states) == 7
-    with pytest.raises(ConfigError, match="BertForQuestionAnswering gives start_logits, end_logits, and known here are logits"):
+    with pytest.raises(ConfigError, match="BertForQuestionAnswering returns start_logits, end_logits, not one of logits"):
         model(text)
 
 
@@ -316,7 +316,7 @@ def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told
     assert open_model(tmp_path).model.depth.streamed
     assert not open_model(tmp_path, on_demand=False).model.depth.streamed
     monkeypatch.setattr("ctrans.weights.on_demand.memory", lambda: size // 2)
-    with pytest.raises(ConfigError, match=r"--dtype, or have them read on demand \(on_demand=True, --stream\)"):
+    with pytest.raises(ConfigError, match=r"--dtype, or read the weights on demand \(on_demand=True, --stream\)"):
         open_model(tmp_path, on_demand=False)
 
 

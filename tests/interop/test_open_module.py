@@ -162,8 +162,11 @@ def learned_language(scales):
 def test_a_number_below_zero_and_one_for_each_channel_are_part_of_the_map():
     opened = ctrans.open_model(learned_language((-0.5, -0.5, -0.5)))
     assert set(opened.depth.lengths) == {1.0}
-    assert "is scaled, which is taken as part of that map" in opened.described
-    assert "its FFN adds is scaled" in ctrans.open_model(plain("images, by channel"), example=numbers(2, 3, 8, 8)).described
+    assert "the scale is folded into the last weights of that map" in opened.described
+    assert (
+        "the model scales the output of its FFN"
+        in ctrans.open_model(plain("images, by channel"), example=numbers(2, 3, 8, 8)).described
+    )
 
 
 def test_a_loss_of_ones_own_gives_autograds_gradient():
@@ -190,7 +193,7 @@ def test_a_loss_gets_all_that_the_module_returns():
     opened = ctrans.open_model(plain("audio"), example={"frames": frames}, loss=loss)
     assert costate(opened, frames, numbers(2, 3)).loss > 0
     wrong = ctrans.open_model(plain("audio"), example={"frames": frames}, loss=lambda y, _: y["scores"])
-    with pytest.raises(ConfigError, match=r"loss=: it gave a tensor \(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"loss=: it returned a tensor \(2, 3\)"):
         costate(wrong, frames, frames)
 
 
@@ -220,7 +223,7 @@ def test_a_module_in_training_is_put_into_evaluation_and_that_is_said():
     module = plain("language").train()
     opened = ctrans.open_model(module)
     assert not module.training
-    assert "it was training" in opened.described
+    assert "it was in training mode" in opened.described
 
 
 def test_embed_and_head_take_the_place_of_the_modules():
@@ -316,17 +319,17 @@ class TwoStacks(nn.Module):
     ("module", "options", "words"),
     [
         (Of(TwoAttentions), {}, r"attention=: several modules of TwoAttentions mix tokens, again \(FusedAttention\), mix"),
-        (Of(InTheBlock), {}, r"no module of InTheBlock mixes tokens by itself.*q \(Linear\)"),
-        (Of(OddActivation), {}, "ffn=: between grow and shrink of OddActivation stands none of gelu"),
+        (Of(InTheBlock), {}, r"no module of InTheBlock mixes tokens.*q \(Linear\)"),
+        (Of(OddActivation), {}, "ffn=: between grow and shrink of OddActivation acts none of gelu"),
         (ReadsTheInputAgain(), {}, "head=: what ReadsTheInputAgain returns is not made of its last block's state alone"),
-        (Apart(), {}, "blocks=: which list of modules holds the blocks"),
+        (Apart(), {}, "blocks=: give the path of the list of blocks"),
         (TwoStacks(), {}, r"several lists could be; candidates: first.stack: 2 PreBlock .*second.stack: 2"),
         (plain("language"), {"blocks": "stacks"}, "no list of modules 'stacks': it has stack: 3 PreBlock"),
         (plain("language"), {"ffn": "mlp"}, "no FFN found in PreBlock, which has ln_a"),
-        (plain("images"), {}, "example=: what does ImageClassifier read"),
+        (plain("images"), {}, "example=: ImageClassifier embeds no tokens"),
         (plain("images"), {"example": numbers(2, 3)}, r"example=: ImageClassifier does not run on a tensor \(2, 3\)"),
         (plain("language"), {"loss": "mse"}, "loss 'mse' is not known"),
-        (plain("images"), {"example": numbers(2, 3, 8, 8), "loss": "next"}, "embeds no tokens, so it predicts none"),
+        (plain("images"), {"example": numbers(2, 3, 8, 8), "loss": "next"}, "embeds no tokens, so it cannot predict any"),
         (
             nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 4, 48, batch_first=True), 2),
             {"example": {"tgt": numbers(2, 5, WIDTH), "memory": numbers(2, 4, WIDTH)}},
@@ -347,7 +350,7 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
     ("names", "words"),
     [
         ({"attention": "b", "ffn": "a"}, "are swapped: in .* 'a' mixes tokens and 'b' does not; give attention='a', ffn='b'"),
-        ({"attention": "b"}, "'b' of .* mixes no tokens, as an FFN does, and a does: give attention='a'"),
+        ({"attention": "b"}, "'b' of .* mixes no tokens, but a does: give attention='a'"),
         ({"ffn": "a"}, "'a' of .* mixes tokens, as attention does: name it by attention="),
     ],
 )
@@ -388,7 +391,7 @@ def test_a_gpt_without_its_mask_is_said_to_read_both_ways():
 
     opened = ctrans.open_model(Unmasked())
     assert not opened.causal
-    assert "lacks its mask" in opened.described
+    assert "causal mask is missing" in opened.described
 
 
 def test_a_loss_that_stands_before_the_logits_is_no_logits():
@@ -432,5 +435,5 @@ def test_a_block_whose_residual_sum_is_missing_is_named():
                 x = block(x)
             return x @ self.tokens.weight.T
 
-    with pytest.raises(ConfigError, match=r"^block 1, unlike those before it: .* \(is a sum x \+ f\(x\) missing"):
+    with pytest.raises(ConfigError, match=r"^block 1 differs from the blocks before it: .* \(is a sum x \+ f\(x\) missing"):
         ctrans.open_model(Forgetful())

@@ -77,7 +77,7 @@ def test_a_mask_that_is_made_of_the_tokens_is_known_for_inputs_like_the_example(
     for act in (opened.embed, opened, lambda x: ctrans.diagnose(opened, x)):
         with pytest.raises(ConfigError, match="MasksPadding gives its blocks another mask for these inputs than for its example"):
             act(padded)
-    with pytest.raises(ConfigError, match=r"block 0 \(Block\) gives another state than .* a mask of padding"):
+    with pytest.raises(ConfigError, match=r"block 0 \(Block\) returns another state than .* a padding mask"):
         ctrans.open_model(module, example=padded)
 
 
@@ -87,7 +87,7 @@ def test_a_mask_that_is_made_of_the_tokens_is_known_for_inputs_like_the_example(
     ("make", "words"),
     [
         (HalvedBetween, "HalvedBetween changes the state between block 0 and block 1"),
-        (of_limited_blocks, r"block 0 \(Limited\) gives another state than the maps that were seen in it"),
+        (of_limited_blocks, r"block 0 \(Limited\) returns another state than the maps found in it"),
     ],
 )
 def test_states_are_compared_whoever_gives_the_head(make, words, head):

@@ -148,7 +148,7 @@ def numbers_in(found):
 def test_wrong_masks_get_a_line():
     imported = from_transformers(made("llama"))
     tokens = torch.ones(2, 5, dtype=torch.long)
-    with imported.padded(MASK), pytest.raises(ConfigError, match="2 sequences of 9 tokens, and 2 of 5 are looked at"):
+    with imported.padded(MASK), pytest.raises(ConfigError, match="2 sequences of 9 tokens, but the model reads 2 of 5"):
         imported(tokens)
     for mask in (torch.ones(3), torch.full((2, 9), 2), torch.zeros(2, 9)):
         with pytest.raises(ConfigError, match="a padding mask is"), imported.padded(mask):

@@ -138,7 +138,7 @@ def check_states(opened, model):
 
 @pytest.mark.parametrize("kind", [Elementwise, lambda: ChannelsFirst(WIDTH)], ids=["scale", "batch norm"])
 def test_an_elementwise_map_is_no_norm(kind):
-    with pytest.raises(ConfigError, match="neither attention nor FFN, and no norm"):
+    with pytest.raises(ConfigError, match="not part of attention or FFN, and no norm"):
         ctrans.open_model(made(lambda: Without(kind)))
 
 
@@ -172,7 +172,7 @@ def test_a_block_may_add_to_its_input_in_its_place():
 
 
 def test_a_number_of_0_before_every_map_is_named():
-    with pytest.raises(ConfigError, match="its number alpha is 0"):
+    with pytest.raises(ConfigError, match="its scale alpha is 0"):
         ctrans.open_model(made(ReZero))
 
 

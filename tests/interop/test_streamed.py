@@ -168,7 +168,7 @@ def test_truncated_shards_are_refused(tmp_path):
     saved("llama", tmp_path)
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ConfigError, match="no whole safetensors file"):
+    with pytest.raises(ConfigError, match="no complete safetensors file"):
         from_transformers(tmp_path, on_demand=True)
 
 
@@ -208,7 +208,7 @@ def test_unknown_architectures_are_refused_with_those_there_are(name):
 
 
 def test_on_demand_is_for_directories():
-    with pytest.raises(ConfigError, match="give a directory"):
+    with pytest.raises(ConfigError, match="loaded from a directory"):
         from_transformers(made("llama"), on_demand=True)
 
 
@@ -255,7 +255,7 @@ def test_without_a_dtype_both_ways_take_the_configs(tmp_path):
 def test_weights_of_blocks_beyond_the_configs_are_not_dropped_without_a_word(on_demand, tmp_path):
     saved("llama", tmp_path)
     edit(tmp_path / "config.json", num_hidden_layers=2)
-    with pytest.raises(ConfigError, match=r"holds weights of model.layers.2, and its config.json says 2 blocks"):
+    with pytest.raises(ConfigError, match=r"holds weights of model.layers.2, but its config.json says 2 blocks"):
         from_transformers(tmp_path, on_demand=on_demand)
 
 

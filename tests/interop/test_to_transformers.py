@@ -87,7 +87,7 @@ def test_a_llama_of_theirs_has_the_same_logits_and_gradients_as_ours(groups):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"placement": "peri"}, "nearest is Llama, and what differs is placement = 'peri' \\('pre' there\\)"),
+        ({"placement": "peri"}, "nearest is Llama, which differs in placement = 'peri' \\('pre' there\\)"),
         ({"window": 4}, "window = 4"),
         ({"sinks": True}, "sinks = True"),
         ({"ffn": "geglu"}, "ffn = 'geglu'"),
