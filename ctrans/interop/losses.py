@@ -136,7 +136,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
     if not isinstance(loss, str):
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
-        raise ConfigError(f"unknown loss {loss!r}: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
+        raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
     tensor = model.adapter.tensor if isinstance(model, Imported) else _itself
     if loss in ("mean", "random"):
         return ModelWithLoss(model, _stand_in(tensor, None if loss == "mean" else 0)), loss

@@ -46,7 +46,7 @@ def test_a_tokenizer_that_runs_away_is_stopped_with_its_limit(rule, tmp_path, mo
 
 def test_limits_are_said_with_the_number_that_exceeds_them(tmp_path):
     answer = ask(hostile.made_in("foreign n_layer = 10^6", tmp_path / "it"))
-    assert f"n_layer = 1,000,000, and at most {MOST_PARTS:,} are built" in answer.error
+    assert f"n_layer = 1,000,000: the largest allowed number is {MOST_PARTS:,}" in answer.error
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ DAMAGE = {
     ),
     "no tokenizer": (
         lambda d: [path.unlink() for path in d.glob("tokenizer*")],
-        "has no tokenizer, and its vocabulary of 31 is smaller than the 256 of bytes: give token ids by --ids",
+        "has no tokenizer, and its vocabulary of 31 is too small for bytes (256): give token ids by --ids",
     ),
     "damaged tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), "does not work"),
     "damaged tokenizer settings": (lambda d: (d / "tokenizer_config.json").write_text("["), "is no JSON"),

@@ -248,7 +248,7 @@ def test_without_a_tokenizer_bytes_are_the_tokens_and_doubt_is_said(tmp_path):
     assert find_tokeniser(tmp_path, 256).said == "bytes as token ids"
     assert find_tokeniser(tmp_path, 256).encode(b"\x00\xff").tolist() == [0, 255]
     assert "probably mean another text" in find_tokeniser(tmp_path, 50304).said
-    with pytest.raises(ConfigError, match=r"smaller than the 256 of bytes: give token ids by --ids"):
+    with pytest.raises(ConfigError, match=r"too small for bytes \(256\): give token ids by --ids"):
         find_tokeniser(tmp_path, 65)
     module = find_tokeniser(None, 65)  # of the user's own, with no file that a tokenizer could be beside
     assert module.encode(b"\x00\x40\x41\xff").tolist() == [0, 64, 0, 60]

@@ -321,7 +321,7 @@ class TwoStacks(nn.Module):
         (Of(TwoAttentions), {}, r"attention=: several modules of TwoAttentions mix tokens, again \(FusedAttention\), mix"),
         (Of(InTheBlock), {}, r"no module of InTheBlock mixes tokens.*q \(Linear\)"),
         (Of(OddActivation), {}, "ffn=: between grow and shrink of OddActivation acts none of gelu"),
-        (ReadsTheInputAgain(), {}, "head=: what ReadsTheInputAgain returns is not made of its last block's state alone"),
+        (ReadsTheInputAgain(), {}, "head=: the output of ReadsTheInputAgain does not depend on its last block's state alone"),
         (Apart(), {}, "blocks=: give the path of the list of blocks"),
         (TwoStacks(), {}, r"several lists could be; candidates: first.stack: 2 PreBlock .*second.stack: 2"),
         (plain("language"), {"blocks": "stacks"}, "no list of modules 'stacks': it has stack: 3 PreBlock"),
