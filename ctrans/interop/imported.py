@@ -252,7 +252,7 @@ def _say_what_they_are(
 def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth) -> Architecture:
     sublayers = [part for structure in structures for part in structure.sublayers]
     norms = list(dict.fromkeys(norm for part in sublayers for norm in _norms(part)))
-    maps: list[dict[str, Any]] = [dict(zip(("attention", "FFN"), each.chains, strict=False)) for each in structures]
+    maps = [dict(zip(("attention", "FFN"), each.chains, strict=False)) for each in structures]
     stages = {what: "+".join(map(_said, _chain(each).stages)) for what, each in maps[0].items()}
     scaled = dict.fromkeys(what for each in maps for what, part in each.items() if _is_scaled(_chain(part)))
     unread = [f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not]

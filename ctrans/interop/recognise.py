@@ -63,8 +63,8 @@ class Structure:
         return "/".join(dict.fromkeys(_placement(part) for part in self.sublayers))
 
     @property
-    def chains(self) -> tuple[ModuleChain, ...]:
-        """Its attention, and its FFN if it has one."""
+    def chains(self) -> tuple[Any, ...]:
+        """Its attention, and its FFN if it has one: `ModuleChain`s, or the maps read from them."""
         return tuple(branch.field for part in self.sublayers for branch in part.branches.values())
 
     def depth(self, dt: float = 1.0) -> Depth:

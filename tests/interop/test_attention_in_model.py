@@ -361,7 +361,8 @@ def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
 def test_terms_of_relative_positions_are_named_where_theta_is_not_given(name):
     attention = from_transformers(small_model(name)).depth.sublayers[0].field
     assert not isinstance(attention, ExposesHeads)
-    assert "not applied to the state: " in attention.why_not and "(relative positions" in attention.why_not
+    assert "not applied to the state: " in attention.why_not
+    assert "(relative positions" in attention.why_not
     assert len(attention.why_not) < 200
 
 
