@@ -159,6 +159,7 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
                 f"placement {mixed.attention.name}/{mixed.ffn.name} needs two sublayers, and a "
                 "parallel block has one: give one placement, or leave out parallel_blocks"
             )
+        ExpertOptions.of(self)  # first, since hidden_width needs valid ones
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
