@@ -47,7 +47,7 @@ from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
 from ctrans.study.database import FILE, Store, open_store
 from ctrans.study.outcomes import losses, outcomes_of
-from ctrans.training.data import read_source
+from ctrans.training.data_sources import read_source
 from solvers import ConfigError, SolveError
 
 STAGES = {

@@ -17,7 +17,7 @@ from ctrans.report.pages.coordinate_page import coordinate_words
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads, flops
 from ctrans.training.coordinate_check import coordinate_check, place_names, powers
-from ctrans.training.data import source_of
+from ctrans.training.data_sources import source_of
 from ctrans.training.settings import TrainConfig
 
 

@@ -20,7 +20,7 @@ from ctrans.study.outcomes import curves, losses, outcomes_of, states
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, Preset
 from ctrans.study.study_file import read_study
-from ctrans.training.data import read_source
+from ctrans.training.data_sources import read_source
 from solvers import ConfigError
 from solvers.errors import unknown
 

@@ -19,7 +19,7 @@ from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
 from ctrans.study.database import FILE, Store
 from ctrans.study.engine import Engine, by_ray, in_processes
 from ctrans.study.export import FORMATS
-from ctrans.training.data import read_source
+from ctrans.training.data_sources import read_source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

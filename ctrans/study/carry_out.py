@@ -17,7 +17,7 @@ from ctrans.study.engine import Engine, Job
 from ctrans.study.outcomes import outcomes_of
 from ctrans.study.population import grouped
 from ctrans.study.training import INTERRUPTED
-from ctrans.training.data import read_source
+from ctrans.training.data_sources import read_source
 from solvers import ConfigError
 
 HOUR = 3600.0

@@ -14,8 +14,9 @@ from ctrans.model.config import GPTConfig
 from ctrans.option import LARGEST, POSITIVE, SEED, SMALLEST, Range
 from ctrans.study.measures import MEASURES
 from ctrans.study.run_key import run_key
-from ctrans.training.data import Data, Source
-from ctrans.training.settings import TrainConfig, number
+from ctrans.training.data import Data
+from ctrans.training.data_sources import Source
+from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS, Task
 from solvers import ConfigError
 from solvers.errors import look_up, unknown
@@ -67,7 +68,7 @@ class Study:
     - `measure`: names of `ctrans.study.measures.MEASURES`: what is measured of each model before
       and after its training
     - `budget`: hours of processor time after which no further run begins; None is no limit
-    - `source`: where the data are, as `ctrans.training.data.Source` has it. {"task": name} is one
+    - `source`: where the data are, as `ctrans.training.data_sources.Source` has it. {"task": name} is one
       of `TASKS`, which brings fields of the architecture, that the study then leaves out, and
       settings, that `base` may replace
     """
@@ -183,8 +184,8 @@ def _check_list(name: str, values: object) -> None:
         raise ConfigError(f"{name} = {values!r}: give a list of values")
     if not values and name != "learning_rates":
         raise ConfigError(f"{name} is empty: give at least one value")
-    # numbers as themselves: 1 is 1.0, and not every whole number is a float
-    if len({value if number(value) else json.dumps(value, sort_keys=True) for value in values}) < len(values):
+    # numbers by their value: 1 equals 1.0, True does not
+    if len({value if type(value) in (int, float) else json.dumps(value, sort_keys=True) for value in values}) < len(values):
         raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
     if name in ("learning_rates", "seeds"):
         limits = SEED if name == "seeds" else POSITIVE

@@ -26,7 +26,8 @@ import torch
 from ctrans.study.description import PlannedRun
 from ctrans.study.population import train_population
 from ctrans.study.training import RunResult, train_run
-from ctrans.training.data import Data, read_source
+from ctrans.training.data import Data
+from ctrans.training.data_sources import read_source
 from solvers import ConfigError, SolveError
 
 TRIES = 3

@@ -24,7 +24,7 @@ from typing import Any
 
 from ctrans.given_files import read_file
 from ctrans.study.description import Study
-from ctrans.training.data import Source
+from ctrans.training.data_sources import Source
 from solvers import ConfigError
 from solvers.errors import unknown
 

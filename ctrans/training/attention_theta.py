@@ -1,4 +1,4 @@
-"""The balanced-mass factor of a model's attention while it trains."""
+"""The balanced-mass factor of attention during a training."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ctrans.walk import Instrument, StepContext, walk
 from solvers import ConfigError
 
 TOLERANCE = 1e-3
-"""How exactly a row's theta is wanted: it is averaged over rows, and a closer bracket takes
+"""The tolerance of a row's theta. The mean over rows needs no smaller one, which would take
 seconds.
 """
 
 
 class MeanTheta(Instrument):
-    """Mean of theta(p) = 4 max_S p(S)(1 - p(S)) over the attention rows of all heads and blocks
+    """The mean of theta(p) = 4 max_S p(S)(1 - p(S)) over the attention rows of all heads and blocks
     (Emadi, definition 4.1).
 
     A row that is not solved exactly counts with its lower bound. Raises ConfigError for attention
-    that does not show its rows.
+    that does not expose its rows.
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -36,7 +36,7 @@ class MeanTheta(Instrument):
         if attention is None:
             return
         if not isinstance(attention.field, ExposesHeads):
-            raise ConfigError(f"attention of type {type(attention.field).__name__} does not show its rows: leave out --theta")
+            raise ConfigError(f"attention of type {type(attention.field).__name__} does not expose its rows: leave out --theta")
         u = attention.given(sublayer.given(at.entered))
         self._means.append(balanced_mass(attention.field.probabilities(u), tolerance=TOLERANCE).lower.mean())
 

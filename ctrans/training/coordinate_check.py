@@ -1,5 +1,5 @@
-"""Activations against width after t updates (mup's coordinate check): what grows with the width
-will not take a narrow model's settings.
+"""The size of activations against width after t updates (mup's coordinate check). If it grows with
+the width, settings of a narrow model do not transfer to a wide one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from solvers import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
-    """After `t` updates, of each width: the mean |entry| of X at every segment's end and of the
-    logits (last), `sizes[width][k]`, and of what they have changed by since t = 0, `changes`.
+    """Activations after `t` updates, by width and place: X at the end of each segment, and the
+    logits last.
+
+    - `sizes[width][k]`: the mean |entry| at place k
+    - `changes[width][k]`: the mean |change| since t = 0
     """
 
     t: int
@@ -31,17 +34,17 @@ class Coordinates:
     changes: dict[int, list[float]]
 
     def slopes(self) -> list[float]:
-        """k of mean |change| ~ width^k by place along the depth: 0 where updates move a wide model
-        as they move a narrow one (Yang et al. 2022, appendix D.1). nan at t = 0.
+        """k of mean |change| ~ width^k for each place, nan at t = 0. At k = 0 updates change wide
+        and narrow models alike. Source: Yang et al. 2022, appendix D.1.
         """
         return [power.exponent for power in powers(self.changes)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-    """k of y ~ width^k by least squares of logarithms, and its standard error, (sum of squares/((n
-    - 2) sum (a - mean a)^2))^(1/2) with a = log width: nan of two widths, which no line misses, and
-    where k is.
+    """k of y ~ width^k by least squares of logarithms, and its standard error, (sum of squared
+    residuals/((n - 2) sum (a - mean a)^2))^(1/2) with a = log width. The error is nan for two
+    widths, and if k is nan.
     """
 
     exponent: float
@@ -52,13 +55,13 @@ class Power:
 
 
 def powers(values: Mapping[int, Sequence[float]]) -> list[Power]:
-    """How the values of each place grow with the width."""
+    """The `Power` of each place, from values by width."""
     widths = list(values)
     return [power_of(widths, [values[width][k] for width in widths]) for k in range(len(values[widths[0]]))]
 
 
 def power_of(widths: Sequence[int], values: Sequence[float]) -> Power:
-    """How these grow with the width."""
+    """The `Power` of values at these widths."""
     k = log_slope(widths, values)
     if math.isnan(k) or len(widths) < 3:
         return Power(k, math.nan)
@@ -69,7 +72,7 @@ def power_of(widths: Sequence[int], values: Sequence[float]) -> Power:
 
 
 def place_names(model: GPTConfig) -> list[str]:
-    """What `Coordinates` call each place: the states behind each segment, then the logits."""
+    """The names of the places of `Coordinates`: the states behind each segment, then the logits."""
     kinds = ("attention and FFN",) if model.parallel_blocks else ("attention", "FFN")
     if model.is_stack:
         return [*(f"step {k + 1}" for k in range(model.segments)), "logits"]
@@ -85,16 +88,14 @@ def coordinate_check(
     updates: int = 5,
     progress: Callable[[str], None] | None = None,
 ) -> list[Coordinates]:
-    """`Coordinates` at t = 0 .. updates of each width, trained on one batch.
+    """Trains a model of each width on one batch, and returns `Coordinates` at t = 0 .. `updates`.
 
-    - `config`: the model, whose width is replaced; its heads stay as wide as they are
-    - `widths`: at least two, multiples of the heads' width
-    - `data`, `settings`: the batch is drawn from these data, and trained on at the settings'
-      learning rate
-    - `updates`: how many are made
-    - `progress(line)`: told of each width that is done
+    - `config`: the model, with its width replaced. Its heads keep their width
+    - `widths`: at least two multiples of a head's width
+    - `data`, `settings`: where the batch comes from, and the learning rate
+    - `progress(line)`: called after each width
 
-    Raises ConfigError for widths that are no multiples of the heads', or fewer than two.
+    Raises ConfigError for other widths.
     """
     head = config.width // config.heads
     if len(set(widths)) < 2 or any(width < 1 or width % head for width in widths):

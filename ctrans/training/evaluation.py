@@ -1,4 +1,4 @@
-"""The validation loss and what is measured with it, over all processes."""
+"""The validation loss and other figures of the validation windows, over all processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ctrans.training.processes import Processes
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Over the validation windows: mean cross-entropy in nats per token, rms X_T / rms X_0, the
-    largest entry of any X_k, and the share of targets that have the largest logit.
+    """Figures of the validation windows: the mean cross-entropy in nats per token, rms X_T / rms
+    X_0, the largest |entry| of all X_k, and the share of targets that have the largest logit.
     """
 
     loss: float
@@ -27,7 +27,7 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: Processes) -> Evaluation:
-    """Evaluates on fixed windows, `size` at a time over all processes. Every process makes the same
+    """Evaluates on fixed windows, `size` at a time over all processes. All processes make the same
     number of calls.
     """
     tokens, targets = data.validation_windows(windows)
@@ -35,7 +35,7 @@ def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: 
     largest = torch.zeros((), dtype=torch.float64, device=processes.device)
     module.eval()
     for mine in shares(len(tokens), max(1, size // processes.world), processes.rank, processes.world):
-        # a process with nothing left still takes part in what the others compute together
+        # a process without windows still takes part in collective operations
         rows = mine or [0]
         losses = module(tokens[rows].to(processes.device), targets[rows].to(processes.device))
         means = [losses.cross_entropy, losses.first_square, losses.last_square, losses.accuracy]
@@ -47,8 +47,8 @@ def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: 
 
 
 def shares(count: int, size: int, rank: int, world: int) -> Iterator[list[int]]:
-    """Which of `count` windows this process takes, at most `size` at a time; as many times in every
-    process, so maybe none.
+    """The windows of this process out of `count`, at most `size` at a time. All processes get the
+    same number of lists, so some may be empty.
     """
     mine = range(rank, count, world)
     for start in range(0, -(-count // world), size):

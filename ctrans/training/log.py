@@ -1,5 +1,5 @@
-"""The run's log: one JSON object per line and iteration, and one for settings that a resumed run
-has anew and for divergence.
+"""The log of a run: one JSON object per line for each iteration, for changed settings of a resumed
+run, and for divergence.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from solvers import ConfigError
 LOG = "log.jsonl"
 Row = dict[str, Any]
 SMOOTH = 100
-"""Of about this many stretches of iterations `curves` has means."""
+"""`curves` has means over about this number of stretches of iterations."""
 
 
 def append(directory: Path, row: Row) -> None:
-    """Adds a line; a number that JSON lacks is written as its name in quotes. ConfigError, and no
-    line, where it cannot be.
+    """Adds a line, with inf and nan as texts. Raises ConfigError, and adds nothing, if it cannot
+    write.
     """
     line = json.dumps({key: value if _finite(value) else str(value) for key, value in row.items()}, allow_nan=False)
     path = directory / LOG
@@ -36,16 +36,15 @@ def append(directory: Path, row: Row) -> None:
 
 
 def read(directory: Path) -> Iterator[Row]:
-    """The rows, up to a line that was not finished, without lines that are damaged."""
+    """The rows, without lines that are incomplete or damaged."""
     path = directory / LOG
     if path.exists():
         yield from (row for row in map(_decode, _lines(path)) if row is not None)
 
 
 def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
-    """Pairs of a step and a figure, by what it is.
-
-    Of iterations they are means over about `SMOOTH` stretches of equal length.
+    """(step, value) pairs for each figure. Those of iterations are means over about `SMOOTH`
+    stretches of equal length.
     """
     rows = list(rows)
     steps = [row for row in rows if "loss" in row]
@@ -65,18 +64,14 @@ def _mean(rows: Sequence[Row], name: str) -> float:
 
 
 def unsaved(directory: Path) -> bool:
-    """Whether it is the log of a run that ended before its first checkpoint: nothing but rows of
-    step 0.
-    """
+    """Whether the log has rows of step 0 only: the run ended before its first checkpoint."""
     rows = map(_decode, _lines(directory / LOG))
     return all(row is not None and row["step"] == 0 for row in rows)
 
 
 def cut(directory: Path, step: int) -> None:
-    """Keeps what led to the checkpoint of that iteration: what came after it will come again, or
-    otherwise.
-
-    Raises ConfigError, with the log as it was, where it cannot be written.
+    """Removes the rows after the checkpoint of that iteration. Raises ConfigError, and changes
+    nothing, if it cannot write.
     """
     path, temporary = directory / LOG, directory / f".{LOG}"
     kept = [row for row in read(directory) if row["step"] < step or (row["step"] == step and "settings" not in row)]
@@ -89,16 +84,16 @@ def cut(directory: Path, step: int) -> None:
 
 
 def set_aside(directory: Path, generation: str) -> None:
-    """Keeps the log of a run that is to be overwritten, by where its checkpoints are, until that
-    has happened. Raises OSError.
+    """Renames the log of a run that a new one overwrites, by the name of its directory of
+    checkpoints. Raises OSError.
     """
     if (directory / LOG).exists() and not (directory / _aside(generation)).exists():
         os.replace(directory / LOG, directory / _aside(generation))
 
 
 def bring_back(directory: Path, generation: str) -> None:
-    """The log of the run with those checkpoints, where it was set aside for one that never came to
-    be; others' are removed.
+    """Restores the log that was set aside for these checkpoints, if there is one, and removes all
+    others.
     """
     aside = directory / _aside(generation)
     if aside.exists():
@@ -117,7 +112,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _decode(line: str) -> Row | None:
-    """The row, or None where the line holds none."""
+    """The row of a line, or None."""
     try:
         row = json.loads(line)
     except ValueError:

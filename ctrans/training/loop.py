@@ -1,4 +1,4 @@
-"""The training loop: iterations, evaluations, checkpoints, and every way a run can end."""
+"""The training loop: iterations, evaluations, checkpoints, and the endings of a run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Observer = Callable[[log.Row], None]
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What a watcher asks for before an optimiser's step: nothing, as it is.
+    """What a watcher asks for before an optimiser's step; by default nothing.
 
-    - `skip`: no step is made. What is not finite in such an iteration ends no run
-    - `save`: a checkpoint of the iteration before, with these files of its own, by name
-    - `stop`: why the run is to end, once the step is made and saved
-    - `rate`: what the optimiser's hooks multiply the learning rate with, for the log
+    - `skip`: makes no step. Figures that are not finite then do not end the run
+    - `save`: saves a checkpoint of the iteration before, with these files by name
+    - `stop`: the reason to end the run after the step and a checkpoint, or ""
+    - `rate`: the factor of the learning rate by the optimiser's hooks, for the log
     """
 
     skip: bool = False
@@ -52,19 +52,19 @@ class Advice:
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Watches the iterations of a run."""
+    """Watches the iterations of a run, as a monitor does."""
 
     def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
-        """Told of every iteration: the loss, the gradient's norm, the optimiser, and its last
+        """Called in each iteration with the loss, the gradient's norm, the optimiser and the last
         tokens.
         """
 
     def files(self) -> Mapping[str, str]:
-        """What is to be saved with a checkpoint, by name."""
+        """Further files of a checkpoint, by name."""
 
 
 class Unwatched:
-    """Lets iterations pass."""
+    """A watcher that does nothing."""
 
     def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
         return Advice()
@@ -74,7 +74,7 @@ class Unwatched:
 
 
 def unobserved(row: log.Row) -> None:
-    """Shows a row to nobody."""
+    """An observer that does nothing."""
 
 
 class Ending(enum.Enum):
@@ -84,12 +84,14 @@ class Ending(enum.Enum):
     INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
     STOPPED = "stopped"
-    """By a watcher."""
+    """A watcher ended the run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended, how far it came, in words why, and by which signal if by one."""
+    """How a run ended, its progress, the reason in words, and the number of the signal that ended
+    it.
+    """
 
     ending: Ending
     progress: Progress
@@ -99,9 +101,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Passed:
-    """An iteration whose gradients are there and whose step is not made: its row so far, and what
-    the step needs.
-    """
+    """An iteration after its passes and before its step: the row so far, and what the step needs."""
 
     row: log.Row
     total: Tensor
@@ -112,7 +112,7 @@ class Passed:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """What a training loop works on. `module` is what `parallel` made of the model's objective."""
+    """The parts of a training. `module` is the objective as `parallel` wraps it."""
 
     model: GPT
     module: nn.Module
@@ -127,13 +127,13 @@ class TrainingRun:
     watch: Watcher = dataclasses.field(default_factory=Unwatched)
 
     def iterate(self, step: int) -> log.Row:
-        """One update from `accumulate` micro-batches; none where the loss or the gradient is not
+        """Makes one update from `accumulate` micro-batches; none if the loss or the gradient is not
         finite.
         """
         return self.update(self.passes(step))
 
     def passes(self, step: int) -> Passed:
-        """The gradients of `accumulate` micro-batches, and what the watcher says to them."""
+        """Computes the gradients of `accumulate` micro-batches, and asks the watcher."""
         config, started = self.config, time.perf_counter()
         rate = learning_rate(config, step)
         for group in self.optimiser.param_groups:
@@ -158,7 +158,7 @@ class TrainingRun:
         weights = list(self.module.parameters())
         total = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
         norm = full(total)
-        advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # gradients as they are, before they are clipped
+        advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # before clipping
         row = {
             "step": step + 1,
             "loss": float(self.processes.sum(loss)) / self.processes.world,
@@ -171,8 +171,8 @@ class TrainingRun:
         return Passed(row, total, loads, advice, started)
 
     def update(self, passed: Passed) -> log.Row:
-        """The step, with gradients clipped, unless it is to be skipped or something is not finite;
-        the iteration's row.
+        """Clips the gradients and makes the step, unless it is skipped or a figure is not finite.
+        Returns the row of the iteration.
         """
         config, row = self.config, passed.row
         nn.utils.clip_grads_with_norm_(list(self.module.parameters()), config.clip, passed.total)
@@ -184,9 +184,7 @@ class TrainingRun:
         return {**row, "tokens_per_second": done / (time.perf_counter() - passed.started)}
 
     def evaluate(self, progress: Progress) -> tuple[Progress, log.Row]:
-        """The progress with one more validation loss, of the model as it would be saved, and what
-        was measured.
-        """
+        """Returns the progress with one more validation loss, and the figures of the evaluation."""
         self.heat(self.model.config.temperature)
         with self.precision():
             result = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
@@ -198,14 +196,14 @@ class TrainingRun:
         return progress.evaluated(result.loss, self.config.margin), row
 
     def save(self, progress: Progress, files: Mapping[str, str] | None = None) -> None:
-        """Makes a checkpoint, which `last` and, where it is the best so far, `best` then lead to;
-        with the watcher's files.
+        """Saves a checkpoint with the watcher's files. The link `last`, and `best` for the best
+        one, then point to it.
         """
         state = dataclasses.replace(self.state, progress=progress, beside=self.watch.files() if files is None else files)
         self.parallel.save(self.store, state, self.model, self.optimiser, self.processes)
 
     def report(self, row: log.Row) -> None:
-        """Adds the row to the log and shows it to the observer."""
+        """Adds the row to the log and calls the observer."""
         if self.processes.first:
             log.append(self.store.directory, row)
             self.observe(row)
@@ -234,13 +232,13 @@ class TrainingRun:
 
 
 def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
-    """Trains from `progress` to `iterations`, or to where a signal or divergence ends it.
+    """Trains from `progress` to `iterations`, or until a signal, a watcher or divergence ends it.
 
-    A first SIGINT, SIGTERM or SIGHUP ends the run after the iteration under way, with a checkpoint.
-    A run has diverged when a loss or gradient is not finite, or when `patience` validation losses
-    in a row lie above the first by more than `margin`. While they do, no checkpoint is made, and in
-    the end `last` leads to the newest one up to the last good validation loss. Raises ConfigError
-    where a checkpoint cannot be written or memory is out.
+    A first SIGINT, SIGTERM or SIGHUP ends the run after the present iteration, with a checkpoint. A
+    run has diverged when a loss or gradient is not finite, or when `patience` validation losses in
+    a row lie above the first by more than `margin`. Meanwhile it saves no checkpoint; after
+    divergence `last` points to the newest one up to the last good validation loss. Raises
+    ConfigError if a checkpoint cannot be written or memory runs out.
     """
     config = run.config
     with stopping() as wish, explaining(config, run.data.context):
@@ -274,8 +272,8 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
 
 
 def before_iterations(run: TrainingRun, progress: Progress) -> tuple[Progress, Outcome | None]:
-    """The progress with the first validation loss, which is reported; and the outcome where that is
-    not finite.
+    """Reports the first validation loss. Returns the progress, and the outcome if the loss is not
+    finite.
     """
     progress, row = run.evaluate(progress)
     run.report({"step": 0, **row})
@@ -285,8 +283,8 @@ def before_iterations(run: TrainingRun, progress: Progress) -> tuple[Progress, O
 
 
 def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple[Progress, Outcome | None]:
-    """The progress after an iteration that gave this row, which is reported, with an evaluation
-    where one is due; and the outcome where the run has diverged.
+    """Reports the row of an iteration, with an evaluation if one is due. Returns the progress, and
+    the outcome if the run has diverged.
     """
     for what in ("loss", "gradient_norm"):
         if not math.isfinite(row[what]) and not row.get("skipped"):
@@ -303,9 +301,7 @@ def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple
 
 
 def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:
-    """The outcome of a run that diverged, which its log records too; its last good checkpoint
-    becomes `last`.
-    """
+    """Logs the divergence, points `last` to the last good checkpoint, and returns the outcome."""
     run.report({"step": progress.step, "diverged": why})
     if run.processes.first:
         run.store.go_back(progress.good)
@@ -314,13 +310,13 @@ def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:
 
 @contextlib.contextmanager
 def explaining(config: TrainConfig, context: int) -> Iterator[None]:
-    """Turns lack of memory, on any device, and a compiler's failure into a ConfigError that names
-    what to change.
+    """Turns lack of memory, on any device, and a compiler's failure into a ConfigError with the
+    fix.
     """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # torch's CPU allocator has no type of error of its own, and its compiler has many
+        # torch has no error type for its CPU allocator, and many for its compiler
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
             raise ConfigError(
                 f"out of memory with a batch of {config.batch} sequences and a context of {context}: lower --batch and raise "

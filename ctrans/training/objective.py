@@ -1,4 +1,4 @@
-"""What training minimises, as one module: so that compilation and distribution wrap one thing."""
+"""The objective of a training, as one module that compilation and distribution can wrap."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from solvers.segment import Map
 
 
 class Losses(NamedTuple):
-    """`total` is what is minimised. The rest is reported: the cross-entropy in nats; in training
-    mode the mean over maps of each of their auxiliary terms, and the load of the parts of each map
-    that has a rate to balance them by; and in evaluation mode the mean squares of the hidden
-    state's entries at both ends of depth, its largest entry anywhere, and the share of targets that
-    have the largest logit.
+    """The result of `Objective`: training minimises `total`, and the rest is reported.
+
+    - `cross_entropy`: in nats
+    - `auxiliary`: in training mode, each auxiliary term with its mean over maps
+    - `loads`: in training mode with a `bias_rate`, the load of the parts of each map that balances
+      them
+    - `first_square`, `last_square`, `largest`: in evaluation mode, the mean square of the entries
+      of X_0 and X_T, and the largest |entry| of all states
+    - `accuracy`: in evaluation mode, the share of targets that have the largest logit
     """
 
     total: Float[Tensor, ""]
@@ -37,14 +41,14 @@ class Losses(NamedTuple):
 
 class Objective(nn.Module):
     """J = cross-entropy(head(X_T), targets) + lam/2 mean over tokens of int_0^T |v(X, t)|^2 dt +
-    sum_k sum_a w_a a_k(N_in X(t_k)), X integrated as configured, and a_k the auxiliary terms of the
-    map of segment k at what it is given first (`HasAuxiliary`).
+    sum_k sum_a w_a a_k(N_in X(t_k)), where a_k are the auxiliary terms of the map of segment k at
+    its first input (`HasAuxiliary`).
 
-    w_a is the setting of the term's name, 1 for a name that is no setting. Euler with one step,
-    backprop, lam = 0 and no such terms is the discrete model, bit for bit. The kinetic cost
-    (OT-Transformer) is one more coordinate of each token, dc/dt = |v|^2/2, so that every method and
-    every gradient kind treats it as it treats X. Raises ConfigError for a gradient kind that the
-    method or the placement does not have.
+    w_a is the setting with the name of the term, or 1. Euler with one step, backprop, lam = 0 and
+    no such terms is the discrete model, bit for bit. The kinetic cost (OT-Transformer) is a further
+    coordinate of each token, dc/dt = |v|^2/2, so that all methods and gradient kinds integrate it
+    with X. Raises ConfigError for a gradient kind that the method or the placement does not
+    support.
     """
 
     def __init__(self, model: GPT, config: TrainConfig):
@@ -57,7 +61,7 @@ class Objective(nn.Module):
         )
 
     def forward(self, tokens: Int[Tensor, "batch tokens"], targets: Int[Tensor, "batch tokens"]) -> Losses:
-        """The losses of these sequences. Errors are those of `GPT.embed` and `solve`."""
+        """The losses of these sequences. Raises the errors of `GPT.embed` and `solve`."""
         x = self.model.embed(tokens)
         states, cost = self._flow(x)
         logits = self.model.head(states[-1]).flatten(0, -2)
@@ -71,19 +75,19 @@ class Objective(nn.Module):
             return Losses(total, cross_entropy.detach(), means, self._loads(states) if self.config.bias_rate else ())
         first, last = (state.square().mean() for state in (x, states[-1]))
         largest = torch.stack([state.abs().max() for state in states]).max()
-        told = targets.flatten() != -1
-        right = (logits.argmax(-1) == targets.flatten()) & told
+        counted = targets.flatten() != -1
+        right = (logits.argmax(-1) == targets.flatten()) & counted
         return Losses(
             total,
             cross_entropy,
             first_square=first,
             last_square=last,
             largest=largest,
-            accuracy=right.sum() / told.sum(),
+            accuracy=right.sum() / counted.sum(),
         )
 
     def _auxiliary(self, states: tuple[Tensor, ...]) -> dict[str, list[Tensor]]:
-        """Each term's values, of every map that has it."""
+        """The values of each term, over all maps that have it."""
         terms: dict[str, list[Tensor]] = {}
         for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True):
             for branch in sublayer.branches.values():
@@ -94,7 +98,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def _loads(self, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The load of every map that balances its parts."""
+        """The load of each map that balances its parts."""
         return tuple(
             branch.field.load(branch.given(sublayer.given(sublayer.enter(state))))
             for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True)
@@ -103,8 +107,8 @@ class Objective(nn.Module):
         )
 
     def _flow(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """The states that are looked at, the last one X_T, and the mean over tokens of int |v|^2/2
-        dt if it has a price.
+        """The states that the losses need, with X_T last, and the mean over tokens of int |v|^2/2
+        dt if lam > 0.
         """
         config, depth = self.config, self.model.depth
         if self.training and self.scheme.evaluates_once and not (config.kinetic or self.has_terms):
@@ -122,8 +126,8 @@ class Objective(nn.Module):
 
 
 def kinetic_segment(segment: Segment, width: int) -> Segment:
-    """The segment with one more coordinate c per token, dc/dt = |v|^2/2; projection and entry act
-    on the others only.
+    """The segment with a further coordinate c of each token, dc/dt = |v|^2/2. Projection and entry
+    act on the others only.
     """
 
     def field(t: Tensor, z: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""Optimisers by name; weight decay acts on matrices, and on gains, offsets and biases where that is
-asked for.
-"""
+"""Optimisers by name. Weight decay acts on matrices, and on request on gains, offsets and biases."""
 
 from __future__ import annotations
 
@@ -13,21 +11,19 @@ from torch import nn
 from solvers.errors import look_up
 
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
-"""Devices for which torch has a fused AdamW: one kernel for a whole step's updates."""
+"""Devices for which torch has a fused AdamW."""
 
 Groups = list[dict[str, Any]]
 Make = Callable[[Groups, float, tuple[float, float], torch.device], torch.optim.Optimizer]
 
 
 def adamw(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, 2019), fused where torch can."""
+    """AdamW (Loshchilov and Hutter, 2019), fused if torch can."""
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device.type in FUSED)
 
 
 def sgd(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
-    """Gradient descent with the first beta as its momentum; the decay is that of a quadratic
-    penalty.
-    """
+    """Gradient descent with the first beta as momentum. Weight decay is a quadratic penalty."""
     return torch.optim.SGD(groups, lr=learning_rate, momentum=betas[0])
 
 
@@ -44,8 +40,8 @@ def make_optimiser(
     device: torch.device,
     decay_gains: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimiser of that name for the parameters that need a gradient. ConfigError with the
-    nearest name otherwise.
+    """The optimiser of that name for the parameters that need a gradient. Raises ConfigError with
+    the nearest name for an unknown one.
     """
     make = look_up("optimiser", name, OPTIMISERS)
     groups = decay_groups([p for p in parameters if p.requires_grad], weight_decay, decay_gains)
@@ -53,11 +49,11 @@ def make_optimiser(
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float, decay_gains: bool = False) -> Groups:
-    """Two groups: matrices, which decay, and vectors (gains, offsets, biases), which do so with
+    """Two groups: matrices, which decay, and vectors (gains, offsets, biases), which decay with
     `decay_gains` only.
 
-    Behind an output norm it is the gains that must be held: the norm removes the scale of the
-    matrices before it.
+    Behind an output norm only decay of the gains bounds the velocity: the norm removes the scale of
+    the matrices before it.
     """
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []

@@ -1,6 +1,4 @@
-"""How a module is spread over processes: alone, replicated (DDP), or with its weights sharded
-(FSDP2).
-"""
+"""Kinds of parallelism: none, replicated (DDP), or with sharded weights (FSDP2)."""
 
 from __future__ import annotations
 
@@ -30,17 +28,17 @@ SAVE_WHOLE = partial(save_checkpoint, sharded=False)
 
 @dataclasses.dataclass(frozen=True)
 class Parallel:
-    """One way to spread a module."""
+    """A kind of parallelism."""
 
     wrap: Callable[[Objective, torch.device], nn.Module]
-    """What processes share the work of."""
+    """Wraps the objective for this process."""
     micro_batch: Callable[[nn.Module, bool], contextlib.AbstractContextManager[None]]
-    """Stands around a micro-batch's passes; told whether it is the last, after which gradients are
-    exchanged.
+    """The context of the passes of a micro-batch. Its second argument is whether it is the last
+    one, after which the processes exchange gradients.
     """
     save: Callable[[RunDirectory, State, GPT, torch.optim.Optimizer, Processes], None] = SAVE_WHOLE
     sharded: bool = False
-    """Whether a process has all weights only while they are used."""
+    """Whether a process has all weights only while it uses them."""
 
 
 def _alone(objective: Objective, device: torch.device) -> nn.Module:
@@ -52,23 +50,22 @@ def _replicate(objective: Objective, device: torch.device) -> nn.Module:
 
 
 def _shard(objective: Objective, device: torch.device) -> nn.Module:
-    """Each map is a unit; norms and embeddings, which are used outside a module's call, belong to
-    the root, which stays whole during a pass. So do maps that share coefficients in depth: a weight
-    cannot be in two units.
+    """Makes each map a unit. The root, which stays whole during a pass, has norms and embeddings,
+    which are used outside of a module's call, and maps that share coefficients in depth.
     """
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # imports for a second
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # the import takes a second
 
-    # steps add velocities out of place, so that these may be views
+    # the solver adds velocities out of place, so views are safe
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
     sublayers = objective.model.depth.sublayers
     for sublayer in sublayers:
         for field in [] if coefficients_of([sublayer]) else [branch.field for branch in sublayer.branches.values()]:
             fully_shard(field)
-            for method in ("auxiliary", "load"):  # which use weights beside a forward pass
+            for method in ("auxiliary", "load"):  # they use weights outside of a forward pass
                 if hasattr(field, method):
                     register_fsdp_forward_method(field, method)
-    # the root too, or evaluations, which have no backward pass, would leave the model with other
-    # parameters than the optimiser
+    # reshard the root too: without a backward pass, an evaluation would leave other parameters than
+    # the optimiser has
     fully_shard(objective, reshard_after_forward=True)
     return objective
 
@@ -94,19 +91,17 @@ PARALLEL: dict[str, Parallel] = {
 
 
 def get_parallel(name: str, config: TrainConfig) -> Parallel:
-    """The way of that name; ConfigError with the nearest name otherwise, or where the settings ask
-    for what it does not have.
+    """The kind of parallelism of that name. Raises ConfigError for an unknown one, or if it does
+    not support the settings.
     """
     parallel = look_up("kind of parallelism", name, PARALLEL)
     if parallel.sharded and GRADIENTS[config.gradient].detached:
         raise ConfigError(
-            f"{name} frees weights between the passes and gradient {config.gradient!r} uses them there: "
+            f"{name} frees weights between the passes, when gradient {config.gradient!r} uses them: "
             f"choose gradient {attached_gradients()}, or --parallel ddp"
         )
     if parallel.sharded and config.low_rank:
-        raise ConfigError(f"{name} shares weights out, and updates of low rank read them whole: leave out --low-rank, or use ddp")
+        raise ConfigError(f"{name} shards weights, and low-rank updates need whole ones: leave out --low-rank, or use ddp")
     if parallel.sharded and config.theta:
-        raise ConfigError(
-            f"theta is computed from whole weights, which no process has with {name}: leave out --theta, or use ddp"
-        )
+        raise ConfigError(f"{name} shards weights, and theta needs whole ones: leave out --theta, or use ddp")
     return parallel

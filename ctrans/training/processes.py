@@ -1,4 +1,4 @@
-"""The processes of a run: which one this is, and what they compute together."""
+"""The processes of a run, and their collective operations."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torch.distributed.rendezvous import rendezvous
 from solvers import ConfigError, SolveError
 
 BACKENDS = {"cuda": "nccl"}
-"""What processes on that kind of device talk through; gloo on every other."""
+"""The communication backend by type of device; gloo on all others."""
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""Where torchrun tells a process how often it was started again."""
+"""The environment variable of torchrun with the number of restarts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """This process's rank among `world` ones, and its device. Alone, every reduction is the
-    identity.
+    """This process's device, and its rank among `world` processes. With one process, reductions are
+    the identity.
     """
 
     device: torch.device
@@ -33,7 +33,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether it is the one that writes and speaks."""
+        """Whether this is the process that writes and prints."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Processes:
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Waits until all processes call this."""
         if self.world > 1:
             dist.barrier()
 
@@ -56,22 +56,22 @@ class Processes:
 
 
 def restarts() -> bool:
-    """Whether torchrun started this process, and would start it again in the same words."""
+    """Whether torchrun started this process, and would restart it with the same command."""
     return RESTARTS in os.environ
 
 
 @contextlib.contextmanager
 def processes(name: str, device: torch.device) -> Iterator[Processes]:
-    """This process among those that torchrun started, ready to talk; alone where `name` is "none".
+    """Connects the processes that torchrun started; with `name` "none" there is one.
 
-    On CUDA each process takes the device of its local rank. Raises ConfigError where torchrun did
-    not start it, or started several that would not know of each other; SolveError where another one
-    is gone.
+    On CUDA each process uses the device of its local rank. Raises ConfigError if torchrun did not
+    start this process, or started several with `name` "none"; SolveError if another process ends
+    early.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if name == "none":
         if world > 1:
-            raise ConfigError(f"torchrun started {world} processes: say how they share the work, --parallel ddp or fsdp")
+            raise ConfigError(f"torchrun started {world} processes: choose --parallel ddp or fsdp")
         yield Processes(device)
         return
     if "RANK" not in os.environ:
@@ -80,15 +80,15 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     place, rank, world = next(rendezvous("env://"))
-    # torchrun may keep its store over restarts, with the addresses of processes that are gone
+    # torchrun may keep its store over restarts, with addresses of ended processes
     place = PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", place)
     dist.init_process_group(BACKENDS.get(device.type, "gloo"), store=place, rank=rank, world_size=world)
     try:
         yield Processes(device, dist.get_rank(), dist.get_world_size())
-        dist.barrier()  # one that leaves early would cut the others off in what they end with
+        dist.barrier()  # a process that leaves early would interrupt the others
     except RuntimeError as error:
-        if "by peer" not in str(error):  # gloo has no type of error of its own
+        if "by peer" not in str(error):  # gloo has no error type
             raise
-        raise SolveError("another process of this run ended, and this one cannot go on alone: see what it said") from None
+        raise SolveError("another process of this run ended, so this one stops: see the message of that process") from None
     finally:
         dist.destroy_process_group()

@@ -1,10 +1,8 @@
-"""Checkpoints of a run: the model's weights and the run's state, written by the first process, and
-the optimiser's tensors.
+"""Checkpoints of a run: the model's weights, the run's state, and the optimiser's tensors.
 
-With FSDP the optimiser is spread over processes. Every process then writes its part, by
-torch.distributed.checkpoint in its safetensors format, and reads whatever parts make up its own: a
-run goes on with any number of processes, or alone. The weights are written whole, as every other
-command reads them.
+With FSDP each process writes its part of the optimiser, by torch.distributed.checkpoint in its
+safetensors format. A run can resume with any number of processes. The first process writes all
+else, with whole weights, as other commands read them.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from solvers import ConfigError
 
 OPTIMISER = "optimiser.safetensors"
 SHARDS = "optimiser"
-"""The directory of the processes' files in a checkpoint; without it the optimiser is in one file.
+"""The directory of the processes' files in a checkpoint. Without it the optimiser is in one file.
 """
 NAME_END = ":"
-"""Stands between a parameter's name and what the optimiser keeps for it, as in
+"""Separates the names of a parameter and of a tensor of the optimiser:
 depth.sublayers.0.field.qkv.weight:exp_avg.
 """
 
@@ -37,8 +35,8 @@ depth.sublayers.0.field.qkv.weight:exp_avg.
 def save_checkpoint(
     store: RunDirectory, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes, *, sharded: bool
 ) -> None:
-    """Writes the checkpoint of the state's step. With `sharded` each process writes its part of the
-    optimiser.
+    """Writes the checkpoint of the state's step. With `sharded`, each process writes its part of
+    the optimiser.
     """
     if not (sharded or processes.first):
         return
@@ -56,23 +54,19 @@ def save_checkpoint(
 
 
 def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> None:
-    """Gives the optimiser what the checkpoint has for it, one file or many, as this process holds
-    it.
-    """
+    """Restores this process's part of the optimiser from the checkpoint's file or files."""
     shards = directory / SHARDS
     restore_optimiser(model, optimiser, _read_shards(shards, model) if shards.exists() else _read_whole(directory, model))
 
 
 def full(value: Tensor) -> Tensor:
-    """All of a tensor of which this process may have a part."""
+    """The whole of a tensor, of which this process may have a part."""
     whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
     return whole
 
 
 def _with_whole_weights(model: GPT) -> GPT:
-    """A model of the same architecture whose weights are all in this process. Every process has to
-    call this.
-    """
+    """A copy of the model with whole weights in this process. All processes must call this."""
     weights = {name: full(value).cpu() for name, value in model.state_dict().items()}
     whole = GPT(model.config).to(next(iter(weights.values())).dtype)
     whole.load_state_dict(weights)
@@ -80,7 +74,7 @@ def _with_whole_weights(model: GPT) -> GPT:
 
 
 def _write_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
-    # these import for a second
+    # the imports take a second
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -93,7 +87,7 @@ def _read_whole(directory: Path, model: GPT) -> dict[str, Tensor]:
 
 
 def _spread(value: Tensor, parameter: Tensor | None) -> Tensor:
-    """The part of a whole tensor that belongs to this process's part of the parameter."""
+    """The part of a whole tensor that fits this process's part of the parameter."""
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None or parameter is None or not value.dim():
         return value
@@ -120,43 +114,45 @@ def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:
 
 
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimiser keeps, by parameter and quantity."""
+    """The optimiser's tensors, by parameter and quantity."""
     named = dict(model.named_parameters())
-    assert optimiser.state.keys() <= set(named.values()), "what the optimiser keeps for other parameters would be lost"
+    assert optimiser.state.keys() <= set(named.values()), "a checkpoint has the tensors of the model's parameters only"
     return {
         f"{name}{NAME_END}{key}": value
         for name, parameter in named.items()
         for key, value in optimiser.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)  # momentum that there is none of yet is None
+        if isinstance(value, Tensor)  # momentum is None before the first step
     }
 
 
 def parameter_of(full_name: str) -> str:
-    """The name of the parameter that the optimiser keeps that for."""
+    """The name of the parameter of a tensor of the optimiser."""
     return full_name.rpartition(NAME_END)[0]
 
 
 def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Gives the optimiser what it kept. ConfigError where that belongs to another model."""
+    """Restores the optimiser's tensors. Raises ConfigError for those of another model."""
     parameters = dict(model.named_parameters())
     order = {parameter: i for i, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"])}
     state: dict[int, dict[str, Tensor]] = {}
     for full_name, value in tensors.items():
         name, key = parameter_of(full_name), full_name.rpartition(NAME_END)[2]
         if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
-            raise ConfigError(f"the optimiser's {full_name} has shape {tuple(value.shape)}, which this model has nothing of")
+            raise ConfigError(
+                f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of this model: use the checkpoint's model"
+            )
         state.setdefault(order[parameters[name]], {})[key] = value
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
 
 def write_optimiser(directory: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes the tensors there."""
+    """Writes whole tensors to one file."""
     whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     safetensors.torch.save_file(whole, directory / OPTIMISER)
 
 
 def read_optimiser(directory: Path) -> dict[str, Tensor]:
-    """The tensors written there. ConfigError for a file that is missing or no safetensors file."""
+    """Reads the tensors. Raises ConfigError for a missing or damaged file."""
     path = directory / OPTIMISER
     try:
         return safetensors.torch.load_file(path)

@@ -1,17 +1,16 @@
-"""A run's directory: checkpoints that are whole or not there, and the links `last` and `best` to
-two of them.
+"""The directory of a run: its checkpoints, and the links `last` and `best` to two of them.
 
     checkpoints/step-00000100/   config.json, model.safetensors, optimiser.safetensors, train.json, SHA256SUMS
-    checkpoints/base/            of a run of low-rank updates: what they update; step-00000100 has adapter.safetensors for the model's
+    checkpoints/base/            weights under low-rank updates; step-00000100 then has adapter.safetensors for model.safetensors
     last, best                   links into checkpoints/
     log.jsonl                    one JSON object per iteration
     .lock                        locked by the process that trains here
 
 A checkpoint is written under another name, flushed to the disk, and renamed; then the links are
-replaced. A process killed at any moment leaves a `last` that can be read. A run that overwrites
-another writes into checkpoints-2 (or back again), and the link `last` is what makes it the run:
-until then the one before is whole, and after it is removed. `sha256sum -c SHA256SUMS` checks a
-checkpoint by hand.
+replaced. A process killed at any time leaves a readable `last`. A run that overwrites another one
+writes into checkpoints-2 (or from there into checkpoints). When its first checkpoint is whole,
+`last` points to it, and the old run is removed. `sha256sum -c SHA256SUMS` checks a checkpoint by
+hand.
 """
 
 from __future__ import annotations
@@ -34,25 +33,21 @@ from solvers import ConfigError
 
 LOCK = ".lock"
 GENERATIONS = ("checkpoints", "checkpoints-2")
-"""Where checkpoints are: a run that overwrites another has its own in the other one, until the
-first of them is whole.
-"""
+"""The directories of checkpoints. A run that overwrites another one uses the free one."""
 STEP = "step-" + 8 * "[0-9]"
-"""What the checkpoints' directories are called; what a user keeps beside them is left alone."""
+"""The pattern of names of checkpoints. Other files of users stay."""
 KEEP = "alarm.json"
-"""The newest checkpoint with such a file beside it stays: it was made before a danger that a
-watcher told of.
-"""
+"""The newest checkpoint with this file is kept: a watcher saved it before a danger."""
 KEPT = 2
-"""How many of the newest checkpoints stay, besides the best: a damaged one leaves another to go on
-from.
+"""The number of newest checkpoints that are kept, with the best one: if one is damaged, another can
+be used.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run, whose checkpoints are in `generation`, by default where `last`
-    leads.
+    """The directory of one run. Its checkpoints are in `generation`, by default where `last`
+    points.
     """
 
     directory: Path
@@ -60,18 +55,16 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether anything of a run is here: a checkpoint, or a `last` of any form, since others
-        may still be good.
-        """
+        """Whether there is a run: a checkpoint, or a `last`, even a broken one."""
         return bool(self.steps()) or (self.generation is None and os.path.lexists(self.directory / LAST))
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
+        """The directory of checkpoints."""
         return self.directory / (self.generation or self._current())
 
     def _current(self) -> str:
-        """Of the two, the one that `last` leads to, or else the one with checkpoints."""
+        """The generation that `last` points to, or else the one with checkpoints."""
         for link in (LAST, BEST):
             with contextlib.suppress(OSError):
                 name = Path(os.readlink(self.directory / link)).parent.name
@@ -80,10 +73,10 @@ class RunDirectory:
         return next((name for name in GENERATIONS if any((self.directory / name).glob(STEP))), GENERATIONS[0])
 
     def beside(self) -> RunDirectory:
-        """A new run's directory in the same place: the run that is here stays until the new one has
-        a whole checkpoint.
+        """The directory of a new run in the same place. The old run stays until the new one has a
+        whole checkpoint.
 
-        Raises ConfigError where a link's name is taken by what no run made.
+        Raises ConfigError if something else has the name of a link.
         """
         for path in self._copies():
             if not (path / SUMS).is_file():
@@ -93,19 +86,16 @@ class RunDirectory:
 
     @property
     def last(self) -> Path:
-        """The link `last`, or the first checkpoint of a run that was killed between making that and
-        the link.
-        """
+        """The link `last`, or the first checkpoint if the run was killed before it made the link."""
         link = self.directory / LAST
         return self.step_directory(0) if self.steps() == [0] and not os.path.lexists(link) else link
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside, no other process can train in this directory, which is made; the lock ends with
-        the process, however that ends.
+        """Makes the directory, and locks it against training by other processes. The lock ends with
+        the process.
 
-        Raises ConfigError where another process has it, and where the directory cannot be written
-        to.
+        Raises ConfigError if another process has the lock, or the directory cannot be written to.
         """
         with self.changing():
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -118,32 +108,31 @@ class RunDirectory:
                     f"another process is training in {str(self.directory)!r}: wait for its end, or choose another --out"
                 ) from None
             except OSError:
-                pass  # a file system without locks: nothing to be known
-            yield  # the file stays, or one who waits for it and one who makes it anew would both have a lock
+                pass  # a file system without locks
+            yield  # keep the file: with a new one, two processes could each have a lock
 
     def step_directory(self, step: int) -> Path:
-        """Where the checkpoint of that iteration lies."""
+        """The directory of the checkpoint of that iteration."""
         return self.checkpoints / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The iterations with a checkpoint, ascending."""
+        """The iterations with checkpoints, ascending."""
         return sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob(STEP))
 
     def temporary(self, step: int) -> Path:
-        """Where that checkpoint is written before it is renamed."""
+        """The directory in which that checkpoint is written, before its renaming."""
         return self.checkpoints / f".step-{step:08d}"
 
     @contextlib.contextmanager
     def saving(
         self, step: int, *, best: int | None, good: int, first: bool = True, wait: Callable[[], None] = lambda: None
     ) -> Iterator[Path]:
-        """Inside, a fresh directory is there to write a checkpoint into. After that it is the
-        checkpoint of that step, `best` leads to step `best`, and the newest checkpoint up to step
-        `good` stays.
+        """Makes a directory into which the caller writes a checkpoint, and then commits it. The
+        link `best` points to step `best`, and the newest checkpoint up to step `good` is kept.
 
-        Of several processes that write, the `first` makes and commits it, and they `wait` for each
-        other. Raises ConfigError where it cannot be written, as on a full disk; the checkpoints
-        before it are then untouched.
+        Of several processes that write, the `first` one makes and commits it, and they `wait` for
+        each other. Raises ConfigError if it cannot be written, as on a full disk; earlier
+        checkpoints then stay as they were.
         """
         temporary = self.temporary(step)
         with self.unharmed(step):
@@ -157,8 +146,8 @@ class RunDirectory:
         wait()
 
     def commit(self, step: int, *, best: int | None, good: int) -> None:
-        """Hashes, flushes and renames what was written for that step; replaces the links; removes
-        what nothing needs any more.
+        """Hashes, flushes and renames the checkpoint of that step, replaces the links, and removes
+        old checkpoints.
         """
         temporary, final = self.temporary(step), self.step_directory(step)
         (temporary / SUMS).write_bytes(sums(temporary))
@@ -171,13 +160,13 @@ class RunDirectory:
         self.settle(step, best=best, good=good)
 
     def settle(self, last: int, *, best: int | None, good: int) -> None:
-        """Makes the links lead to these two (`best` to `last` where there is none), and removes the
-        checkpoints that nothing needs any more.
+        """Points the links to these steps (`best` to `last` if its step has no checkpoint), and
+        removes old checkpoints.
         """
         copies = self._copies()
-        for path in copies:  # as after a copy that follows links: the run that is overwritten
+        for path in copies:  # directories instead of links: a copy of the run followed them
             os.rename(path, path.with_name(f".{path.name}.copy"))
-        steps = self.steps()  # those of the run whose checkpoint is whole now, wherever `last` leads
+        steps = self.steps()  # of this run, wherever `last` points
         self._link(LAST, last)
         self._link(BEST, best if best in steps else last)
         self.prune(last, {best, self.newest(good)})
@@ -186,12 +175,12 @@ class RunDirectory:
             shutil.rmtree(path.with_name(f".{path.name}.copy"))
 
     def newest(self, step: int) -> int | None:
-        """The newest checkpoint up to that step."""
+        """The newest checkpoint up to that step, or None."""
         return max((made for made in self.steps() if made <= step), default=None)
 
     def go_back(self, good: int) -> None:
-        """Makes `last` lead to the newest checkpoint up to step `good`, where there is one. Raises
-        ConfigError where it cannot.
+        """Points `last` to the newest checkpoint up to step `good`, if there is one. Raises
+        ConfigError if it cannot.
         """
         newest = self.newest(good)
         if newest is not None:
@@ -199,40 +188,36 @@ class RunDirectory:
                 self._link(LAST, newest)
 
     def prune(self, last: int, needed: Set[int | None]) -> None:
-        """Removes checkpoints after `last` and all but the newest before it, save those needed; and
-        what was never finished.
+        """Removes checkpoints after `last`, those before it except the newest and the `needed`
+        ones, and unfinished ones.
         """
         for unfinished in self.checkpoints.glob(f".{STEP}"):
             shutil.rmtree(unfinished)
         warned = [step for step in self.steps() if (self.step_directory(step) / KEEP).exists()]
         kept = {*[step for step in self.steps() if step <= last][-KEPT:], *warned[-1:], *needed}
         for step in self.steps():
-            if step not in kept:  # renamed first, so that what has a checkpoint's name is whole
+            if step not in kept:  # rename first, so that all checkpoints are whole
                 os.rename(self.step_directory(step), self.temporary(step))
                 shutil.rmtree(self.temporary(step))
 
     def forget_others(self) -> None:
-        """Removes the checkpoints of a run that this one has overwritten, or that has overwritten
-        this one and has no checkpoint.
+        """Removes the checkpoints of the other generation: a run that this one overwrote, or one
+        that was killed before its first checkpoint.
         """
         for name in GENERATIONS:
             if name != self.checkpoints.name:
                 other = RunDirectory(self.directory, name)
                 other.prune(-1, set())
                 other.forget_base()
-                with contextlib.suppress(OSError):  # not there, or with something in it that no run made
+                with contextlib.suppress(OSError):  # missing, or with files of users
                     (self.directory / name).rmdir()
 
     def forget_base(self) -> None:
-        """Removes the weights that a run's updates were of; a directory of that name that no run
-        made stays.
-        """
+        """Removes the base weights of low-rank updates. A directory of that name by others stays."""
         remove_base(self.checkpoints / BASE)
 
     def check_writable(self) -> None:
-        """Raises ConfigError, before any work is done, unless files can be made in the directory,
-        which is made.
-        """
+        """Makes the directory. Raises ConfigError if it cannot be written to."""
         with self.changing():
             self.directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.directory):
@@ -240,7 +225,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Turns a failure to change the directory into one sentence."""
+        """Turns an OSError inside into a ConfigError."""
         try:
             yield
         except OSError as error:
@@ -251,8 +236,8 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def unharmed(self, step: int) -> Iterator[None]:
-        """Turns a failure to write the checkpoint of that step into one sentence, and removes what
-        there is of it.
+        """Turns an error in writing the checkpoint of that step into a ConfigError, and removes the
+        unfinished checkpoint.
         """
         try:
             yield
@@ -269,8 +254,8 @@ class RunDirectory:
         return f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint"
 
     def verified_last(self) -> Path:
-        """The directory that `last` leads to. ConfigError naming what is damaged in it, and another
-        checkpoint that is not.
+        """The directory that `last` points to. If it is damaged, raises ConfigError with the fault
+        and another, whole checkpoint.
         """
         if not self.exists:
             raise ConfigError(
@@ -288,7 +273,7 @@ class RunDirectory:
         raise ConfigError(f"{fault}; to go on from step {good}: {aside}{link}")
 
     def _copies(self) -> list[Path]:
-        """The complaint about a path that exists and is no link."""
+        """The paths of links that are no links."""
         paths = [self.directory / name for name in (LAST, BEST)]
         return [path for path in paths if path.exists() and not path.is_symlink()]
 

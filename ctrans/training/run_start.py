@@ -1,4 +1,4 @@
-"""How a run begins: anew, or from its last checkpoint."""
+"""Starts a run: from its first iteration, or from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def anew(
     source: Mapping[str, Any],
     overwrite: bool = False,
 ) -> tuple[TrainingRun, Progress]:
-    """A run from its first iteration on, ready for `carry_out`.
+    """A new run, ready for `carry_out`.
 
-    Raises ConfigError where the directory has a run already and `overwrite` does not allow to
-    remove it, and where the data do not suffice for a batch, have tokens that the model does not
-    know, or cannot be shared evenly. Nothing is removed then.
+    Raises ConfigError if the directory has a run and `overwrite` is False, or if the data are too
+    few for a batch, have tokens outside of the vocabulary, or cannot be shared evenly. Then it
+    removes nothing.
     """
     if not overwrite:
         check_free(store)
@@ -51,21 +51,19 @@ def anew(
     if processes.first:
         with store.changing():
             store.directory.mkdir(parents=True, exist_ok=True)
-            store.forget_base()  # of a run that was killed before it had a checkpoint
+            store.forget_base()  # of a run that was killed before its first checkpoint
             if overwrite:
-                store.prune(-1, set())  # of one that was to overwrite this run, and was killed
+                store.prune(-1, set())  # of a run that was killed before it overwrote this one
                 log.set_aside(store.directory, RunDirectory(store.directory).checkpoints.name)
             (store.directory / log.LOG).unlink(missing_ok=True)
     return run, state.progress
 
 
 def check_free(store: RunDirectory) -> None:
-    """Raises ConfigError where a run would replace something: another run, or files that have its
-    files' names.
-    """
+    """Raises ConfigError if a run would replace another run, or other files of the same names."""
     if store.exists:
         raise ConfigError(
-            f"{str(store.directory)!r} has a run already: go on with it by --resume, remove it by --overwrite, or choose another --out"
+            f"{str(store.directory)!r} has a run already: continue it with --resume, remove it with --overwrite, or choose another --out"
         )
     for path in (store.directory / BEST, store.directory / log.LOG):
         if os.path.lexists(path) and not (path.name == log.LOG and path.is_file() and log.unsaved(path.parent)):
@@ -73,7 +71,7 @@ def check_free(store: RunDirectory) -> None:
 
 
 def check_warm_up(architecture: GPTConfig, config: TrainConfig) -> None:
-    """Raises ConfigError for a temperature warm-up of attention that has no temperature."""
+    """Raises ConfigError for a temperature warm-up of attention without a temperature."""
     if config.temperature_start is not None and not takes("attention", architecture.attention, "temperature"):
         raise ConfigError(
             f"temperature_start = {config.temperature_start}: attention {architecture.attention!r} has no temperature, leave it out"
@@ -81,7 +79,7 @@ def check_warm_up(architecture: GPTConfig, config: TrainConfig) -> None:
 
 
 def check_experts(architecture: GPTConfig, config: TrainConfig) -> None:
-    """Raises ConfigError for settings of a mixture of experts where there is none."""
+    """Raises ConfigError for settings of a mixture of experts without one."""
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     if not takes("ffn", architecture.ffn, "experts"):
         for name in OF_EXPERTS:
@@ -92,9 +90,7 @@ def check_experts(architecture: GPTConfig, config: TrainConfig) -> None:
 
 
 def check_low_rank(model: GPT | GPTConfig, config: TrainConfig) -> None:
-    """Raises ConfigError for updates of low rank of what is no trained model, or of weights that
-    are no free matrices.
-    """
+    """Raises ConfigError for low-rank updates of an untrained model, or of normalised weights."""
     if config.low_rank == 0:
         return
     begins = f"low_rank = {config.low_rank}"
@@ -102,13 +98,13 @@ def check_low_rank(model: GPT | GPTConfig, config: TrainConfig) -> None:
         raise ConfigError(f"{begins} updates a trained model: give one (--from RUN), or leave it out to train all weights")
     if RESIDUALS[model.config.residual].unit_weights:
         raise ConfigError(
-            f"{begins}: weights of residual {model.config.residual!r} are kept on spheres, which updates leave; leave it out"
+            f"{begins}: residual {model.config.residual!r} keeps weights on spheres, which updates would leave; leave it out"
         )
 
 
 def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes) -> None:
-    """Raises ConfigError where the data do not suffice for an iteration, do not suit the model, or
-    cannot be shared evenly.
+    """Raises ConfigError if the data are too few for an iteration, have tokens outside of the
+    vocabulary, or cannot be shared evenly.
     """
     share_of(config.batch, processes.world)
     data.check_batch(config.batch * config.accumulate)
@@ -119,29 +115,27 @@ def check_data(model: GPT, config: TrainConfig, data: Data, processes: Processes
 def resumed(
     state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes
 ) -> tuple[TrainingRun, Progress]:
-    """The run as it was at the checkpoint that `state` was read from (see
-    `RunDirectory.verified_last`), ready for `carry_out`.
+    """The run at the checkpoint of `state` (see `RunDirectory.verified_last`), ready for
+    `carry_out`.
 
-    The settings that differ from the saved ones become a row of the log. Raises ConfigError for
-    other data than it was started with, fewer iterations than are done, or a batch that the
-    processes cannot share evenly.
+    It logs the settings that differ from the saved ones. Raises ConfigError for other data, for
+    fewer iterations than the run has made, or for a batch that the processes cannot share evenly.
     """
     progress, directory = state.progress, store.step_directory(state.progress.step)
     if store.last.resolve() != directory.resolve():
-        raise ConfigError(f"the run in {str(store.directory)!r} has gone on since it was read: try again")
+        raise ConfigError(f"the run in {str(store.directory)!r} has continued since it was read: try again")
     if data.fingerprint() != state.fingerprint:
-        raise ConfigError(
-            f"the data are not those that the run in {str(store.directory)!r} was started with: give it the same ones"
-        )
+        raise ConfigError(f"the data differ from those of the run in {str(store.directory)!r}: give the same data")
     if state.config.iterations < progress.step:
         raise ConfigError(
-            f"iterations = {state.config.iterations}, and {progress.step} are done: give more, or start anew with --overwrite"
+            f"iterations = {state.config.iterations}, and the run has made {progress.step}: give more, or start again with --overwrite"
         )
     model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
-    if progress.best_step not in store.steps():  # it was damaged, and the run goes on from another
+    if progress.best_step not in store.steps():  # the best checkpoint was damaged
         progress = dataclasses.replace(progress, best=None, best_step=None)
-    changes = differences(read_state(directory).config, state.config)
+    saved = dataclasses.asdict(read_state(directory).config)
+    changes = {name: value for name, value in dataclasses.asdict(state.config).items() if value != saved[name]}
     run = assemble(model, state, data, store, parallel, processes)
     restore(directory, run.model, run.optimiser)
     if processes.first:
@@ -155,20 +149,14 @@ def resumed(
     return run, progress
 
 
-def differences(saved: TrainConfig, config: TrainConfig) -> dict[str, Any]:
-    """The settings that differ from the saved ones."""
-    before = dataclasses.asdict(saved)
-    return {name: value for name, value in dataclasses.asdict(config).items() if value != before[name]}
-
-
 def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes) -> TrainingRun:
-    """The run's parts put together: the model on its device, its objective compiled and spread, and
-    an optimiser.
+    """Makes a run of its parts: moves the model to its device, compiles and wraps its objective,
+    and makes an optimiser.
     """
     config = state.config
     if parallel.sharded and RESIDUALS[model.config.residual].unit_weights:
         raise ConfigError(
-            f"residual {model.config.residual!r} normalises whole matrices, which no process has: choose --parallel ddp"
+            f"residual {model.config.residual!r} normalises whole matrices, and no process has them: choose --parallel ddp"
         )
     model = model.to(device=processes.device, dtype=config.weight_dtype)
     objective = Objective(model, config)
@@ -180,8 +168,8 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
 
 
 def check_continues(saved: Mapping[str, Any], given: Mapping[str, Any], flags: Mapping[str, str]) -> None:
-    """Raises ConfigError where a setting that is given contradicts the saved one, naming the option
-    that `flags` has for it.
+    """Raises ConfigError for a setting that contradicts the saved one. `flags` are its options by
+    setting.
     """
     for name, value in given.items():
         if name not in MAY_CHANGE and saved[name] != value:
@@ -192,6 +180,6 @@ def check_continues(saved: Mapping[str, Any], given: Mapping[str, Any], flags: M
 
 
 def with_settings(state: State, given: Mapping[str, Any]) -> State:
-    """The state with those of its settings changed that may change."""
+    """The state with the given settings, of those in `MAY_CHANGE`."""
     changed = {name: value for name, value in given.items() if name in MAY_CHANGE}
     return dataclasses.replace(state, config=dataclasses.replace(state.config, **changed))

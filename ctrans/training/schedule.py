@@ -1,30 +1,15 @@
-"""What changes with the iteration: the learning rate and the attention's temperature."""
+"""Schedules over iterations: of the learning rate, and of the attention's temperature."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ctrans.training.settings import TrainConfig
-
-SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
-    "cosine": lambda peak, s, warmup: peak * (s + 1) / warmup,
-    "nanogpt": lambda peak, s, warmup: peak * (s + 1) / (warmup + 1),
-    "nanogpt-0": lambda peak, s, warmup: peak * s / warmup,
-}
-"""The warm-up before the cosine, of peak, step and its length: ours, which has the peak at its last
-step; nanoGPT's, which has it one step later; and that of its first versions (and of the
-OT-Transformer's fork), whose first step is 0.
-"""
+from ctrans.training.settings import SCHEDULES, TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """eta(s) by `SCHEDULES` while s < warmup, then low + (peak - low)/2 (1 + cos(pi (s - warmup)/(S
-    - warmup))).
-
-    `step` counts from 0, S is `iterations`; from S on it stays at the lowest.
+    """The learning rate at step s, counted from 0: by `SCHEDULES` for s < warmup, then low + (peak
+    - low)/2 (1 + cos(pi (s - warmup)/(S - warmup))) with S = `iterations`, and low from S on.
     """
     if step < config.warmup:
         return SCHEDULES[config.schedule](config.learning_rate, step, config.warmup)
@@ -35,11 +20,10 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def temperature(config: TrainConfig, step: int, final: float) -> float:
-    """tau(s) = tau_0^(1 - s/k) tau^(s/k) for s < k, then the model's own tau (theory, section 9;
-    Emadi, section 6.3).
+    """tau(s) = tau_0^(1 - s/k) tau^(s/k) for s < k, then the model's own tau, `final`.
 
-    The attention path's sensitivity is theta/tau times norms: its logarithm moves evenly from one
-    value to the other.
+    The sensitivity of the attention path is theta/tau times norms, so its logarithm changes
+    linearly. Source: theory, section 9; Emadi, section 6.3.
     """
     start, steps = config.temperature_start, config.temperature_steps
     if start is None or step >= steps:

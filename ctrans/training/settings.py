@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -13,32 +13,40 @@ from ctrans.fields.attention import check_temperature
 from ctrans.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
 from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.training.optimiser import OPTIMISERS, make_optimiser
-from ctrans.training.schedule import SCHEDULES
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import unknown
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-"""What the maps compute in; weights are float64 with float64, else float32 (bfloat16 is autocast).
-"""
+SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
+    "cosine": lambda peak, s, warmup: peak * (s + 1) / warmup,
+    "nanogpt": lambda peak, s, warmup: peak * (s + 1) / (warmup + 1),
+    "nanogpt-0": lambda peak, s, warmup: peak * s / warmup,
+}
+"""The learning rate in the warm-up, from its peak, the step from 0 and the number of warm-up steps.
 
+- "cosine": reaches the peak at the last step of the warm-up
+- "nanogpt": reaches the peak one step later
+- "nanogpt-0": starts at 0, as the first versions of nanoGPT and the OT-Transformer do
+"""
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+"""The dtype of computations. Weights are float64 with float64, else float32 (bfloat16 is autocast).
+"""
 
 ITERATIONS = Range(0, 10**9, "a whole number from 0 to 10^9")
 OF_EXPERTS = ("balance", "router_z", "bias_rate")
-"""Settings that only maps of several experts have a use for."""
+"""Settings that only a mixture of experts uses."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides a run's weights besides the architecture, the data and the number of
-    threads.
+    """The settings of a training: with the architecture, the data and the number of threads, they
+    determine the weights.
 
-    Every field is an option of `ctrans train` and is checked when the object is made: ConfigError
-    names the value and the fix. The learning rate grows over `warmup` iterations (`schedule` says
-    exactly how), then falls as a cosine to `min_learning_rate` at `iterations`. `temperature_start`
-    decays geometrically to the model's own temperature. Steps, tolerances and `gradient` are those
-    of `solvers.solve`; euler with one step and backprop is the discrete model. A run has diverged
-    when a loss or gradient is not finite, or when `patience` evaluations in a row lie more than
-    `margin` nats above the first.
+    Each field is an option of `ctrans train`. Raises ConfigError with the value and the fix for an
+    invalid one. The learning rate grows over `warmup` iterations (see `SCHEDULES`), then falls as a
+    cosine to `min_learning_rate` at `iterations`. `temperature_start` decays geometrically to the
+    model's temperature. Steps, tolerances and `gradient` are those of `solvers.solve`; euler with
+    one step and backprop is the discrete model. A run has diverged when a loss or gradient is not
+    finite, or when `patience` evaluations in a row lie more than `margin` nats above the first.
     """
 
     option_group: ClassVar[str] = "Training"
@@ -106,7 +114,7 @@ class TrainConfig:
         self._check_temperature()
         if self.compile and GRADIENTS[self.gradient].detached:
             raise ConfigError(
-                f"a compiler does not see into gradient {self.gradient!r}: choose {attached_gradients()}, or leave out compile"
+                f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or leave out compile"
             )
 
     def _check_temperature(self) -> None:
@@ -120,11 +128,11 @@ class TrainConfig:
         check_temperature(start)
         if self.compile:
             raise ConfigError(
-                "a temperature warm-up changes a constant of the compiled model at every step: leave one of them out"
+                "a temperature warm-up changes a constant of the compiled model at each step: leave out one of them"
             )
 
     def make_optimiser(self, parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:
-        """The optimiser of these settings, at the learning rate that a schedule starts from."""
+        """The optimiser of these settings, at the peak learning rate."""
         return make_optimiser(
             self.optimiser,
             parameters,
@@ -137,12 +145,12 @@ class TrainConfig:
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """The type that weights and optimiser state are kept in."""
+        """The dtype of weights and optimiser state."""
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     @property
     def lowest(self) -> float:
-        """The learning rate that the cosine ends at."""
+        """The learning rate at the end of the cosine."""
         return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
 
     @property
@@ -157,30 +165,25 @@ MAY_CHANGE = frozenset(
         *("learning_rate", "min_learning_rate", "warmup", "schedule", "weight_decay", "decay_gains", "clip"),
     }
 )
-"""What a resumed run may set anew: what leaves the weights alone, and what a run that diverged
-needs less of.
+"""The settings that a resumed run may change: those that do not affect weights, and those that help
+a run that diverged.
 """
 
 
 def attached_gradients() -> str:
-    """The gradient kinds whose passes are the modules' own."""
+    """The gradient kinds that use the modules' own passes, in words."""
     return " or ".join(name for name, kind in GRADIENTS.items() if not kind.detached)
 
 
 def from_saved(settings: Mapping[str, Any]) -> TrainConfig:
-    """The settings that a checkpoint holds; ConfigError with the nearest name for an unknown key."""
+    """The settings in a checkpoint. Raises ConfigError with the nearest name for an unknown key."""
     check_names(settings)
     return TrainConfig(**settings)
 
 
 def check_names(given: Iterable[str]) -> None:
-    """Raises ConfigError with the nearest name for one that no setting has."""
+    """Raises ConfigError with the nearest name for a name that is no setting."""
     names = [field.name for field in dataclasses.fields(TrainConfig)]
     for name in given:
         if name not in names:
             raise unknown("training setting", name, names)
-
-
-def number(value: object) -> bool:
-    """Whether it is an int or float, and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

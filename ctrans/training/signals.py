@@ -1,5 +1,5 @@
-"""A wish to stop, from Ctrl-C, a scheduler or a terminal that closes, noted and obeyed between two
-iterations.
+"""Signals that ask a training to stop: the training notes one and stops after the present
+iteration.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Wish:
-    """The number of the signal that asked to stop; 0 while none did."""
+    """The number of the signal that asked to stop; 0 before one did."""
 
     number: int = 0
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Wish]:
-    """Inside, the first SIGINT, SIGTERM or SIGHUP is only noted; a second one acts as it did
-    before.
+    """Inside, notes the first SIGINT, SIGTERM or SIGHUP. A second one acts as it did before.
 
-    One that was ignored, as SIGHUP under nohup, stays so. Outside the main thread, which alone may
-    handle signals, nothing changes.
+    A signal that was ignored, such as SIGHUP under nohup, stays ignored. Outside the main thread,
+    which alone can handle signals, nothing changes.
     """
     wish = Wish()
     if threading.current_thread() is not threading.main_thread():

@@ -1,5 +1,5 @@
-"""A trained model as the start of another training, over the same depth-time in another number of
-blocks.
+"""Starts a training from a trained model, over the same depth-time, optionally with another number
+of blocks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from solvers import ConfigError
 
 
 def start_from(path: str | Path, given: Mapping[str, Any]) -> GPT:
-    """The model saved there with weights that need gradients; with `depth` among the given
-    settings, `GPT.at_depth` of it: weights interpolated in depth-time between the blocks' middles,
-    dt scaled so that T stays. Of a stack it is `stack_steps` that may differ.
+    """Loads the model saved there, with weights that need gradients.
 
-    At the depth that it has it is the same model to the bit. Raises ConfigError for another setting
-    that contradicts its architecture.
+    If `given` has another `depth`, it returns `GPT.at_depth`: weights interpolated in depth-time
+    between the middles of blocks, and dt scaled to keep T. For a stack, that setting is
+    `stack_steps`. At the same depth the model is the same to the bit. Raises ConfigError for any
+    other setting that contradicts the architecture.
     """
     model = load(path)
     own = vars(model.config)
@@ -27,8 +27,8 @@ def start_from(path: str | Path, given: Mapping[str, Any]) -> GPT:
     for name, value in given.items():
         if name in own and name != other and own[name] != value:
             raise ConfigError(
-                f"{name} = {value!r} contradicts the model to start from, which has {own[name]!r}: leave the option out; its {other} alone "
-                "may be another"
+                f"{name} = {value!r} contradicts the model to start from, which has {own[name]!r}: leave the option out; "
+                f"only its {other} may change"
             )
     blocks = given.get(other, own[other])
     return (model if blocks == own[other] else model.at_depth(blocks)).requires_grad_(True)

@@ -1,5 +1,5 @@
-"""What is trained beside text: a task brings its data, and what of the architecture and the
-settings follows from them.
+"""Tasks other than text: each has its data, and the parts of the architecture and settings that
+follow from them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from ctrans.training.digits import CONTEXT, VOCABULARY, digits
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """`data` reads it; `architecture` are fields of `GPTConfig` that it decides, `settings` of
-    `TrainConfig` what they are unless said.
+    """A task.
+
+    - `data`: reads its data
+    - `architecture`: the fields of `GPTConfig` that it fixes
+    - `settings`: its defaults for fields of `TrainConfig`
     """
 
     data: Callable[[], Data]
@@ -30,4 +33,4 @@ TASKS: dict[str, Task] = {
         {"batch": 32, "iterations": 500, "warmup": 50, "eval_every": 50, "eval_windows": 360},
     ),
 }
-"""Tasks by name; a text's has none."""
+"""Tasks by name."""

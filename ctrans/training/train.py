@@ -1,4 +1,4 @@
-"""A training run from Python, planned and carried out as `ctrans train` does it.
+"""Training runs from Python, as `ctrans train` makes them.
 
 >>> trained = train(GPTConfig(placement="pre"), TrainConfig(iterations=500), "book.txt", out="out/book")
 >>> trained.model, trained.progress.best
@@ -19,7 +19,7 @@ from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
 from ctrans.training import log
-from ctrans.training.data import Given, read_source, source_of
+from ctrans.training.data_sources import Given, read_source, source_of
 from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out, unobserved
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, processes
@@ -30,13 +30,13 @@ from ctrans.training.training_state import Progress, read_state
 from ctrans.weights.low_rank import adapt
 
 Begin = Callable[[Processes], tuple[TrainingRun, Progress]]
-"""What begins a run when this process knows its place among the others."""
+"""Starts a run, given the connected processes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A run that can begin: its architecture, settings and directory, and what begins it. All that
-    can be checked is.
+    """A checked run that can start: its architecture, settings and directory, and the function that
+    starts it.
     """
 
     architecture: GPTConfig
@@ -48,34 +48,34 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-    """A run that has ended: its parts, among them the model, and how it ended."""
+    """A run that has ended: its parts and its outcome."""
 
     run: TrainingRun
     outcome: Outcome
 
     @property
     def model(self) -> GPT:
-        """The model as the run left it; the best one is at `directory / "best"`."""
+        """The model at the end of the run. The best one is at `directory / "best"`."""
         return self.run.model
 
     @property
     def ending(self) -> Ending:
-        """Whether it is finished, or was interrupted, or diverged; `outcome.message` says why."""
+        """How the run ended; `outcome.message` has the reason."""
         return self.outcome.ending
 
     @property
     def progress(self) -> Progress:
-        """How far it came, and its first and best validation losses."""
+        """Its last step, and its first and best validation losses."""
         return self.outcome.progress
 
     @property
     def directory(self) -> Path:
-        """Where its checkpoints and its log are."""
+        """The directory of its checkpoints and its log."""
         return self.run.store.directory
 
     @property
     def rows(self) -> list[log.Row]:
-        """Its log: a row for each iteration."""
+        """The rows of its log, one for each iteration."""
         return list(log.read(self.directory))
 
 
@@ -90,20 +90,20 @@ def train(
     device: str | torch.device = "cpu",
     observe: Observer = unobserved,
 ) -> Trained:
-    """Trains a GPT on J = cross-entropy + kinetic/2 int |v|^2 dt, and keeps checkpoints and a log
-    in a directory.
+    """Trains a GPT on J = cross-entropy + kinetic/2 int |v|^2 dt, and writes checkpoints and a log
+    to a directory.
 
-    - `model`: an architecture, whose weights are drawn from the settings' seed, or a model to go on
-      from, which is changed
-    - `config`: all settings, each checked; `TrainConfig()` if None
+    - `model`: an architecture, with weights from the settings' seed, or a model, which is trained
+      in place
+    - `config`: the settings; `TrainConfig()` if None
     - `data`: a path (a text, or a directory with nanoGPT's train.bin and val.bin), a text's bytes,
       `Data`, or None for the text that Python ships
-    - `out`: the run's directory; `overwrite` removes a run that is there
+    - `out`: the run's directory; `overwrite` replaces a run in it
     - `parallel`: "none", or "ddp" or "fsdp" under torchrun
-    - `observe`: called with every row of the log, in the first process
+    - `observe`: called with each row of the log, in the first process
 
-    Ctrl-C and SIGTERM end the run after the iteration under way, with a checkpoint: see
-    `Trained.ending`. Raises ConfigError for what cannot be, before anything is written.
+    Ctrl-C and SIGTERM end the run after the present iteration, with a checkpoint: see
+    `Trained.ending`. Raises ConfigError for invalid arguments, before it writes anything.
     """
     return carry_out_plan(
         plan(model, TrainConfig() if config is None else config, data, out=out, overwrite=overwrite, parallel=parallel),
@@ -121,13 +121,13 @@ def resume(
     observe: Observer = unobserved,
     **changes: Any,
 ) -> Trained:
-    """Goes on with the run in that directory from its last checkpoint, exactly.
+    """Continues the run in that directory from its last checkpoint, exactly.
 
-    - `data`: only where they have moved, or were given as `Data` or bytes
-    - `changes`: settings of `TrainConfig` that may change, as `iterations=5000` or
+    - `data`: needed if they have moved, or you gave them as `Data` or bytes
+    - `changes`: settings of `TrainConfig` that may change, such as `iterations=5000` or
       `learning_rate=1e-3`
 
-    The rest is as `train` has it. Raises ConfigError where there is no run, a checkpoint is
+    Other arguments are those of `train`. Raises ConfigError if there is no run, its checkpoint is
     damaged, or a setting contradicts it.
     """
     check_names(changes)
@@ -138,7 +138,7 @@ def resume(
 def plan(
     model: GPTConfig | GPT, config: TrainConfig, data: Given, *, out: str | Path, overwrite: bool = False, parallel: str = "none"
 ) -> Plan:
-    """A new run, its weights drawn; arguments and errors as `train`."""
+    """Plans a new run. Arguments and errors are those of `train`."""
     architecture, directory = (model.config if isinstance(model, GPT) else model), RunDirectory(Path(out))
     way = get_parallel(parallel, config)
     check_buildable(architecture, config.seed)
@@ -162,10 +162,10 @@ def plan_to_resume(
     parallel: str = "none",
     flags: Mapping[str, str] | None = None,
 ) -> Plan:
-    """A run that is taken up again; arguments and errors as `resume`.
+    """Plans to resume a run. Arguments and errors are those of `resume`.
 
-    `given` may also have fields of the architecture, as long as they agree with the run's; `flags`
-    are the options that errors name.
+    `given` may also have fields of the architecture that agree with the run's. `flags` are the
+    options that errors name, by setting.
     """
     store = RunDirectory(Path(out))
     directory = store.verified_last()
@@ -176,7 +176,7 @@ def plan_to_resume(
     check_warm_up(architecture, state.config)
     if data is None:
         tokens = read_source(state.source, architecture.context)
-    else:  # the data may have moved: their fingerprint tells whether they are the same
+    else:  # the data may have moved; their fingerprint is compared later
         source, tokens = source_of(data, architecture.context)
         state = dataclasses.replace(state, source=source)
     begin = partial(resumed, state, tokens, store, get_parallel(parallel, state.config))
@@ -185,7 +185,7 @@ def plan_to_resume(
 
 @contextlib.contextmanager
 def begun(planned: Plan, device: torch.device) -> Iterator[tuple[TrainingRun, Progress]]:
-    """Inside, the run's directory is locked, and this process is ready to talk to the others."""
+    """Connects the processes, locks the run's directory, and starts the run."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(processes(planned.parallel, device))
         if here.first:
@@ -194,7 +194,7 @@ def begun(planned: Plan, device: torch.device) -> Iterator[tuple[TrainingRun, Pr
 
 
 def carry_out_plan(planned: Plan, *, device: str | torch.device = "cpu", observe: Observer = unobserved) -> Trained:
-    """Begins the run and trains to its end."""
+    """Starts the run and trains to its end."""
     with begun(planned, torch.device(device)) as (run, progress):
         run = dataclasses.replace(run, observe=observe)
         return Trained(run, carry_out(run, progress))

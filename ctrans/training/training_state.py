@@ -1,6 +1,4 @@
-"""What a checkpoint's train.json holds: how far the run is, its settings, and where its data come
-from.
-"""
+"""The train.json of a checkpoint: progress, settings, and the source of the data."""
 
 from __future__ import annotations
 
@@ -19,11 +17,12 @@ from solvers.errors import unknown
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a run is: all that the rest of it depends on besides weights, optimiser, settings and
-    data.
+    """The progress of a run: all on which its rest depends, besides weights, optimiser, settings
+    and data.
 
-    `first` and `best` are validation losses in nats, `above` counts the evaluations in a row that
-    lay too far above the first, `good` is the iteration of the last one that did not.
+    - `first`, `best`: validation losses in nats
+    - `above`: the number of last evaluations in a row that lie too far above the first
+    - `good`: the iteration of the last evaluation that does not
     """
 
     step: int = 0
@@ -34,12 +33,12 @@ class Progress:
     good: int = 0
 
     def after(self, step: int) -> Progress:
-        """The same, that many iterations in."""
+        """The progress at that step."""
         return dataclasses.replace(self, step=step)
 
     def evaluated(self, loss: float, margin: float) -> Progress:
-        """With one more validation loss: whether it is the best so far, and whether it lies above
-        the first by the margin.
+        """The progress with one more validation loss. The loss is good if it is at most the first
+        plus the margin.
         """
         first = loss if self.first is None else self.first
         fine = loss <= first + margin
@@ -51,11 +50,10 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A checkpoint's train.json: progress and settings of the run, where its data come from, and
+    """The train.json of a checkpoint: progress and settings of the run, the source of its data, and
     their fingerprint.
 
-    `beside` are files of whoever watches the run, by name, which are saved with it and are nothing
-    that training reads.
+    `beside` are further files of a watcher, by name, saved next to it.
     """
 
     progress: Progress
@@ -65,7 +63,7 @@ class State:
     beside: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
-        """Writes it there."""
+        """Writes the files to the directory of a checkpoint."""
         own = {name: value for name, value in dataclasses.asdict(self).items() if name in SAVED}
         (directory / STATE).write_text(json.dumps(own, indent=1))
         for name, text in self.beside.items():
@@ -73,11 +71,11 @@ class State:
 
 
 SAVED = ("progress", "config", "source", "fingerprint")
-"""What train.json has."""
+"""The keys of train.json."""
 
 
 def read_state(directory: Path) -> State:
-    """The state saved there. ConfigError for a file that is missing, damaged, or has an unknown
+    """Reads the state. Raises ConfigError for a file that is missing, damaged, or has an unknown
     key.
     """
     path = directory / STATE

@@ -24,7 +24,8 @@ from ctrans.stability.backward.curvature import ADAM_EPS
 from ctrans.stability.screening.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
 from ctrans.study.database import open_store
 from ctrans.study.training import RunResult
-from ctrans.training.data import from_text, read_source
+from ctrans.training.data import from_text
+from ctrans.training.data_sources import read_source
 from solvers import ConfigError
 from tests.cli.test_study import kept
 from tests.training.helpers import TEXT

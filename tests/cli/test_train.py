@@ -156,7 +156,7 @@ def test_an_evaluation_at_other_depths_shows_how_far_it_is(tmp_path, monkeypatch
 def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
     run("train", *TINY, "--out", tmp_path)
     refused = run("train", *TINY, "--out", tmp_path)
-    assert (refused.exit_code, "go on with it by --resume, remove it by --overwrite" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "continue it with --resume, remove it with --overwrite" in refused.stderr) == (2, True)
     further = run("train", "--resume", "--iterations", "15", "--out", tmp_path)
     assert (further.exit_code, "step 15/15" in further.stdout) == (0, True)
     again = run("train", *TINY, "--overwrite", "--out", tmp_path)
@@ -180,7 +180,7 @@ def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
         (["--seed", "1"], "--seed 1 contradicts"),
         (["--file", __file__], "the data are not those that the run"),
         (["--file", "/does/not/exist"], "cannot read '/does/not/exist'"),
-        (["--iterations", "5"], "iterations = 5, and 12 are done"),
+        (["--iterations", "5"], "iterations = 5, and the run has made 12"),
     ],
 )
 def test_options_that_contradict_the_run_to_resume_are_named(args, words, tmp_path):

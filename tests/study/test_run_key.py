@@ -10,7 +10,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.study import database, description, run_key
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import open_store
-from ctrans.training.data import read_source
+from ctrans.training.data_sources import read_source
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
 from tests.study.helpers import one_by_one, small

@@ -259,7 +259,7 @@ def test_more_iterations_continue_a_finished_run(tmp_path):
 
 def test_fewer_iterations_than_are_done_are_refused(tmp_path):
     carry_out(*start(tmp_path))
-    with pytest.raises(ConfigError, match="iterations = 5, and 12 are done"):
+    with pytest.raises(ConfigError, match="iterations = 5, and the run has made 12"):
         resume(tmp_path, iterations=5)
 
 
@@ -381,5 +381,5 @@ def test_a_run_that_went_on_meanwhile_is_not_resumed_from_before(tmp_path):
     store = RunDirectory(tmp_path)
     before = read_state(store.verified_last())
     carry_out(*resume(tmp_path))
-    with pytest.raises(ConfigError, match="has gone on since it was read"):
+    with pytest.raises(ConfigError, match="has continued since it was read"):
         resumed(before, from_text(TEXT, MODEL["context"]), store, PARALLEL["none"], ALONE)

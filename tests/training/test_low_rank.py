@@ -123,7 +123,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path):
 
     with pytest.raises(ConfigError, match="low_rank = 2 updates a trained model"):
         planned(GPTConfig(**MODEL))
-    with pytest.raises(ConfigError, match="kept on spheres"):
+    with pytest.raises(ConfigError, match="keeps weights on spheres"):
         planned(fresh(placement="post", residual="ngpt", norm="rmsnorm"))
     with pytest.raises(ConfigError, match="already functions"):
         planned(fresh(depth_weights="linear", knots=2))
@@ -131,7 +131,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path):
         planned(fresh(), low_rank=99)
     with pytest.raises(ConfigError, match="low_rank = -1"):
         settings(low_rank=-1)
-    with pytest.raises(ConfigError, match="fsdp shares weights out"):
+    with pytest.raises(ConfigError, match="fsdp shards weights"):
         plan(fresh(), settings(), TEXT, out=tmp_path / "run", parallel="fsdp")
     assert not list((tmp_path / "run").glob("*"))
 

@@ -40,7 +40,7 @@ from solvers import ConfigError
         ({"schedule": "nanoGPT"}, "did you mean 'nanogpt'"),
         ({"iterations": 10**40}, "iterations = a number of 41 digits: give at most 1,000,000,000"),
         ({"warmup": 10**400}, "warmup = "),
-        ({"temperature_start": 4.0, "temperature_steps": 4, "compile": True}, "leave one of them out"),
+        ({"temperature_start": 4.0, "temperature_steps": 4, "compile": True}, "leave out one of them"),
         ({"margin": 0.0}, "margin = 0.0"),
     ],
 )

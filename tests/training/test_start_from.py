@@ -56,7 +56,7 @@ def test_other_settings_are_refused(tmp_path):
         start_from(path, {"width": 32})
     _, stack = saved(tmp_path, stack_steps=2)
     assert start_from(stack, {"stack_steps": 4}).config.stack_steps == 4
-    with pytest.raises(ConfigError, match="its stack_steps alone"):
+    with pytest.raises(ConfigError, match="only its stack_steps may change"):
         start_from(stack, {"depth": 4})
 
 

@@ -52,7 +52,7 @@ def test_data_come_in_every_form(kind, tmp_path):
 
 def test_a_run_is_resumed_with_other_settings_and_its_own_data(tmp_path):
     train(ARCHITECTURE, CONFIG, TEXT, out=tmp_path)
-    with pytest.raises(ConfigError, match="given its data by a program"):
+    with pytest.raises(ConfigError, match="a program gave the run its data"):
         resume(tmp_path, iterations=15)
     further = resume(tmp_path, TEXT, iterations=15)
     assert (further.progress.step, further.run.config.iterations) == (15, 15)

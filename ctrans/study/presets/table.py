@@ -10,7 +10,7 @@ from typing import Any
 
 from ctrans.study.description import Study
 from ctrans.study.presets.claim import Contrast
-from ctrans.training.data import Source
+from ctrans.training.data_sources import Source
 from solvers import ConfigError
 
 SMALL = {
