@@ -66,7 +66,7 @@ def test_runs_of_before_the_fields_are_found(kept):
             ]
             row = run_key.run_key(*old, fingerprint, ()), *map(json.dumps, old), key
             connection.execute("UPDATE runs SET key = ?, model = ?, training = ? WHERE key = ?", row)
-    assert not kept.keys() & prospect(study, None).runs.keys()
+    assert not {each.key for each in kept.runs()} & prospect(study, None).runs.keys()
     plan = prospect(study, kept)
     assert not plan.left
     found = [run.run for run in plan.kept(kept)]
