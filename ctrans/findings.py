@@ -1,5 +1,5 @@
-"""One rule and one finding for every command: a `Check` says what may be wrong, a `Finding` says
-that it is, where and by how much.
+"""Checks and findings of all commands. A `Check` is a rule for a figure; a `Finding` is a check
+that failed, with place and value.
 
 Each topic has one table of checks:
 
@@ -34,25 +34,25 @@ SEVERITIES: tuple[Severity, ...] = ("broken", "serious", "note")
 """
 OURS = "our choice"
 PLACES = 6
-"""The words of a finding list at most this many places."""
+"""The largest number of places in the words of a finding."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A rule: a finding where a reading of `quantity` lies below `low` or above `high`, or where
+    """A rule. It makes a finding if a reading of `quantity` lies below `low` or above `high`, or if
     `measure` finds something.
 
-    - `quantity`: the name of the figure that it judges; an instrument of its topic offers readings
-      of it
+    - `quantity`: the name of the figure that it judges, of which an instrument of its topic offers
+      readings
     - `description`: that figure as a formula in words
     - `source`: who set the limit
-    - `impact`, `remediation`: what it does to the model or the training, and what helps
-    - `requires`: what a model must have, or what you must give, for the figure to be measured
-    - `near`: a value inside of the limit by less than this factor is close to it; None where there
-      is no such ratio
-    - `suppresses`: checks that follow from it at the same segment, and are then not reported
-    - `verdict`: the word for it in a step's verdict of `ctrans screen`
-    - `limits`, `measure`: the own measurement of a training's check, and the limits that it takes
+    - `impact`, `remediation`: the effect on the model or the training, and the fix
+    - `requires`: what the model must have, or you must give, to measure the figure
+    - `near`: a value inside of the limit by less than this factor is close to it; None for no such
+      factor
+    - `suppresses`: checks that follow from this one at the same segment, and are not reported then
+    - `verdict`: its word in a step's verdict of `ctrans screen`
+    - `measure`, `limits`: the measurement of a training's check, and the limits that it uses
     """
 
     quantity: str
@@ -78,19 +78,17 @@ class Check:
     check = old_member("check", "measure")
 
     def fails(self, value: float) -> bool:
-        """Whether a value is outside of its limits; nan, which stands for an unknown value, is not."""
+        """Whether a value is outside of its limits; False for nan, which is an unknown value."""
         return value < self.low or value > self.high
 
     def excess(self, value: float) -> float:
-        """How far outside of its limits a value is, in powers of ten where limit and value have a
-        ratio; below 0 inside.
-
-        nan stands for an unknown value and counts as inside.
+        """How far outside of its limits a value is: in powers of ten, or the difference if there is
+        no ratio. It is below 0 inside, and for nan.
         """
         return -math.inf if math.isnan(value) else max(_decades(self.low, value), _decades(value, self.high))
 
     def close(self, value: float) -> bool:
-        """Whether it is inside of its limits by less than the factor `near`."""
+        """Whether a value is inside of its limits by less than the factor `near`."""
         return self.near is not None and math.isfinite(value) and -math.log10(self.near) <= self.excess(value) <= 0
 
     @property
@@ -102,9 +100,7 @@ class Check:
 
 
 def _decades(small: float, large: float) -> float:
-    """log10(small/large): above 0 where `small` exceeds `large`; the difference where they have no
-    ratio.
-    """
+    """log10(small/large), above 0 if `small` exceeds `large`; the difference if they have no ratio."""
     if math.isinf(small) or math.isinf(large):
         return -math.inf if small < large else math.inf if small > large else 0.0
     if small > 0 and large > 0:
@@ -114,8 +110,8 @@ def _decades(small: float, large: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A value of a quantity at a place, with the figure in words. `segment` is its index along the
-    depth, None outside of it.
+    """A value of a quantity at a place, with the figure in words. `segment` is its segment, None
+    outside of the depth.
     """
 
     value: float
@@ -132,16 +128,16 @@ Readings = dict[str, list[Reading]]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A check that a figure broke. Every field suits JSON.
+    """A check that failed. All fields are JSON values.
 
-    - `check`, `topic`, `severity`, `source`, `impact`, `remediation`: as the check's table has them
-    - `place`, `value`, `figure`: where it is worst, the value there, and the figure in words
+    - `check`, `topic`, `severity`, `source`, `impact`, `remediation`: from the table of checks
+    - `place`, `value`, `figure`: the worst place, the value there, and the figure in words
     - `limit`: the limit in words
-    - `places`: all places, worst first; empty where there is only one
-    - `step`, `since`: of a training: the step at which it was reported, and at which it began
-    - `doubling`, `crossing`: of a training: in how many steps the figure doubles, and the step at
+    - `places`: all places, worst first; empty for one place
+    - `step`, `since`: in a training, the step of the report, and the step at which it began
+    - `doubling`, `crossing`: in a training, in how many steps the figure doubles, and the step at
       which it will pass its limit
-    - `seen`, `texts`, `values`: of several walks: how many found it, how many there were, and the
+    - `seen`, `texts`, `values`: for several walks, how many found it, how many there were, and the
       worst value of each one
     """
 
@@ -172,12 +168,12 @@ class Finding:
 
     @property
     def grade(self) -> str:
-        """The severity in the words of the version before: danger or notice."""
+        """The severity in the words of the previous version: danger or notice."""
         return "notice" if self.severity == "note" else "danger"
 
     @property
     def worst(self) -> Reading:
-        """Where it is worst."""
+        """The reading at the worst place."""
         return Reading(self.value, self.place, self.figure)
 
     @property
@@ -187,7 +183,7 @@ class Finding:
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of `values`; None for one walk, or where one is not finite."""
+        """The standard deviation of `values`; None for one walk, or if a value is not finite."""
         values = self.values or []
         return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
@@ -196,10 +192,10 @@ class Finding:
 
 
 class Checks(dict[str, Check]):
-    """The checks of a topic by name. Each must have a measurement: a new one without is an error.
+    """The checks of a topic by name. Raises ConfigError for a new check without a measurement.
 
-    - `measured`: whether something of this topic offers the quantity of a check
-    - `renamed`: checks' names of the version before, which still find them
+    - `measured`: whether this topic offers readings of the quantity of a check
+    - `renamed`: names of the previous version, which still work
     """
 
     def __init__(
@@ -215,8 +211,8 @@ class Checks(dict[str, Check]):
     def __setitem__(self, name: str, check: Check) -> None:
         if not self.measured(check):
             raise ConfigError(
-                f"nothing measures {check.quantity!r}, which the check {name!r} of the topic {self.topic} judges: register what "
-                "measures it first, and name the quantity as it does"
+                f"nothing measures {check.quantity!r}, the quantity of the check {name!r} of the topic {self.topic}: register its "
+                "measurement first, and use the same name"
             )
         super().__setitem__(name, check)
 
@@ -224,8 +220,8 @@ class Checks(dict[str, Check]):
         return self[self.name_now(old)]
 
     def name_now(self, name: str) -> str:
-        """The name of a check by its name now or in the version before, with a warning for the
-        latter. KeyError for neither.
+        """The present name of a check from its present or previous name, with a DeprecationWarning
+        for the latter. Raises KeyError for an unknown name.
         """
         if name not in self and name not in self.renamed:
             raise KeyError(name)
@@ -236,7 +232,7 @@ class Checks(dict[str, Check]):
         return name
 
     def finding(self, name: str, reading: Reading, **more: Any) -> Finding:
-        """The check `name` as a finding at one place; `more` are further fields."""
+        """A finding of the check `name` at one place; `more` are further fields."""
         check = self[name]
         known = {"severity": check.severity, "limit": check.limit, "source": check.source} | more
         return Finding(
@@ -251,10 +247,8 @@ class Checks(dict[str, Check]):
         )
 
     def judge(self, readings: Mapping[str, Sequence[Reading]]) -> list[Finding]:
-        """The findings of readings by quantity: the most severe first, and then the farthest
-        outside of its limits.
-
-        A check that another one suppresses is left out at that one's segments.
+        """The findings for readings by quantity: most severe first, then farthest outside of the
+        limits first. A check is left out at the segments of another one that suppresses it.
         """
         outside = {name: found for name, check in self.items() if (found := _outside(check, readings.get(check.quantity, ())))}
         for name in list(outside):
@@ -266,24 +260,20 @@ class Checks(dict[str, Check]):
         return self.ordered(findings)
 
     def ordered(self, findings: Sequence[Finding]) -> list[Finding]:
-        """The most severe first, and then the farthest outside of its limits."""
+        """Findings, most severe first, then farthest outside of the limits first."""
         names = list(self)
         found = sorted(findings, key=lambda each: names.index(each.check))
         return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), -self[each.check].excess(each.value)))
 
 
 def _outside(check: Check, readings: Sequence[Reading]) -> list[Reading]:
-    """The readings outside of the limits, the farthest first, and of equal ones the first along the
-    depth.
-    """
+    """The readings outside of the limits, farthest first, equal ones by depth."""
     found = [reading for reading in readings if check.fails(reading.value)]
     return sorted(found, key=lambda reading: -check.excess(reading.value))
 
 
 def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
-    """A finding (its JSON object) in words, by what each part says: where, figure, limit, impact,
-    fix, also.
-    """
+    """The parts of a finding (its JSON object) in words: where, figure, limit, impact, fix, also."""
     found = {
         "where": finding["place"],
         "figure": f"{finding['figure']}{_over_walks(finding)}{_in_time(finding)}",
@@ -307,7 +297,7 @@ def in_a_paragraph(finding: Mapping[str, Any]) -> str:
 
 
 def _over_walks(finding: Mapping[str, Any]) -> str:
-    """How many of several walks found it, with the mean value and its deviation."""
+    """How many of several walks found it, with mean and deviation of the value."""
     values = finding["values"] or []
     if (finding["texts"] or 1) == 1:
         return ""
@@ -318,7 +308,9 @@ def _over_walks(finding: Mapping[str, Any]) -> str:
 
 
 def _in_time(finding: Mapping[str, Any]) -> str:
-    """How fast a training's figure grows, when it will pass its limit, and since when it is so."""
+    """How fast a training's figure grows, when it will pass its limit, and since when it has been
+    found.
+    """
     parts = []
     if finding["doubling"] is not None:
         parts.append(f"doubles every {finding['doubling']:.0f} steps")
@@ -330,12 +322,12 @@ def _in_time(finding: Mapping[str, Any]) -> str:
 
 
 def as_object(check: Check) -> dict[str, Any]:
-    """A check for JSON: all but its measurement."""
+    """A check for JSON, without its measurement."""
     return {name: value for name, value in vars(check).items() if name != "measure"}
 
 
 def limits_in_words(checks: Mapping[str, Check]) -> list[str]:
-    """A line for each check: what is measured, the limit, and who set it."""
+    """A line for each check: the figure, the limit, and who set it."""
     return [f"{name} ({c.severity}): {c.description}: {c.limit} ({c.source})" for name, c in checks.items()]
 
 

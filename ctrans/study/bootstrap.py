@@ -1,4 +1,4 @@
-"""Intervals by resampling: what a statistic might have been with other seeds or other cases."""
+"""Confidence intervals by resampling over seeds or cases."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import stdtrit  # a quantile of Student's t, without the half second that scipy.stats takes to import
+from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats takes half a second to import
 
 RESAMPLES = 2000
 LEVEL = 0.95
 
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""Of many samples at once, (samples, rows, *row) to (samples,)."""
+"""Maps samples (samples, rows, *row) to (samples,)."""
 
 
 def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap at `LEVEL`: the statistic of `RESAMPLES` draws of as many rows with
-    replacement. (nan, nan) of none.
-
-    It knows no more than the rows do, and is too narrow for few of them.
+    """Percentile bootstrap at `LEVEL`: the statistic of `RESAMPLES` draws of the rows with
+    replacement; (nan, nan) without rows. It is too narrow for few rows.
     """
     rows = np.asarray(values, dtype=float)
     if not len(rows):
@@ -34,12 +32,12 @@ def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed
 
 
 def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tuple[float, float]:
-    """Of the mean, also of few values: the wider on either side of the bootstrap's and Student's,
-    mean -+ t_(n-1) s/sqrt(n).
+    """The interval of a mean, on each side the wider of the bootstrap's and Student's, mean -+
+    t_(n-1) s/sqrt(n); (nan, nan) for fewer than two values.
 
-    The bootstrap alone has of three values their range, which holds a normal variable's mean in 3
-    of 4 cases; with Student's it is 95% of normal values, and some 88% of three exponential ones.
-    (nan, nan) of fewer than two.
+    For three values the bootstrap gives their range, which covers the mean of a normal variable in
+    3 of 4 cases. With Student's interval it covers 95% for normal values, and about 88% for three
+    exponential ones.
     """
     rows = np.asarray(values, dtype=float)
     if len(rows) < 2:

@@ -1,6 +1,4 @@
-"""A study from where it stands to its end: what is left is carried out, and every run is kept as it
-is done.
-"""
+"""Carries out the runs that a study lacks, and stores each run as it ends."""
 
 from __future__ import annotations
 
@@ -25,8 +23,11 @@ HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Prospect:
-    """A study beside its store: all its runs by key, those that are left, the keys that the store
-    has of those that are done, and the fingerprints of the data by context.
+    """A study and the state of its store.
+
+    - `runs`, `left`: all runs by key, and those that are not done
+    - `names`: the store's keys of the runs that are done, by key
+    - `fingerprints`: of the data, by context
     """
 
     study: Study
@@ -36,23 +37,21 @@ class Prospect:
     fingerprints: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def kept(self, store: Store) -> list[Finished]:
-        """The study's runs that are done, and no other's that the store has from before; each in
-        the case that it is of this study.
-        """
+        """The runs of this study that the store has, each with its case in this study."""
         now = {each: key for key, each in {**{key: key for key in self.runs}, **self.names}.items()}
         return [dataclasses.replace(each, run=self.runs[now[each.key]]) for each in store.runs(now)]
 
     @property
     def jobs(self) -> list[Job]:
-        """What is left, as engines take it: populations where they pay."""
+        """The runs that are left as jobs, with populations where they are faster."""
         source = tuple(sorted(self.study.source.items()))
         return [Job(tuple(group), source) for group in grouped(list(self.left.values()))]
 
 
 @dataclasses.dataclass(frozen=True)
 class Advance:
-    """A word on how a study comes on: runs done now, of how many left, and seconds that the rest
-    will take, by what the runs so far took for their floating-point operations.
+    """The progress of a study: the runs done by this command, of `total`, and the estimated seconds
+    of the rest, by floating-point operations.
     """
 
     done: int
@@ -61,9 +60,10 @@ class Advance:
 
 
 def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Prospect:
-    """What there is to do. With `as_begun` the data are those that the store was begun with, which
-    need not be here: to look at what is done. Raises ConfigError where the store is another
-    study's, or the data do not suffice.
+    """Compares a study with its store. With `as_begun` it does not read data of which the store has
+    the fingerprint, so that you can look at a study without them.
+
+    Raises ConfigError if the store is another study's, or the data are too few.
     """
     runs = study.runs()
     fingerprints = store.data() if as_begun and store is not None else {}
@@ -84,10 +84,11 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
 
 
 def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Callable[[Advance], None] = lambda _: None) -> bool:
-    """Carries out what is left, and keeps the outcomes; whether all is done, and not the budget
-    spent before.
+    """Carries out the runs that are left, and stores them and the outcomes. Returns whether all
+    runs are done, within the budget.
 
-    An interrupted run is not kept. Errors are those of the engine; what is done by then is kept.
+    It does not store interrupted runs. Raises the errors of the engine; runs done before are
+    stored.
     """
     study = plan.study
     store.tell("name", study.name)
@@ -114,7 +115,7 @@ def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Calla
 
 
 def _within(jobs: Iterable[Job], plan: Prospect, store: Store) -> Iterator[Job]:
-    """The jobs, while the budget lasts: what is under way when it is spent is ended and kept."""
+    """The jobs until the budget is spent. Runs that have begun still end and are stored."""
     for job in jobs:
         if spent(plan, store):
             return
@@ -122,15 +123,13 @@ def _within(jobs: Iterable[Job], plan: Prospect, store: Store) -> Iterator[Job]:
 
 
 def spent(plan: Prospect, store: Store) -> bool:
-    """Whether the budget's processor hours are used up by the study's runs."""
+    """Whether the study's runs have used the processor hours of its budget."""
     budget = plan.study.budget
     return budget is not None and store.spent([*plan.runs, *plan.names.values()]) >= budget * HOUR
 
 
 def commit_of_ctrans() -> str:
-    """The commit of the source tree that this runs from, with a + where it was changed; "" where it
-    is in none.
-    """
+    """The commit of the source tree of ctrans, with a + if it has changes; "" without one."""
     place = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -138,7 +137,7 @@ def commit_of_ctrans() -> str:
         return done.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # an installed copy may lie in a tree of something else
+        git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # an installed copy may lie in another repository
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", "../..") else "")
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -1,5 +1,5 @@
-"""What a study will cost: runs, tokens, floating-point operations, and hours on this machine by a
-short run that is timed.
+"""The cost of a study: runs, tokens, floating-point operations, and hours on this machine, measured
+by a short run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ctrans.study.training import train_run
 from ctrans.training.data import Data
 
 STEPS = 5
-"""Iterations of the run that is timed."""
+"""The number of iterations of the timed run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of runs together: how many, tokens trained on, floating-point operations, and processor
-    seconds by a rate that was measured.
+    """The cost of several runs: their number, training tokens, floating-point operations, and the
+    rate of these on one processor.
     """
 
     runs: int
@@ -30,26 +30,26 @@ class Cost:
 
     @property
     def processor_hours(self) -> float:
-        """Of one processor."""
+        """Hours on one processor."""
         return self.flops / self.flops_per_second / 3600
 
     def hours(self, workers: int) -> float:
-        """With so many processes, each with a processor of its own."""
+        """Hours with that number of processes, each on a processor of its own."""
         return self.processor_hours / max(1, min(workers, self.runs))
 
 
 def tokens_of(run: PlannedRun) -> float:
-    """Tokens that it is trained on."""
+    """The number of training tokens."""
     settings = run.training
     return float(settings.iterations) * settings.batch * settings.accumulate * run.model.context
 
 
 def flops_of(run: PlannedRun) -> float:
-    """6 W + 12 D T d a token trained on, W the weights that multiply it, and a third of that a
-    token of an evaluation.
+    """6 W + 12 D T d operations per training token, where W is the number of weights that multiply
+    it, and a third of that per evaluated token.
 
-    (Kaplan et al. 2020: two operations a weight forward, twice as many back; 2 T d a block for
-    scores and as many for averages.)
+    Source: Kaplan et al. 2020, with two operations per weight forward and four backward, and 2 T d
+    per block for each of scores and averages.
     """
     model, settings = run.model, run.training
     weights = number_of_weights(model) - (model.context * model.width if model.positions == "learned" else 0)
@@ -59,13 +59,13 @@ def flops_of(run: PlannedRun) -> float:
 
 
 def cost_of(runs: Sequence[PlannedRun], rate: float) -> Cost:
-    """At so many floating-point operations a second and processor."""
+    """The cost at a rate of floating-point operations per second and processor."""
     return Cost(len(runs), sum(map(tokens_of, runs)), sum(map(flops_of, runs)), rate)
 
 
 def measured_rate(run: PlannedRun, data: Data, clock: Callable[[], float] = time.process_time) -> float:
-    """Floating-point operations a processor second of such a run here: a short one is timed, a
-    second time when all is warm.
+    """The floating-point operations per processor second of such a run here, by a short run after a
+    warm-up run.
     """
     short = dataclasses.replace(
         run, training=dataclasses.replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS), measure=()

@@ -1,12 +1,11 @@
-"""A study's SQLite file: one row a run, written by one process, whole after a kill at any moment.
+"""The SQLite file of a study. One process writes it, and it is whole after a kill at any time.
 
-    about     name, value                what the study is: its description, the fingerprint of its data
-    runs      one row a finished run     key, case, configuration, seed, curve, outcome, environment, commit
-    outcomes  one row a case and figure  what its runs give together (see `ctrans.study.outcomes`)
+    about     name, value              the study's description, and the fingerprints of its data
+    runs      a row per finished run   key, case, configuration, seed, curve, outcome, environment, commit
+    outcomes  a row per case, figure   figures of all runs of a case (see `ctrans.study.outcomes`)
 
-A run's row is one transaction, made when the run is done (WAL, flushed): what is in flight at a
-kill is run again, and nothing that is here is. The key is a hash of all that decides a run, so that
-the same command goes on where it stopped.
+The row of a run is one transaction at its end (WAL, flushed). The key is a hash of all that
+determines a run. After a kill, the same command repeats only the runs that had not ended.
 """
 
 from __future__ import annotations
@@ -46,14 +45,15 @@ RUNS = (
     *("key", "case", "seed", "learning_rate", "model", "training", "ending", "message", "first_loss", "last_loss", "best_loss"),
     *("steps", "seconds", "curve", "trained", "environment", "commit", "finished"),
 )
-"""Columns of `runs`, of which these are JSON:"""
+"""Columns of `runs`."""
 OBJECTS = ("model", "training", "curve", "trained", "environment")
+"""Columns of `runs` that are JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run of the store. Losses are validation losses in nats, None where there was none or it was
-    not finite.
+    """A run of the store. Losses are validation losses in nats, None for a missing or not finite
+    one.
     """
 
     key: str
@@ -64,22 +64,22 @@ class Finished:
 
     @property
     def losses(self) -> list[float | None]:
-        """The validation losses by evaluation, the first before the first step."""
+        """The validation losses; the first one is before the first step."""
         return [finite(row["validation_loss"]) for row in self.result.evaluations]
 
     @property
     def first(self) -> float | None:
-        """Before the first step."""
+        """The loss before the first step."""
         return next(iter(self.losses), None)
 
     @property
     def last(self) -> float | None:
-        """At the end; None for a run that did not finish."""
+        """The loss at the end; None for a run that did not finish."""
         return self.losses[-1] if self.result.ending == "finished" and self.losses else None
 
     @property
     def best(self) -> float | None:
-        """The lowest."""
+        """The lowest loss."""
         return min((loss for loss in self.losses if loss is not None), default=None)
 
 
@@ -90,20 +90,21 @@ class Store:
         self.connection, self.path = connection, path
 
     def about(self, name: str) -> Any:
-        """What is kept under that name, None where nothing is."""
+        """The value of that name, or None."""
         row = self.connection.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def tell(self, name: str, value: Any) -> None:
-        """Keeps a value that suits JSON under that name."""
+        """Stores a JSON value under that name."""
         with self.connection:
             self.connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, json.dumps(value)))
 
     def known(self, fingerprints: Mapping[int, str]) -> dict[str, str]:
-        """The keys of all runs by those that they have today, for data with these fingerprints, by
+        """The stored keys of all runs by their present keys, for data with these fingerprints, by
         context.
 
-        A run whose key is not that of what was kept with it, as of other data, has no other name.
+        A run whose stored key does not match its stored fields, for example of other data, has its
+        stored key only.
         """
         rows = self.connection.execute('SELECT key, model, training, trained, "commit" FROM runs').fetchall()
         found = {row[0]: row[0] for row in rows}
@@ -115,23 +116,21 @@ class Store:
         return found
 
     def data(self) -> dict[int, str]:
-        """The fingerprints by context of the data that the study was begun on; none of a store that
-        does not say.
-        """
+        """The fingerprints of the study's data by context; {} for a store without them."""
         return {int(context): fingerprint for context, fingerprint in (self.about("data") or {}).items()}
 
     def begin_on(self, fingerprints: Mapping[int, str]) -> None:
-        """Keeps them, but for contexts that it has already."""
+        """Stores the fingerprints of data by context, except for contexts that it has."""
         self.tell("data", {str(context): each for context, each in {**fingerprints, **self.data()}.items()})
 
     def spent(self, keys: Iterable[str]) -> float:
-        """Processor seconds of these runs."""
+        """The processor seconds of these runs."""
         wanted = set(keys)
         rows = self.connection.execute("SELECT key, seconds FROM runs")
         return float(sum(seconds for key, seconds in rows if key in wanted))
 
     def add(self, done: Sequence[tuple[str, PlannedRun, RunResult]], commit: str) -> None:
-        """The rows of runs that are done, in one transaction."""
+        """Adds the rows of runs in one transaction."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         rows = [_row(Finished(key, run, result, commit, now)) for key, run, result in done]
         with self.connection:
@@ -139,21 +138,21 @@ class Store:
             self.connection.executemany(f"INSERT INTO runs ({names}) VALUES ({marks})", rows)
 
     def runs(self, keys: Iterable[str] | None = None) -> list[Finished]:
-        """The runs that are done, all or those of these keys, in the order in which they ended."""
+        """All stored runs, or those with these keys, in the order in which they ended."""
         wanted = None if keys is None else set(keys)
         names = ", ".join(f'"{name}"' for name in RUNS)
         rows = self.connection.execute(f"SELECT {names} FROM runs ORDER BY finished, key")
         return [_read(dict(zip(RUNS, row, strict=True))) for row in rows if wanted is None or row[0] in wanted]
 
     def put_outcomes(self, outcomes: dict[str, dict[str, float | None]]) -> None:
-        """Replaces all outcomes: by case, figures by name."""
+        """Replaces all outcomes: figures by name for each case."""
         rows = [(case, name, finite(value)) for case, figures in outcomes.items() for name, value in figures.items()]
         with self.connection:
             self.connection.execute("DELETE FROM outcomes")
             self.connection.executemany('INSERT INTO outcomes ("case", name, value) VALUES (?, ?, ?)', rows)
 
     def outcomes(self) -> dict[str, dict[str, float | None]]:
-        """By case, figures by name."""
+        """The outcomes: figures by name for each case."""
         found: dict[str, dict[str, float | None]] = {}
         for case, name, value in self.connection.execute('SELECT "case", name, value FROM outcomes ORDER BY "case", name'):
             found.setdefault(case, {})[name] = value
@@ -167,11 +166,11 @@ class Store:
 
 @contextlib.contextmanager
 def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
-    """Inside, the study file in that directory is open; to write, it is made, and no other process
-    can write to it.
+    """Opens the study file in that directory. With `write` it makes the file if needed, and locks
+    it against other writers.
 
-    Raises ConfigError where another process has it, it is no study file, there is none to read, or
-    the disk refuses.
+    Raises ConfigError if another process writes to it, the file is missing or no study file, or the
+    disk fails.
     """
     path = directory / FILE
     with contextlib.ExitStack() as stack:
@@ -190,12 +189,12 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
         except OSError as error:
             raise ConfigError(f"cannot write to {str(directory)!r}: {error.strerror or error}; choose another --out") from None
         except sqlite3.DatabaseError as error:
-            raise ConfigError(f"{str(path)!r} is no study file that can be used: {error}; choose another --out") from None
+            raise ConfigError(f"{str(path)!r} is no valid study file: {error}; choose another --out") from None
         try:
             yield Store(connection, path)
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"cannot use {str(path)!r}: {error}; what is in it is whole: free some space, and give the same command again"
+                f"cannot use {str(path)!r}: {error}; its runs are whole: free some space, and give the same command again"
             ) from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{str(path)!r} is damaged: {error}; choose another --out, or a copy from before") from None
@@ -223,15 +222,13 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _one_file(connection: sqlite3.Connection) -> None:
-    """Back to one file without a log beside it, as it is kept and sent; a reader that is there
-    keeps it from that, harmlessly.
-    """
+    """Merges the WAL into the file, unless another process reads it."""
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
 def finite(value: Any) -> float | None:
-    """The number; None for one that is not finite, and for the text that stands for it."""
+    """The value if it is a finite number, else None."""
     usable = isinstance(value, (int, float)) and abs(value) < float("inf")
     return float(value) if usable else None
 
@@ -272,8 +269,8 @@ def _read(row: dict[str, Any]) -> Finished:
 def _planned(
     model: dict[str, Any], training: dict[str, Any], varied: dict[str, Any], measure: tuple[str, ...], commit: str
 ) -> PlannedRun:
-    """A kept run with the fields that came since. ConfigError for a field that this ctrans no
-    longer has.
+    """A stored run, with the fields that are newer than it. Raises ConfigError for a field that
+    this ctrans does not have.
     """
     architecture = GPTConfig(**_complete("model", model, GPTConfig, commit))
     return PlannedRun(architecture, TrainConfig(**_complete("training", training, TrainConfig, commit)), varied, measure)

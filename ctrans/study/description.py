@@ -1,6 +1,4 @@
-"""What a study is: a base configuration, what varies, learning rates and seeds; and the runs that
-this makes.
-"""
+"""A study: a base configuration, the fields that vary, learning rates and seeds; and its runs."""
 
 from __future__ import annotations
 
@@ -24,16 +22,18 @@ from solvers.errors import look_up, unknown
 MODEL = frozenset(field.name for field in dataclasses.fields(GPTConfig))
 TRAINING = frozenset(field.name for field in dataclasses.fields(TrainConfig))
 OWN = ("learning_rate", "seed")
-"""Settings that a study has lists of in any case, as `learning_rates` and `seeds`."""
+"""Settings of which a study has lists, as `learning_rates` and `seeds`."""
 HOURS = Range(SMALLEST, LARGEST, "a positive number of processor hours")
 MOST_RUNS = 100_000
-"""Runs of a study: more are a mistake in a grid."""
+"""The largest number of runs of a study. A larger one is a mistake in a grid."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One training of a study: an architecture, its settings, what of them varies besides learning
-    rate and seed, and what is measured of the model before and after.
+    """One training of a study.
+
+    - `varied`: the fields that vary, besides learning rate and seed
+    - `measure`: the measures of the model before and after its training
     """
 
     model: GPTConfig
@@ -43,34 +43,32 @@ class PlannedRun:
 
     @property
     def case(self) -> str:
-        """What varies, as one text: runs of one case differ in learning rate and seed."""
+        """`varied` as one text: the runs of a case differ in learning rate and seed."""
         return json.dumps(dict(self.varied), sort_keys=True)
 
     def key(self, fingerprint: str) -> str:
-        """A hash of all that decides the result, data included: two runs of one key are one run
-        (see `ctrans.study.run_key`).
-        """
+        """A hash of all that determines the result, with the data (see `ctrans.study.run_key`)."""
         return run_key(dataclasses.asdict(self.model), dataclasses.asdict(self.training), fingerprint, self.measure)
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A base configuration and what varies, every value checked when it is made: ConfigError names
-    the value and the fix.
+    """A base configuration and the fields that vary. Raises ConfigError with the value and the fix
+    for an invalid one.
 
     - `name`: of letters, digits, - and _
-    - `base`: fields of `GPTConfig` and of `TrainConfig`; the rest are those classes' defaults
-    - `vary`: a list of values for each of some fields; every combination is a case
-    - `cases`: or cases one by one, each with values of some fields; with `vary`, each case in every
-      combination
-    - `learning_rates`, `seeds`: every case is trained with each of both. A seed is the weights' and
-      the batches'
-    - `measure`: names of `ctrans.study.measures.MEASURES`: what is measured of each model before
-      and after its training
+    - `base`: fields of `GPTConfig` and of `TrainConfig`; all others have their defaults
+    - `vary`: lists of values of some fields. Each combination is a case
+    - `cases`: cases one by one, each with values of some fields. With `vary`, each case has all
+      combinations
+    - `learning_rates`, `seeds`: each case is trained with each of both. A seed is that of the
+      weights and the batches
+    - `measure`: names of `ctrans.study.measures.MEASURES`, measured of each model before and after
+      its training
     - `budget`: hours of processor time after which no further run begins; None is no limit
-    - `source`: where the data are, as `ctrans.training.data_sources.Source` has it. {"task": name} is one
-      of `TASKS`, which brings fields of the architecture, that the study then leaves out, and
-      settings, that `base` may replace
+    - `source`: where the data are, as `ctrans.training.data_sources.Source` has it. {"task": name}
+      is one of `TASKS`, which brings fields of the architecture, that the study then leaves out,
+      and settings, that `base` may replace
     """
 
     name: str
@@ -91,8 +89,7 @@ class Study:
             self._check_task(where, given)
         for name, values in (*self.vary.items(), ("learning_rates", self.learning_rates), ("seeds", self.seeds)):
             _check_list(name, values)
-        # a base's learning rate is that of a study without a list of them; its seed would be
-        # nobody's
+        # without a list of learning rates the base's one counts; seeds always have a list
         for name, each, taken in (("base", [self.base], {"seed"}), ("vary", [self.vary], {*OWN}), ("cases", self.cases, {*OWN})):
             again = {key for given in each for key in given} & taken
             if again:
@@ -110,19 +107,21 @@ class Study:
             raise ConfigError(f"{self.count:,} runs: give at most {MOST_RUNS:,}, by shorter lists")
         runs = self.runs()
         if len({(run.model, run.training) for run in runs}) < len(runs):
-            raise ConfigError(f"two cases of {self.name} are the same runs: leave one of them out, or what they do not differ in")
+            raise ConfigError(
+                f"two cases of {self.name} have the same runs: leave out one of them, or the fields that make no difference"
+            )
 
     @property
     def count(self) -> int:
-        """How many runs it has."""
+        """The number of runs."""
         count = max(1, len(self.cases)) * len(self.learning_rates or (0,)) * len(self.seeds)
         for values in self.vary.values():
             count *= len(values)
         return count
 
     def runs(self) -> list[PlannedRun]:
-        """Every run: cases outermost, then learning rates, then seeds. Raises ConfigError for a
-        configuration that cannot be.
+        """All runs: by case, then by learning rate, then by seed. Raises ConfigError for an invalid
+        configuration.
         """
         rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
         brought, usual = ({}, {}) if self.task is None else (self.task.architecture, self.task.settings)
@@ -141,19 +140,19 @@ class Study:
         return made
 
     def varieties(self) -> list[dict[str, Any]]:
-        """What varies, by case."""
+        """The varied fields of each case."""
         grid = [dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values())]
         return [{**case, **point} for case in (self.cases or ({},)) for point in grid]
 
     @property
     def task(self) -> Task | None:
-        """What its source is where that is no text. Raises ConfigError for an unknown task."""
+        """The task of its source, None for a text. Raises ConfigError for an unknown task."""
         name = self.source.get("task")
         return None if name is None else look_up("task", name, TASKS)
 
     def _check_task(self, where: str, given: Mapping[str, Any]) -> None:
         if self.task is not None and (brought := given.keys() & self.task.architecture.keys()):
-            raise ConfigError(f"task {self.source['task']} brings its own {min(brought)}: leave it out of {where}")
+            raise ConfigError(f"task {self.source['task']} fixes {min(brought)}: leave it out of {where}")
 
     def as_object(self) -> dict[str, Any]:
         """The description for JSON."""
@@ -162,8 +161,8 @@ class Study:
 
 
 def check_data(study: Study, data: Mapping[int, Data]) -> None:
-    """Raises ConfigError where the data, by context, do not suffice for a run or have tokens that
-    its model does not know.
+    """Raises ConfigError if the data, by context, are too few for a run, or have tokens outside of
+    its vocabulary.
     """
     for run in {
         (each.model.context, each.model.vocab_size, each.training.batch * each.training.accumulate) for each in study.runs()

@@ -1,8 +1,7 @@
-"""Where runs are carried out: in processes of this machine, or by Ray. Neither schedules by hand.
+"""Engines carry out runs: in processes of this machine, or on a Ray cluster.
 
-An engine takes jobs, each some runs, and gives their results as they come. A job that a process
-dies in is given to another, up to `TRIES` times; results are kept by the process that asked, and by
-no other.
+An engine takes jobs of one or more runs, and yields their results as they end. If a process dies,
+another one repeats its job, up to `TRIES` times. Only the calling process stores results.
 """
 
 from __future__ import annotations
@@ -31,68 +30,63 @@ from ctrans.training.data_sources import read_source
 from solvers import ConfigError, SolveError
 
 TRIES = 3
-"""How often a job is given to a process that then dies."""
+"""The largest number of tries of a job whose process dies."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Runs that are carried out together: one, or several that are a population. `source` is where
-    their data are.
-    """
+    """Runs that are carried out together: one run, or a population. `source` is that of their data."""
 
     runs: tuple[PlannedRun, ...]
     source: tuple[tuple[str, str | None], ...]
 
     def carry_out(self) -> list[RunResult]:
-        """Their results."""
+        """The results of the runs."""
         data = data_of(self.source, self.runs[0].model.context)
         return [train_run(self.runs[0], data)] if len(self.runs) == 1 else train_population(self.runs, data)
 
 
 @functools.lru_cache(maxsize=8)
 def data_of(source: tuple[tuple[str, str | None], ...], context: int) -> Data:
-    """The data, read once by each process."""
+    """The data. Each process reads them once."""
     return read_source(dict(source), context)
 
 
 Done = tuple[Job, list[RunResult]]
 Work = Callable[[Job], list[RunResult]]
 Engine = Callable[[Iterable[Job]], Iterator[Done]]
-"""What carries jobs out: it takes one when it can begin it, and not before, so that whoever gives
-them may stop.
-"""
+"""Carries out jobs. It takes the next job when it can begin it, so that the caller can stop."""
 
 
 @dataclasses.dataclass
 class Queue:
-    """Jobs that come one by one, and before them those that are to be done again."""
+    """An iterator of jobs, after those that are to be repeated."""
 
     coming: Iterator[Job]
     again: deque[Job] = dataclasses.field(default_factory=deque)
 
     def first(self) -> Job | None:
-        """The next job, which stays the first until `taken`; None where there is none."""
+        """The next job, or None. It stays the first one until `taken`."""
         if not self.again and (job := next(self.coming, None)) is not None:
             self.again.append(job)
         return self.again[0] if self.again else None
 
     def taken(self) -> None:
-        """The first job has begun."""
+        """Removes the first job, which has begun."""
         self.again.popleft()
 
 
 def in_processes(
     workers: int, jobs: Iterable[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
 ) -> Iterator[tuple[Job, list[RunResult]]]:
-    """Results as they come, from so many processes of one thread each. They end with this one,
-    however it ends.
+    """Yields results from `workers` processes of one thread each. The processes end with this one.
 
-    No job begins that nobody asks for: at most one for each process is under way. Raises SolveError
-    where `TRIES` processes died in a job, or beside it.
+    At most one job per process has begun at any time. Raises SolveError if `TRIES` processes died
+    during a job.
     """
     queue, died = Queue(iter(jobs)), Counter[int]()
     while True:
-        # afresh after a death, which breaks the whole pool
+        # a death breaks the whole pool, so make a new one
         with _pool(workers) as pool:
             under_way: dict[concurrent.futures.Future[list[RunResult]], Job] = {}
             try:
@@ -111,18 +105,20 @@ def in_processes(
                 queue.again.extendleft(under_way.values())
         worst = [job.runs[0].case for job in under_way.values() if died[id(job)] >= TRIES]
         if worst:
-            raise SolveError(f"{TRIES} processes died in one run, {' or '.join(worst)}: is memory out? Lower --workers")
+            raise SolveError(
+                f"{TRIES} processes died in one run, {' or '.join(worst)}: they may be out of memory: lower --workers"
+            )
 
 
 def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    # a fresh interpreter: torch's threads do not survive a fork
+    # torch's threads do not survive a fork
     context = multiprocessing.get_context("spawn")
     return concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_process)
 
 
 def _begin_process() -> None:
-    """One thread; an interruption ends the run under way, which is then nobody's, and not the
-    process; no life after the parent.
+    """Sets one thread, ignores SIGINT, so that it ends only the present run, and ends the process
+    with its parent.
     """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -137,7 +133,7 @@ def _begin_process() -> None:
 
 
 def check_ray() -> None:
-    """Raises ConfigError where Ray is not installed."""
+    """Raises ConfigError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("--ray needs Ray, which is not installed: pip install 'ctrans[ray]', or leave it out")
 
@@ -145,10 +141,10 @@ def check_ray() -> None:
 def by_ray(
     address: str, jobs: Iterable[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
 ) -> Iterator[tuple[Job, list[RunResult]]]:
-    """Results as they come from the Ray cluster at that address, one processor a job; a job whose
-    node is lost is tried elsewhere.
+    """Yields results from the Ray cluster at that address, with one processor per job. Another node
+    repeats the job of a lost node.
 
-    Raises ConfigError where there is no cluster, SolveError where Ray gives a job up.
+    Raises ConfigError without a cluster, SolveError if Ray gives up a job.
     """
     check_ray()
     import ray

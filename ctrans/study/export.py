@@ -1,4 +1,4 @@
-"""A study's tables for other programs: CSV, and Parquet by pyarrow."""
+"""The tables of a study as CSV, and as Parquet by pyarrow."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Outcomes = Mapping[str, Mapping[str, float | None]]
 
 
 def table(store: Store, name: str, outcomes: Outcomes) -> tuple[Columns, Rows]:
-    """The store's columns and rows of a table; of outcomes those given, since the store's are of
-    the last command that came to its end.
+    """The columns and rows of a table of the store. The outcomes are the given ones: those of the
+    store are of the last command that ended.
     """
     columns, rows = store.table(name)
     if name == "outcomes":
@@ -31,7 +31,7 @@ def table(store: Store, name: str, outcomes: Outcomes) -> tuple[Columns, Rows]:
 
 
 def as_csv(columns: Columns, rows: Rows) -> bytes:
-    """The table with a head of its columns' names; what is an object is JSON."""
+    """The table as CSV with a header. Objects are JSON."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
@@ -40,7 +40,7 @@ def as_csv(columns: Columns, rows: Rows) -> bytes:
 
 
 def as_parquet(columns: Columns, rows: Rows) -> bytes:
-    """The same as Parquet."""
+    """The table as Parquet."""
     import pyarrow
     import pyarrow.parquet
 
@@ -54,7 +54,7 @@ FORMATS: dict[str, Callable[[Columns, Rows], bytes]] = {"csv": as_csv, "parquet"
 
 
 def check_format(name: str) -> str:
-    """The format's name; ConfigError for an unknown one, or one whose library is missing."""
+    """Returns the name. Raises ConfigError for an unknown format, or if its library is missing."""
     look_up("export format", name, FORMATS)
     if name == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise ConfigError("Parquet needs pyarrow, which is not installed: pip install 'ctrans[parquet]', or export csv")
@@ -62,6 +62,6 @@ def check_format(name: str) -> str:
 
 
 def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[], bytes]]:
-    """What an export in that format writes: names of files, and what makes them."""
+    """The files of an export by name, each with the function that makes its contents."""
     make = look_up("export format", name, FORMATS)
     return {f"{each}.{name}": lambda each=each: make(*table(store, each, outcomes)) for each in TABLES}  # type: ignore[misc]  # the default binds the loop's table

@@ -1,6 +1,4 @@
-"""What a study can measure of a model before and after its training, on four windows of the
-validation split.
-"""
+"""Measures of a model before and after its training, on four windows of the validation split."""
 
 from __future__ import annotations
 
@@ -25,20 +23,20 @@ Measure = Callable[[GPT, Tensor, Tensor], Any]
 
 
 def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
-    """Mean absolute entry and variance of X at 0 and at every segment's end."""
+    """The mean |entry| and the variance of X at 0 and at the end of each segment."""
     found = walk(model, tokens, instruments=[MomentsByDepth()])[0]
     return {"mean_abs": [each.mean_abs for each in found], "variance": [each.variance for each in found]}
 
 
 def _massive(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
-    """Largest |entry| by depth, and its ratio to the median one."""
+    """The largest |entry| by depth, and its ratio to the median one."""
     found = walk(model, tokens, instruments=[MassiveByDepth()])[0]
     return {"largest": found.largest, "ratio": found.ratio}
 
 
 def _attention(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
-    """By attention sublayer: mean theta of its rows, and log10 S, S = (theta/tau) B^2 G (Emadi,
-    E.6).
+    """For each attention sublayer, the mean theta of its rows, and log10 S with S = (theta/tau) B^2
+    G (Emadi, E.6).
     """
     layers = walk(model, tokens[:1], instruments=[AttentionByDepth()])[0]
     theta = [sum(layer.theta_mean) / len(layer.theta_mean) for layer in layers]
@@ -46,8 +44,8 @@ def _attention(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[fl
 
 
 def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
-    """Norm of the gradient by the last block's weights, and the largest over sublayers (Xiong,
-    theorem 1).
+    """The norm of the gradient of the last block's weights, and the largest one over sublayers
+    (Xiong, theorem 1).
     """
     found = walk(model, tokens, targets, [ParameterGradients()])[0]
     norms = [sublayer.total for sublayer in found.sublayers]
@@ -60,11 +58,13 @@ MEASURES: dict[str, Measure] = {
     "attention": _attention,
     "last gradient": _last_gradient,
 }
-"""A new measure is one entry: figures that suit JSON, of a model, tokens and targets."""
+"""Measures by name. A new one is one entry: a function of a model, tokens and targets to JSON
+values.
+"""
 
 
 def measured(names: Sequence[str], model: GPT, data: Data) -> dict[str, Any]:
-    """Their figures by name; a text that says why where one has none."""
+    """The measures by name; the error message if one fails."""
     if not names:
         return {}
     tokens, targets = data.validation_windows(WINDOWS)

@@ -1,15 +1,15 @@
-"""What the runs of one case give together: the largest stable learning rate, sensitivity to the
-rate, the best loss.
+"""Outcomes of all runs of a case: the largest stable learning rate, the sensitivity to the learning
+rate, and the best loss.
 
-A run of learning rate eta ends at the validation loss l(eta), l_0 is the one before its first step
-and l* the best of its case. With l(eta) = l_0 for a run that diverged (Wortsman et al., arXiv
-2309.14322, section 2):
+Let l(eta) be the validation loss at the end of a run with learning rate eta, l_0 the loss before
+its first step, and l* the best loss of the case. With l(eta) = l_0 for a run that diverged
+(Wortsman et al., arXiv 2309.14322, section 2):
 
     sensitivity = mean over eta of min(l(eta), l_0) - l*.
 
-A rate is stable if all its seeds finished at min(l, l_0) <= l* + SHARE (l_0 - l*); one of which a
-run failed is not. The largest stable rate is the largest one of the unbroken row of stable rates
-that goes upwards from the best. With a single rate there is neither of both.
+A rate is stable if all its runs finished at min(l, l_0) <= l* + SHARE (l_0 - l*). The largest
+stable rate is the end of the unbroken row of stable rates from the best rate upwards. A case with
+one rate has neither figure.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ctrans.study.database import Finished
 from ctrans.study.training import FAILED
 
 SHARE = 0.1
-"""How much of what the best run gained a stable one may miss."""
+"""The share of the best run's gain that a stable run may miss."""
 LEARNED = 0.1
-"""Nats by which the best run of a case must end below the loss of token frequencies for its losses
-and rates to mean anything.
+"""The best run of a case must end this number of nats below the loss of token frequencies.
+Otherwise its losses and rates mean nothing.
 """
 
 
@@ -39,9 +39,7 @@ def by_case(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
 
 
 def end_loss(run: Finished) -> float:
-    """min(l, l_0); l_0 for a run that diverged; nan where that is not known, as of one that failed
-    by an error.
-    """
+    """min(l, l_0); l_0 for a run that diverged; nan if it is unknown, as for a run that failed."""
     if run.result.ending == FAILED:
         return math.nan
     first = math.nan if run.first is None else run.first
@@ -55,7 +53,7 @@ def by_rate(runs: Sequence[Finished]) -> dict[float, list[Finished]]:
 
 
 def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[Any]]:
-    """The mean, the lowest and the highest of the values at each place of an axis."""
+    """The mean, the lowest and the highest value at each place of an axis."""
     return {
         axis: list(values),
         "mean": [statistics.fmean(each) for each in values.values()],
@@ -65,8 +63,8 @@ def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[A
 
 
 def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
-    """By case: its learning rates, ascending, and the mean, the lowest and the highest min(l, l_0)
-    over the seeds of each.
+    """For each case, its learning rates, ascending, and the mean, lowest and highest min(l, l_0)
+    over seeds.
     """
     return {
         case: spread("rates", {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()})
@@ -75,7 +73,7 @@ def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
 
 
 def curves(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
-    """By case that has one learning rate: iterations, and the validation loss there over its runs."""
+    """For each case with one learning rate, iterations and the validation losses of its runs."""
     found = {}
     for case, each in by_case(runs).items():
         at: dict[int, list[float]] = {}
@@ -87,8 +85,8 @@ def curves(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
 
 
 def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
-    """By case whose runs measured moments: segments, and the mean |X| behind each of them over the
-    trained models.
+    """For each case whose runs measured moments, segments and the mean |X| behind each of them over
+    the trained models.
     """
     found = {}
     for case, each in by_case(runs).items():
@@ -100,8 +98,8 @@ def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
 
 
 def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
-    """The figures of one case's runs; a largest stable rate of None where no rate is known to be
-    stable.
+    """The outcomes of the runs of one case. The largest stable rate is None if no rate is known to
+    be stable.
     """
     rates = by_rate(runs)
     means = {rate: statistics.fmean(map(end_loss, each)) for rate, each in rates.items()}
@@ -142,5 +140,5 @@ def _unbroken(rates: Sequence[float], stable: Mapping[float, bool]) -> list[floa
 
 
 def outcomes_of(runs: Sequence[Finished]) -> dict[str, dict[str, float | None]]:
-    """`case_outcomes` of every case."""
+    """`case_outcomes` of each case."""
     return {case: case_outcomes(each) for case, each in by_case(runs).items()}

@@ -1,12 +1,13 @@
-"""Runs that share shapes, trained as one batched model: learning rates, seeds, decays and initial
-scales may differ.
+"""Runs with the same shapes, trained as one batched model. Learning rates, seeds, decays and
+initial scales may differ.
 
-All members' weights lie in two tensors, a row each: one for what decays as matrices do, one for
-vectors. The batched passes see them as (members, *shape), each member's optimiser and clipping see
-its rows, and its model's parameters are views of them, so that it is evaluated, and ends, as a run
-alone is. Nothing of one member enters another's numbers: one that diverges harms none.
+Two tensors have all weights, with a row for each member: one for matrices, which decay, and one for
+vectors. Batched passes use them as (members, *shape). A member's optimiser and clipping use its
+rows, and its model's parameters are views of them, so its evaluation and ending are those of a
+single run. Members do not affect each other, even if one diverges.
 
-It pays where a step is so small that calls cost more than numbers, and only there: `MOST_TOKENS`.
+A population is faster only if a step is so small that calls cost more than arithmetic: see
+`MOST_TOKENS`.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ OWN_TRAINING = frozenset(
         *("beta1", "beta2", "clip", "margin", "patience"),
     }
 )
-"""What may differ between members: what changes no shape and no operation."""
+"""Settings that may differ between members: they change no shape and no operation."""
 MOST_TOKENS = 128
-"""Tokens of a member's iteration up to which a population makes at least 1.5 times the runs an hour
-(`benchmarks/populations.py`); above, matrix products are as fast alone, and a population's
-activations outgrow the cache.
+"""The largest number of tokens of a member's iteration. Up to it a population makes at least 1.5
+times the runs per hour (`benchmarks/populations.py`). Above it matrix products are as fast in
+single runs, and a population's activations exceed the cache.
 """
 MOST_MEMBERS = 16
 
 
 class UncheckedGPT(GPT):
-    """A GPT that does not look at its tokens' values, which a batched model cannot: the data were
-    checked when they were read.
+    """A GPT that does not check the values of tokens, which a batched model cannot do. The data are
+    checked before.
     """
 
     def _check_range(self, what: str, ids: Tensor) -> None:
@@ -64,15 +65,15 @@ class UncheckedGPT(GPT):
 
 
 def shared(run: PlannedRun) -> str:
-    """What the members of a population have in common, as one text."""
+    """The common settings of the members of a population, as one text."""
     model = {name: value for name, value in dataclasses.asdict(run.model).items() if name not in OWN_MODEL}
     training = {name: value for name, value in dataclasses.asdict(run.training).items() if name not in OWN_TRAINING}
     return json.dumps([model, training, run.measure], sort_keys=True)
 
 
 def batches(run: PlannedRun) -> bool:
-    """Whether such runs can be members: the discrete model, in one precision, of maps that are
-    known to batch.
+    """Whether the run can be a member: the discrete model, in one precision, of maps that can be
+    batched.
     """
     model, training = run.model, run.training
     plain = training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
@@ -82,12 +83,14 @@ def batches(run: PlannedRun) -> bool:
 
 
 def pays(run: PlannedRun) -> bool:
-    """Whether a population of such runs is worth it on a processor."""
+    """Whether a population of such runs is faster on a processor."""
     return run.training.batch * run.model.context <= MOST_TOKENS
 
 
 def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
-    """The runs as jobs, in their order: populations where they can be and pay, all others alone."""
+    """The runs as jobs, in their order: populations where these are possible and faster, else
+    single runs.
+    """
     groups: list[list[PlannedRun]] = []
     of: dict[str, list[PlannedRun]] = {}
     for run in runs:
@@ -101,13 +104,15 @@ def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 
 
 def train_population(runs: Sequence[PlannedRun], data: Data, device: torch.device = CPU) -> list[RunResult]:
-    """The results of runs with the same `shared`; each as alone, but for the order of sums."""
+    """The results of runs with the same `shared`. They equal those of single runs, up to the order
+    of sums.
+    """
     started = time.process_time()
     with contextlib.ExitStack() as stack:
         places = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctrans-study-"))) for _ in runs]
         try:
             members = [begin(run, data, place, device) for run, place in zip(runs, places, strict=True)]
-        except (ConfigError, SolveError):  # each says so by itself
+        except (ConfigError, SolveError):  # each single run reports its own error
             return [train_run(run, data, device) for run in runs]
         before = [measured(run.measure, member.model, data) for run, member in zip(runs, members, strict=True)]
         outcomes = Population(members).carry_out()
@@ -126,7 +131,7 @@ class Population:
     """Members whose weights are rows of common tensors."""
 
     def __init__(self, members: Sequence[TrainingRun]):
-        # rows of a common tensor are no tensors of their own, on purpose
+        # gradients are views of a common tensor on purpose
         warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract", category=UserWarning)
         first = members[0]
         template = UncheckedGPT(first.model.config).to(first.processes.device, first.config.weight_dtype)
@@ -135,8 +140,8 @@ class Population:
         self.members, self.rows = self._rows(members)
 
     def _rows(self, members: Sequence[TrainingRun]) -> tuple[list[TrainingRun], list[list[nn.Parameter]]]:
-        """Moves the weights into rows; the members with optimisers of their rows, and the rows by
-        member.
+        """Moves the weights into rows. Returns the members with optimisers of their rows, and the
+        rows of each member.
         """
         rows: list[list[nn.Parameter]] = [[] for _ in members]
         named = [dict(member.model.named_parameters()) for member in members]
@@ -153,7 +158,7 @@ class Population:
                     each[name].data = values[i, start:end].view(shape)
                 start = end
             for i in range(len(members)):
-                row = values[i : i + 1] if matrices else values[i]  # by its dimensions an optimiser knows what decays
+                row = values[i : i + 1] if matrices else values[i]  # decay depends on the number of dimensions
                 rows[i].append(nn.Parameter(row))
                 rows[i][-1].grad = gradients[i : i + 1] if matrices else gradients[i]
         made = []
@@ -164,9 +169,7 @@ class Population:
         return made, rows
 
     def carry_out(self) -> list[Outcome]:
-        """Trains all members to their ends, which they reach together but for those that diverge or
-        a signal stops.
-        """
+        """Trains all members to their ends. Some may diverge before, and a signal stops all."""
         progress = [Progress() for _ in self.members]
         ended: list[Outcome | None] = [None for _ in self.members]
         with stopping() as wish:
@@ -186,11 +189,11 @@ class Population:
             ]
 
     def _differentiate(self, step: int) -> list[float]:
-        """Every member's gradient of this iteration, into its rows; their losses."""
+        """Computes the gradients of this iteration in the rows of members. Returns the losses."""
         config, device = self.members[0].config, self.members[0].processes.device
         for parameters in self.rows:
             for parameter in parameters:
-                assert parameter.grad is not None, "rows keep their gradients"
+                assert parameter.grad is not None, "rows have gradients"
                 parameter.grad.zero_()
         template = self.objective.model
         dataclasses.replace(self.members[0], model=template).heat(temperature(config, step, template.config.temperature))
@@ -203,15 +206,15 @@ class Population:
                 found = functional_call(self.objective, weights, (tokens, targets))
                 return found.total, found.cross_entropy
 
-            with reference_kernels(self.objective):  # the fused kernel has no batching rule, and would be called member by member
+            with reference_kernels(self.objective):  # the fused kernel has no batching rule
                 objective, reported = vmap(losses)(self.leaves, tokens, targets)
             (objective.sum() / config.accumulate).backward()
             total += reported / config.accumulate
         return [float(loss) for loss in total]
 
     def _update(self, i: int, step: int, loss: float) -> dict[str, float]:
-        """One member's clipped step of its optimiser, as `TrainingRun.iterate` makes it; its row of
-        the log.
+        """Makes a clipped step of one member, as `TrainingRun.iterate` does. Returns its row of the
+        log.
         """
         member, rate = self.members[i], learning_rate(self.members[i].config, step)
         for group in member.optimiser.param_groups:
@@ -225,7 +228,7 @@ class Population:
 
 
 def finished(progress: Progress) -> Outcome:
-    """The outcome of a run that has come to its end."""
+    """The outcome of a run that finished."""
     return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
 
 

@@ -1,10 +1,10 @@
-"""What a run is called in a store, and how it is found again when ctrans has gained options since.
+"""The key of a run in a store, and how to find a run that an older ctrans stored.
 
-A run's key hashes the value of every field of `GPTConfig` and of `TrainConfig`: values, not
-defaults, so that a default that changes makes another run. A field that comes later changes the
-keys of all runs. A kept run is therefore found by its configuration: the fields that it was kept
-with, which its key vouches for, and for those that came since the value with which ctrans does what
-it did `BEFORE` them. That value is written down once and never follows a default.
+The key hashes the values of all fields of `GPTConfig` and of `TrainConfig`. It hashes values, so
+that a changed default makes another run. A new field changes the keys of all runs. A stored run is
+therefore found by its configuration: its own fields, and for newer fields the value in `BEFORE`,
+with which ctrans does the same as before the field. That value never changes, even if a default
+does.
 """
 
 from __future__ import annotations
@@ -34,20 +34,18 @@ BEFORE: dict[str, dict[str, Any]] = {
     },
     "training": {"balance": 0.01, "router_z": 0.001, "bias_rate": 0.0, "low_rank": 0},
 }
-"""Fields of `GPTConfig` ("model") and of `TrainConfig` ("training") that came after the first
-stores; a new one gets an entry here.
+"""The fields of `GPTConfig` ("model") and of `TrainConfig` ("training") that are newer than the
+first stores. A new field needs an entry here.
 """
 
 
 def run_key(model: Mapping[str, Any], training: Mapping[str, Any], fingerprint: str, measure: tuple[str, ...]) -> str:
-    """SHA-256 of the fields of both, of the data's fingerprint, and of what is measured where
-    something is.
-    """
+    """SHA-256 of all fields, of the data's fingerprint, and of the measures if there are any."""
     settings: dict[str, Any] = {"model": model, "training": training, "data": fingerprint}
     settings |= {"measure": sorted(measure)} if measure else {}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def as_now(kind: str, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a kept configuration with those that came since."""
+    """The fields of a stored configuration, with newer ones."""
     return {**BEFORE[kind], **kept}

@@ -1,10 +1,10 @@
-"""Studies in TOML files.
+"""Studies in TOML files:
 
 name = "placements"
 seeds = [0, 1]
 learning_rates = [1e-3, 1e-2]
 budget = 2.0                      # processor hours
-file = "book.txt"                 # or bin = "DIR", or task = "digits"; Python's documentation without
+file = "book.txt"                 # or bin = "DIR", or task = "digits"; default: Python's documentation
 
 [base]                            # fields of GPTConfig and TrainConfig
 depth = 4
@@ -12,7 +12,7 @@ iterations = 300
 
 [vary] placement = ["pre", "peri"] dt = [1.0, 0.1]
 
-[[cases]]                         # cases one by one, beside or in place of [vary]
+[[cases]]                         # cases one by one, with or without [vary]
 norm = "rmsnorm"
 """
 
@@ -41,11 +41,11 @@ KEYS = {
 PATHS = ("file", "bin")
 SOURCES = (*PATHS, "task")
 WHOLE = 2**63
-"""Whole numbers are below it in size, as TOML has them; Python's reader takes any."""
+"""TOML's limit of whole numbers, which Python's reader does not check."""
 
 
 def read_study(path: Path) -> Study:
-    """The study that the file describes. ConfigError naming what is wrong with it."""
+    """Reads a study. Raises ConfigError for an invalid file."""
     try:
         content = tomllib.loads(read_file(path).decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -59,19 +59,19 @@ def read_study(path: Path) -> Study:
             names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
             raise ConfigError(f"{key} = {value!r} in {str(path)!r}: give a value of type {names}")
     if not all(isinstance(case, dict) for case in content.get("cases", [])):
-        raise ConfigError(f"cases in {str(path)!r} has what is no table: write each as [[cases]]")
+        raise ConfigError(f"cases in {str(path)!r} has a value that is no table: write each case as [[cases]]")
     if len(given := [key for key in SOURCES if key in content]) > 1:
         raise ConfigError(f"{' and '.join(given)} in {str(path)!r} exclude each other: leave one out")
     if "task" in content:
         source: Source = {"task": content.pop("task")}
         return Study(**{"name": path.stem, **content}, source=source)
-    # a path is meant from where the file is
+    # paths are relative to the file
     source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
     return Study(**{"name": path.stem, **content}, source=source)
 
 
 def _check_plain(value: Any, path: Path) -> None:
-    """Raises ConfigError for what no setting is: a date, or a whole number of more than 64 bits."""
+    """Raises ConfigError for a date, and for a whole number of more than 64 bits."""
     if isinstance(value, (dict, list)):
         for each in value.values() if isinstance(value, dict) else value:
             _check_plain(each, path)

@@ -1,4 +1,4 @@
-"""One run of a study: the training that `ctrans train` makes, without its checkpoints."""
+"""One run of a study: a training as of `ctrans train`, without checkpoints."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from solvers import ConfigError, SolveError
 
 CPU = torch.device("cpu")
 MEASURED = ("step", "loss", "gradient_norm", "validation_loss", "growth", "largest", "theta", "diverged")
-"""What of the log's rows a study keeps."""
+"""The keys of the log's rows that a study keeps."""
 FAILED = "failed"
-"""The ending of a run that could not begin or ended with an error: its message says which."""
+"""The ending of a run that raised an error, which is its message."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """How a run ended, and its curve: a row by iteration, of which those with a `validation_loss`
-    are evaluations.
+    """The result of a run.
 
-    `seconds` are the processor's, all threads together, so that a budget is spent no faster beside
-    other work. `ending` is a name of `Ending` in lower case, or "failed". `trained` has the
-    measures that were `asked` for, of the model `before` and `after` (where it finished).
+    - `ending`: a value of `Ending`, or "failed"
+    - `curve`: a row for each iteration; those with a `validation_loss` are evaluations
+    - `seconds`: processor time over all threads, which other work on the machine does not change
+    - `trained`: the measures that were `asked` for, of the model `before`, and `after` if it
+      finished
     """
 
     ending: str
@@ -55,20 +56,20 @@ class RunResult:
 
 
 def environment(device: torch.device = CPU) -> dict[str, Any]:
-    """What a result depends on besides its configuration."""
+    """The versions and the hardware on which a result depends, besides its configuration."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
 
 
 def _keep_nothing(*_: object) -> None:
-    """Stands where a checkpoint would be written: a study keeps curves."""
+    """Writes no checkpoint."""
 
 
 UNKEPT = dataclasses.replace(PARALLEL["none"], save=_keep_nothing)
 
 
 def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = CPU) -> TrainingRun:
-    """The run ready for the training loop, its log in that directory."""
+    """The run, ready for the training loop, with its log in that directory."""
     check_warm_up(run.model, run.training)
     check_low_rank(run.model, run.training)
     model = GPT(run.model, seed=run.training.seed)
@@ -77,7 +78,7 @@ def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = C
 
 
 def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunResult:
-    """Trains it. Divergence is a result; so is an error, whose ending is "failed"."""
+    """Trains the run. Divergence is a result, and so is an error, with the ending "failed"."""
     started = time.process_time()
     with tempfile.TemporaryDirectory(prefix="ctrans-study-") as name:
         try:
@@ -85,7 +86,7 @@ def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunRes
             before = measured(run.measure, begun.model, data)
             outcome = carry_out(begun, begun.state.progress)
             after = measured(run.measure, begun.model, data) if outcome.ending is Ending.FINISHED else {}
-        except Exception as error:  # of whatever kind: one run's mistake ends no study, and its message says which
+        except Exception as error:  # of any kind: an error of one run must not end the study
             message = str(error) if isinstance(error, (ConfigError, SolveError)) else f"{type(error).__name__}: {error}"
             return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment(device))
         trained = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
@@ -94,7 +95,7 @@ def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunRes
 
 
 def kept(directory: Path) -> list[log.Row]:
-    """The log's rows with what a study keeps of them."""
+    """The rows of the log with the keys in `MEASURED`."""
     return [{key: row[key] for key in MEASURED if key in row} for row in log.read(directory)]
 
 

@@ -13,8 +13,8 @@ from solvers import ConfigError
 from solvers.errors import look_up
 
 Source = Mapping[str, str | None]
-"""{"task": name}, or the absolute path of a text as "file" or of a directory as "bin". Empty for data
-that a program made. See `read_source`.
+"""{"task": name}, or the absolute path of a text as "file" or of a directory as "bin". Empty for
+data that a program made. See `read_source`.
 """
 Given = Data | bytes | str | Path | Source | None
 """How you may give data: as tokens; the bytes of a text; the path of a text or of a directory with
@@ -37,8 +37,8 @@ def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
 
 
 def read_source(source: Source, context: int) -> Data:
-    """Reads the data of the task, nanoGPT's files in the directory `bin`, or the bytes of `file`, by
-    default of the text that Python ships. Raises ConfigError if it cannot.
+    """Reads the data of the task, nanoGPT's files in the directory `bin`, or the bytes of `file`,
+    by default of the text that Python ships. Raises ConfigError if it cannot.
     """
     if source.get("task") is not None:
         return look_up("task", str(source["task"]), TASKS).data()

@@ -1,1 +1,1 @@
-"""The papers' experiments at a size that a laptop trains: claims, studies that try them, verdicts."""
+"""The experiments of the papers, at a size for a laptop: claims, studies and verdicts."""

@@ -1,10 +1,9 @@
-"""A claim as differences that must be positive, and its verdict by one rule.
+"""A claim as effects that must be positive, and its verdict.
 
-Each `Contrast` is an effect with one value a seed. Over the seeds it has a mean and a 95% interval,
-`mean_interval`. An effect holds if the interval lies above 0, is refuted if it lies below, and is
-open otherwise, as where neither of two placements diverges. The claim is *reproduced* if all its
-effects hold, *not reproduced* if one is refuted, *undecided at this scale* otherwise; with fewer
-than `LEAST_SEEDS` seeds it is undecided in any case.
+Each `Contrast` is an effect with one value per seed, a mean over seeds and a 95% interval
+(`mean_interval`). An effect holds if the interval lies above 0, is refuted if it lies below, and is
+open otherwise. The claim is *reproduced* if all its effects hold, *not reproduced* if one is
+refuted, and *undecided at this scale* otherwise, or with fewer than `LEAST_SEEDS` seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecid
 
 
 ModelAndTraining = tuple[GPTConfig, TrainConfig]
-"""All of a run but its seed."""
+"""The settings of a run, without its seed."""
 Values = Mapping[ModelAndTraining, float]
 
 
@@ -35,8 +34,8 @@ def _mean(mine: Values, others: Values) -> float:
 
 
 def _best(mine: Values, others: Values) -> float:
-    """Of the setting that is best on the other seeds: the lowest of many values of one seed is low
-    by their noise.
+    """The value of the setting that is best on the other seeds. The lowest value of this seed would
+    be too low, by its noise.
     """
     known = {setting: value for setting, value in others.items() if setting in mine} or mine
     return mine[min(known, key=known.__getitem__)]
@@ -47,17 +46,18 @@ def _sensitivity(mine: Values, others: Values) -> float:
 
 
 OVER: dict[str, Callable[[Values, Values], float]] = {"mean": _mean, "best": _best, "sensitivity": _sensitivity}
-"""How the figures of one seed's runs, by setting (learning rates, and what else varies), become
-one; others are means of other seeds.
+"""How the figures of a seed become one: functions of this seed's values by setting (learning rate
+and varied fields), and of the means of other seeds.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
-    """sign (figure of `more` - figure of `less` - beyond), which the claim says is positive.
+    """The effect sign (figure of `more` - figure of `less` - beyond), which is positive if the
+    claim holds.
 
-    `more` and `less` say which runs: fields of the model or the training, and their values; `less`
-    None is 0. `sign` -1 is for "at most".
+    `more` and `less` select runs by fields of the model or the training; for `less` None the figure
+    is 0. `sign` is -1 for "at most".
     """
 
     says: str
@@ -69,7 +69,7 @@ class Contrast:
     sign: int = 1
 
     def by_seed(self, runs: Sequence[Finished]) -> dict[int, float]:
-        """The effect by seed, of the seeds for which it is known."""
+        """The effect for each seed for which it is known."""
         found = {}
         for seed in sorted({run.run.training.seed for run in runs}):
             more = self._value(runs, self.more, seed)
@@ -99,9 +99,7 @@ def _is(run: Finished, wanted: Mapping[str, Any]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What was measured of a contrast: over how many seeds, mean and interval, and whether it
-    holds; None is open.
-    """
+    """The result of a contrast: the number of seeds, the mean and the interval of its effect."""
 
     says: str
     figure: str
@@ -112,7 +110,7 @@ class Effect:
 
     @property
     def holds(self) -> bool | None:
-        """By the rule above."""
+        """Whether the effect holds; None if it is open."""
         if math.isnan(self.mean):
             return None
         return True if self.low > 0 else False if self.high < 0 else None
@@ -120,7 +118,7 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """A claim, its source, what was measured and the verdict."""
+    """A claim, its source, its effects and the verdict."""
 
     claim: str
     source: str

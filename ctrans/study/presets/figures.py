@@ -1,6 +1,4 @@
-"""Figures of one run that presets compare; None where the run has none, as a loss by depth of one
-that diverged.
-"""
+"""The figures of a run that presets compare; None for a run without the figure."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def _loss(run: Finished) -> float | None:
 
 
 def _after(run: Finished, measure: str, name: str, when: str = "after") -> list[float] | None:
-    """A list by depth of the model, after its training or before."""
+    """A measure by depth of the model, after its training or before."""
     found: Any = run.result.trained.get(when, {}).get(measure)
     return found[name] if isinstance(found, dict) else None
 
@@ -39,7 +37,7 @@ def _growth_exponent(run: Finished) -> float | None:
 
 
 def _decades(measure: str, name: str, pick: Callable[[list[float]], float]) -> Callable[[Finished], float | None]:
-    """By how many powers of ten it grew through training."""
+    """The powers of ten by which a measure grew in training."""
 
     def figure(run: Finished) -> float | None:
         before, after = (_after(run, measure, name, when) for when in ("before", "after"))
@@ -97,4 +95,4 @@ FIGURES: dict[str, tuple[str, Callable[[Finished], float | None]]] = {
     "theta drift": ("mean |change of log10 theta| in training", _drift("theta")),
     "S drift": ("mean |change of log10 S| in training", _drift("log_S")),
 }
-"""By name: what it is, and the figure."""
+"""Figures by name: a description, and the function of a run."""

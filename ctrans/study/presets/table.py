@@ -1,5 +1,5 @@
-"""The papers' experiments. A new preset is one entry: the claim, where it stands, the effects that
-it says are positive, and the study, which `small` and `paper` give their sizes.
+"""The experiments of the papers. A new preset is one entry: the claim, its source, its effects, and
+the study in the sizes `small` and `paper`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ SMALL = {
     "weight_decay": 0.1,
     "learning_rate": 3e-3,
 }
-"""What `small` trains unless a preset says otherwise: populations of it take about 5 s a run on one
-processor.
-"""
+"""The usual base of `small`. In populations a run takes about 5 s on one processor."""
 GPT2 = {
     "vocab_size": 50304,
     "context": 1024,
@@ -44,7 +42,7 @@ GPT2 = {
     "eval_every": 1000,
     "learning_rate": 6e-4,
 }
-"""Kan's base: GPT-2 of 124M parameters on OpenWebText (nanoGPT's files, by --bin), 20,000
+"""Kan's base: GPT-2 of 124M parameters on OpenWebText (nanoGPT's files, with --bin), 20,000
 iterations.
 """
 XL = {**GPT2, "depth": 48, "width": 1600, "heads": 25}
@@ -59,7 +57,7 @@ DIGITS = {
     "eval_every": 100,
     "eval_windows": 120,
 }
-"""Digits: what `SMALL` is for text; the task brings vocabulary and context."""
+"""The base of `small` for digits. The task fixes vocabulary and context."""
 SIZES = ("small", "paper")
 THREE, FIVE = (0, 1, 2), (0, 1, 2, 3, 4)
 PRE, PERI, POST, NONE, OUTPUT, PRE_POST = ({"placement": name} for name in ("pre", "peri", "post", "none", "output", "pre_post"))
@@ -70,12 +68,12 @@ class Preset:
     """An experiment of a paper.
 
     - `claim`, `source`: what the paper says, and where
-    - `contrasts`: the effects that it says are positive
-    - `small`, `paper`: base configurations; `vary`, `cases`, `rates`, `seeds`, `measure`: as a
-      study has them
-    - `notes`: what a small model cannot show, or what is done otherwise than in the paper
-    - `paper_vary`: what varies otherwise in `paper`
-    - `task`: what is trained beside text, one of `ctrans.training.tasks.TASKS`
+    - `contrasts`: the effects, which are positive if the claim holds
+    - `small`, `paper`: base configurations
+    - `vary`, `cases`, `rates`, `seeds`, `measure`: as of a `Study`
+    - `notes`: what a small model cannot show, and differences from the paper
+    - `paper_vary`: fields that vary differently in `paper`
+    - `task`: one of `ctrans.training.tasks.TASKS`, or "" for text
     """
 
     claim: str
@@ -93,7 +91,7 @@ class Preset:
     task: str = ""
 
     def study(self, name: str, scale: str) -> Study:
-        """The study at that scale. ConfigError for an unknown one."""
+        """The study at that scale. Raises ConfigError for an unknown one."""
         if scale not in SIZES:
             raise ConfigError(f"scale {scale!r}: choose {' or '.join(SIZES)}")
         base, vary = (self.small, self.vary) if scale == "small" else (self.paper, {**self.vary, **self.paper_vary})

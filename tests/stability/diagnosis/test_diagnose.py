@@ -330,7 +330,7 @@ def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_compu
 
 def test_a_check_that_nothing_measures_is_refused():
     check = Check("nobody's quantity", "it", "note", "ours", "it is.", "leave it.", high=0.0)
-    with pytest.raises(ConfigError, match="nothing measures \"nobody's quantity\", which the check 'mine'"):
+    with pytest.raises(ConfigError, match="nothing measures \"nobody's quantity\", the quantity of the check 'mine'"):
         CHECKS["mine"] = check
     assert "mine" not in CHECKS
     assert all(map(CHECKS.measured, CHECKS.values()))
