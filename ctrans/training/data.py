@@ -139,8 +139,7 @@ def share_of(batch: int, world: int) -> int:
 
 
 def from_text(text: bytes, context: int, name: str = "the text") -> Data:
-    """The bytes as tokens. The last tenth is for validation, and no training sequence overlaps it.
-    """
+    """The bytes as tokens. The last tenth is for validation, and no training sequence overlaps it."""
     tokens = np.frombuffer(text, dtype=np.uint8)
     cut = len(tokens) - len(tokens) // SHARE
     return Data(tokens[:cut], tokens[cut:], context, name)

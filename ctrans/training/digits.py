@@ -37,8 +37,7 @@ class Labelled(Data):
         return (u * rows).astype(np.int64) * (self.context + 1)
 
     def validation_windows(self, count: int) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
-        """At most `count` rows of the validation split and their targets, evenly spaced and fixed.
-        """
+        """At most `count` rows of the validation split and their targets, evenly spaced and fixed."""
         rows = len(self.validation) // (self.context + 1)
         chosen = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))
         return self._windows(self.validation, chosen * (self.context + 1))

@@ -101,8 +101,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Passed:
-    """An iteration after its passes and before its step: the row so far, and what the step needs.
-    """
+    """An iteration after its passes and before its step: the row so far, and what the step needs."""
 
     row: log.Row
     total: Tensor

@@ -1,5 +1,4 @@
-"""Optimisers by name. Weight decay acts on matrices, and on request on gains, offsets and biases.
-"""
+"""Optimisers by name. Weight decay acts on matrices, and on request on gains, offsets and biases."""
 
 from __future__ import annotations
 

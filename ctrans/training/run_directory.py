@@ -86,8 +86,7 @@ class RunDirectory:
 
     @property
     def last(self) -> Path:
-        """The link `last`, or the first checkpoint if the run was killed before it made the link.
-        """
+        """The link `last`, or the first checkpoint if the run was killed before it made the link."""
         link = self.directory / LAST
         return self.step_directory(0) if self.steps() == [0] and not os.path.lexists(link) else link
 
@@ -214,8 +213,7 @@ class RunDirectory:
                     (self.directory / name).rmdir()
 
     def forget_base(self) -> None:
-        """Removes the base weights of low-rank updates. A directory of that name by others stays.
-        """
+        """Removes the base weights of low-rank updates. A directory of that name by others stays."""
         remove_base(self.checkpoints / BASE)
 
     def check_writable(self) -> None:
