@@ -170,7 +170,7 @@ def test_what_is_no_study_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="give the --out of a study"), open_store(tmp_path, write=False):
         pass
     (tmp_path / FILE).write_bytes(b"something else" * 100)
-    with pytest.raises(ConfigError, match="no study file"), open_store(tmp_path):
+    with pytest.raises(ConfigError, match="no valid study file"), open_store(tmp_path):
         pass
 
 

@@ -56,7 +56,7 @@ WRONG = {
     "empty list": ({"vary": {"dt": []}}, "at least one value"),
     "no list": ({"vary": {"dt": 1.0}}, "list"),
     "a number twice": ({"vary": {"dt": [1, 1.0]}}, "twice"),
-    "a case twice": ({"cases": [{}, {"dt": 1.0}]}, "two cases of small are the same runs"),
+    "a case twice": ({"cases": [{}, {"dt": 1.0}]}, "two cases of small have the same runs"),
     "a value twice": ({"seeds": [0, 0]}, "twice"),
     "rates that vary": ({"vary": {"learning_rate": [1.0]}}, "learning_rates"),
     "a seed in the base": ({"base": {"seed": 5}}, "seed in base: give the list seeds"),
@@ -68,7 +68,7 @@ WRONG = {
     "a measure": ({"measure": ["moment"]}, "moments"),
     "what a task brings": (
         {"source": {"task": "digits"}},
-        "task digits brings its own (context|vocab_size): leave it out of base",
+        "task digits fixes (context|vocab_size): leave it out of base",
     ),
     "a task": ({"source": {"task": "digts"}}, "digits"),
     "too many": ({"seeds": list(range(50_001))}, "at most"),

@@ -265,7 +265,7 @@ def test_fewer_iterations_than_are_done_are_refused(tmp_path):
 
 def test_other_data_are_refused_on_resume(tmp_path):
     carry_out(*start(tmp_path))
-    with pytest.raises(ConfigError, match="the data are not those"):
+    with pytest.raises(ConfigError, match="the data differ from those"):
         resume(tmp_path, text=TEXT + b"more")
 
 

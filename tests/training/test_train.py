@@ -56,7 +56,7 @@ def test_a_run_is_resumed_with_other_settings_and_its_own_data(tmp_path):
         resume(tmp_path, iterations=15)
     further = resume(tmp_path, TEXT, iterations=15)
     assert (further.progress.step, further.run.config.iterations) == (15, 15)
-    with pytest.raises(ConfigError, match="the data are not those"):
+    with pytest.raises(ConfigError, match="the data differ from those"):
         resume(tmp_path, TEXT[::-1], iterations=18)
     with pytest.raises(ConfigError, match="batch 2 contradicts the run to resume, which has 4"):
         resume(tmp_path, TEXT, batch=2)
