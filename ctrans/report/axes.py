@@ -1,4 +1,4 @@
-"""What all pictures do with their axes."""
+"""Axes, legends and dashes that all pictures share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTER, HANDLE = 6.6, 52.0
 beside its label.
 """
 BREAKS = re.compile(r"(?<=[-+/,\s])")
-"""After what a line may be broken."""
+"""Places where a line may break."""
 
 
 def show_at_least_a_decade(axes: Axes) -> None:
@@ -35,11 +35,11 @@ PLAIN = ("#004488", "#bb5566", "#ddaa33")
 contrast").
 """
 MOST_LINES = 7
-"""So many lines of one panel can be told apart; more are rows of a heat map."""
+"""Most lines of one panel; more models are rows of a heat map."""
 DASH = 3.0
 """Length of a bound's dashes, in line widths."""
 NEAR = 0.02
-"""Bounds that nowhere differ by more than this share lie upon each other."""
+"""Bounds coincide if they differ by at most this share everywhere."""
 
 
 def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
@@ -117,5 +117,5 @@ def mark_places(i: int, count: int) -> tuple[int, int]:
 
 
 def count_in_whole_numbers(axes: Axes) -> None:
-    """Ticks of segments and blocks, of which there is no half."""
+    """Integer ticks, for segments and blocks."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -36,7 +36,7 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """One JSON object as text."""
+    """The value as JSON text."""
     return json.dumps(plain(value), indent=1, allow_nan=False)
 
 

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 FURTHER = "further columns"
-"""What a table is called that holds the columns for which there was no room."""
+"""Title of a table with the columns that did not fit."""
 
 
 def shown_rows(count: int, wanted: int, *, alternate: bool = False) -> list[int]:
@@ -66,7 +66,7 @@ def _part(table: Table, chosen: Sequence[int]) -> Table:
 
 
 def _need(column: Column) -> int:
-    """Cells that the column cannot do without."""
+    """The least width of the column."""
     every = (column.header, *column.cells)
     texts = [each if isinstance(each, Text) else Text.from_markup(str(each)) for each in every]
     if column.no_wrap:

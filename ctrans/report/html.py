@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import markupsafe
 
 MOST_LINES = 7
-"""So many lines of a chart are described in words."""
+"""Most lines of a chart that its description in words has."""
 MISSING = "a page needs plotly and jinja2: pip install 'ctrans[report]'"
 
 

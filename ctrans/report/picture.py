@@ -31,7 +31,7 @@ from ctrans.report.placement_style import Look, looks_of
 from ctrans.report.sections import Line, Page, Plot
 
 DASHES = ("-", "--", ":", "-.")
-"""Models of one colour are told apart by these."""
+"""Dashes that distinguish models of one colour."""
 BEYOND = (("v", 0.03, "0, below the axis (hollow)"), ("^", 0.97, "infinite, above the axis (hollow)"))
 """How a logarithmic axis shows 0 and infinity: mark, height in the panel, and words."""
 COLUMNS = 3

@@ -21,7 +21,7 @@ MARKERS = "osD^vPX"
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """Colour and mark. The `repeat`-th model of one look is told apart by its dashes."""
+    """Colour and mark. Dashes distinguish models of one look; `repeat` counts them."""
 
     colour: str
     marker: str

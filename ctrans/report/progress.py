@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 PATIENCE = 1.0
-"""Seconds before the bar appears: quick work stays quiet."""
+"""Seconds before the bar appears."""
 LONG = 10.0
 """Seconds from which on it is said how long work will take, where there is no bar that shows it."""
 SHARE = 1 / 16
@@ -23,7 +23,7 @@ first need not be like the rest.
 
 
 def duration(seconds: float) -> str:
-    """About so long, in words: "25 s", "3 minutes", "2 hours"."""
+    """A duration in words: "25 s", "3 minutes", "2 hours"."""
     if seconds < 90:
         return f"{5 * max(1, round(seconds / 5))} s"
     minutes = round(seconds / 60)
@@ -54,7 +54,7 @@ class Bar:
         self._update(word, 0)
 
     def close(self) -> None:
-        """Takes the bar away, if it was shown."""
+        """Removes the bar if it is shown."""
         if self._shown:
             self._progress.stop()
 

@@ -73,7 +73,7 @@ def a_map(says: str, values: Schema) -> Schema:
 
 
 def described(says: str, schema: Schema) -> Schema:
-    """The schema with words."""
+    """The schema with a description."""
     return {"description": says, **schema}
 
 

@@ -12,7 +12,7 @@ from solvers import ConfigError
 
 
 def check_tensorboard() -> None:
-    """Raises ConfigError where TensorBoard is not installed."""
+    """Raises ConfigError if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("TensorBoard is not installed: pip install tensorboard, or leave out --tensorboard")
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 RED, BLUE, WHITE = (214, 69, 65), (67, 113, 203), (255, 255, 255)
 SHOWN = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
-"""Characters that move the cursor, as marks that do not."""
+"""Visible marks for characters that move the cursor."""
 
 
 def colours(values: Sequence[float]) -> list[str]:

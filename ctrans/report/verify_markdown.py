@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ctrans.verify.run import Result
 
 START, END = "<!-- ctrans verify: start -->", "<!-- ctrans verify: end -->"
-"""What stands around the table in a Markdown file."""
+"""Lines before and after the table in a Markdown file."""
 
 VERDICTS = ("new", "as printed", "sharpened", "corrected", "violated")
 
@@ -54,7 +54,7 @@ def markdown_table(results: Sequence[Result]) -> str:
 
 
 def _printed(r: Result) -> str:
-    """The printed form and what became of it, as Markdown."""
+    """The printed form and whether it holds, as Markdown."""
     if r.seed is None:
         return "none"
     if not r.printed:
@@ -64,7 +64,7 @@ def _printed(r: Result) -> str:
 
 
 def _literal(text: str) -> str:
-    """The text with nothing in it that Markdown would take for markup."""
+    """The text with the characters of Markdown's syntax escaped."""
     return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", text)
 
 

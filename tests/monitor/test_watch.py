@@ -66,7 +66,7 @@ def test_watch_shows_a_run_and_writes_picture_and_json(tmp_path):
 def test_watch_of_a_run_that_goes_on_says_so_and_how_long(tmp_path):
     write(tmp_path, end="")
     result = run("watch", tmp_path, "--once")
-    assert "goes on, or was killed" in " ".join(result.stdout.split())
+    assert "still running, or killed" in " ".join(result.stdout.split())
     assert "to go" in result.stdout
 
 

@@ -90,7 +90,7 @@ def _answer(models: Mapping[str, Any]) -> Answer:
         lowers = sum(value > 0 for value in known)
         mean = sum(known) / len(known) if known else 0.0
         parts.append(
-            f"{name}: {lowers} of {len(known)} sublayers move the state in a direction that lowers the loss (mean {mean:.2g})"
+            f"{name}: {lowers} of {len(known)} sublayers move the state in a direction that lowers the loss (mean alignment {mean:.2g})"
         )
     return Answer(f"{'; '.join(parts)}.", "good")
 

@@ -1,4 +1,4 @@
-"""A result that has no page of its own: all that it holds, as tables."""
+"""The page of a result whose command has no entry in `SECTIONS`: all its values, as tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from ctrans.report.sections import Chapter, Column, Table, cell
 
 ABOUT = ("command", "options", "environment", "model")
-"""What every result has, and is told elsewhere."""
+"""Keys of every result, which other parts of the page show."""
 LONGEST = 2000
-"""So many rows of a list are shown; the JSON has all."""
+"""Rows of a list that a page shows; the JSON has all."""
 
 
 def chapters(name: str, result: Mapping[str, Any]) -> list[Chapter]:

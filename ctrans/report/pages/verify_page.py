@@ -11,7 +11,7 @@ from ctrans.verify.table import SECTIONS
 
 MARKS: dict[str, Mark] = {"as printed": "good", "sharpened": "good", "corrected": "note", "new": "good", "violated": "bad"}
 FEW = 12
-"""So many statements are shown one by one on a terminal; of more, --verbose shows each."""
+"""A terminal lists up to so many statements one by one; --verbose lists more."""
 VERDICT = Column(
     "verdict",
     "as printed: the source's form holds; corrected: it fails and another form holds; sharpened: it holds, and so does a stronger form; "

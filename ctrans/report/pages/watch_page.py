@@ -50,7 +50,7 @@ BARS = "▁▂▃▄▅▆▇█"
 TIME, DEPTH = 16, 14
 """Characters of a sparkline over time, and over depth."""
 NEWEST = 8
-"""So many of the newest findings are shown without --verbose."""
+"""Newest findings that are shown without --verbose."""
 
 
 def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
@@ -84,7 +84,7 @@ def _answer(name: str, run: Mapping[str, Any]) -> Answer:
     counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
     found = f"{len(known)} finding{'s' * (len(known) != 1)} ({counts})" if known else "no findings"
     mark: Mark = "bad" if {"broken", "serious"} & set(known) else "note" if known else "good"
-    parts = [*_progress(run), run["ended"] or "no end yet: it goes on, or was killed"]
+    parts = [*_progress(run), run["ended"] or "still running, or killed"]
     return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark)
 
 
@@ -106,9 +106,9 @@ def _runs(runs: Mapping[str, Any]) -> Table:
         Column("model"),
         Column("sublayers"),
         Column("steps between reports"),
-        Column("step", "of the last report"),
+        Column("step", "training step of the last report"),
         Column("of"),
-        Column("first loss", "nats a token"),
+        Column("first loss", "training loss of the first report, in nats a token"),
         Column("last loss"),
         Column("loss", "the loss over the steps, from its least to its largest"),
         Column("learning rate"),
@@ -227,7 +227,7 @@ def _slider(runs: Mapping[str, Any]) -> str:
     kept = ", ".join(f"{len(each['history']['steps'])} of {len(each['steps'])}" for each in runs.values())
     return (
         f"The slider moves over {kept} reports of the log, which keeps fewer of the older ones. "
-        "The vertical axis stays as it is while the slider moves."
+        "The vertical axis does not change while the slider moves."
     )
 
 
