@@ -217,7 +217,7 @@ def _solve_back(
 
     If X were integrated back over the whole segment, its error could grow by exp(Lipschitz constant
     * length) where the flow contracts forward, and <P, v> would not show it. Interpolating X
-    instead would limit the order to the interpolant's.
+      instead would limit the order to the interpolant's.
     """
 
     def field(t: Tensor, z: Tensor) -> Tensor:
@@ -227,7 +227,8 @@ def _solve_back(
     def from_state(x: Tensor) -> Map:
         return lambda z: torch.stack([x, z[1]])
 
-    # the adjoint is linear in P: at unit size the tolerances suit P for any size of the loss's gradient
+    # the adjoint is linear in P: at unit size the tolerances suit P for any size of the loss's
+    # gradient
     size = p.square().mean().sqrt()
     size = torch.where(size == 0, 1.0, size)
     segments = [Segment(t1, t0, field, enter=from_state(x1)) for (t0, _), (t1, x1) in pairwise(steps)]

@@ -177,8 +177,9 @@ def speeds(hamiltonian: Hamiltonian, phi: Float[Tensor, "*space"], grid: Grid) -
     values, c its corners. Those at T suffice: H does not depend on x, so a Lipschitz constant of
     Phi never grows. By convexity H is at most its largest value at the corners, at least m = 2 H(0)
     - max_c H(c), and its derivative is at most the secant's slope, for every s > 0. For bounded
-    velocities long secants give a_i, the largest velocity along the axis, to 1e-8. For a quadratic
-    H short secants give a value some 3 times too large. Raises ConfigError if H is infinite.
+      velocities long secants give a_i, the largest velocity along the axis, to 1e-8. For a
+      quadratic H short secants give a value some 3 times too large. Raises ConfigError if H is
+      infinite.
     """
     eye = torch.eye(phi.ndim, dtype=phi.dtype, device=phi.device)
     slopes = torch.stack([phi.diff(dim=axis).abs().amax() / h for axis, h in enumerate(grid.spacing)])

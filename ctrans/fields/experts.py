@@ -130,7 +130,7 @@ class MixtureOfExperts(ProjectedMap):
 
         For b = 0 it is exact in exact arithmetic: min over e in S, e' outside of (z_e - z_e')/|w_e
         - w_e'|, w the rows of W_r. Otherwise it is a lower bound: the gap of the k-th and (k+1)-th
-        s + b over sqrt(1/2) |W_r|_2.
+          s + b over sqrt(1/2) |W_r|_2.
         """
         routing = self.route(x)
         if self.options.top_k == self.options.experts:

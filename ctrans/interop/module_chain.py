@@ -124,8 +124,8 @@ class Projection:
     part of a shared map.
 
     If the map has `parts` equal parts (such as queries, keys and values for each head), W has these
-    rows of each part, one part below the other. If a scale s at the path `scale_path` follows the map,
-    they are s * W and s * b. A Projection holds only paths; `chain` is the map that has the
+    rows of each part, one part below the other. If a scale s at the path `scale_path` follows the
+    map, they are s * W and s * b. A Projection holds only paths; `chain` is the map that has the
     weights.
     """
 

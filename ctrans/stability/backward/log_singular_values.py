@@ -159,7 +159,7 @@ def _standard_errors(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
     For z uniform on the unit sphere of R^n the variance of z'Az is 2/(n + 2) (tr A^2/n - (tr
     A/n)^2). To first order the error of m is z' (log sigma - m) z/w and that of s is z' ((log sigma
     - m)^2 - s^2) z/(2 s w), with w the mass of the nodes that do not count as zero. Both matrices
-    have trace 0.
+      have trace 0.
     """
     weights, logs = _kept(nodes, weights, top)
     mass = float(weights.sum())
