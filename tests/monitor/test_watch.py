@@ -98,7 +98,7 @@ def test_a_terminal_follows_a_run_until_it_ends(tmp_path, monkeypatch):
     request = watch.WatchRequest(**asked, directory=tmp_path, once=False, refresh=0.5)
     assert watch._followed(request, console, read_log(tmp_path)).ended == "finished"
     assert waits == [0.5, 0.5]
-    assert "no end yet" in console.file.getvalue()
+    assert "still running, or killed" in console.file.getvalue()
     assert "finished" in console.file.getvalue()
 
 

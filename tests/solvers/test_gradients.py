@@ -83,7 +83,7 @@ def request_for(method, steps=5, tolerance=None):
     return {"method": method, **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps})}
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("save", ["ends", "segments", "steps"])
 @pytest.mark.parametrize("method", IN_TORCH)
 def test_checkpoint_has_backprops_solution_and_gradient(method, save):
