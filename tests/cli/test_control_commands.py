@@ -29,7 +29,7 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert certificate["velocities"]["best"] == pytest.approx(certificate["hamiltonian"], rel=1e-8)
     assert certificate["weights"]["best"] <= certificate["hamiltonian"]
     assert kept["checks"]["layernorm"]["none"]["segments"][0]["certificate"]["hamiltonian"] == "inf"
-    assert "the best updates of none, pre are finite only with a bound or a penalty on the weights" in " ".join(
+    assert "the best outputs of none, pre are finite only with a bound or a penalty on the weights" in " ".join(
         result.stdout.split()
     )
     verbose = run("hjb-check", *SMALL, "--norm", "layernorm", "--verbose", "--out", tmp_path).stdout

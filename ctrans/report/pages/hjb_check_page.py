@@ -1,5 +1,5 @@
 """What `ctrans hjb-check` shows: which weights need a bound or a decay so that every layer has a
-finite best update.
+finite best output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CheckJSON = Mapping[str, Any]
 FREE = {"well-posed": "nothing", "well-posed for bounded gains": "gains", "degenerate": "weights", "open": "unknown"}
 """What has to be bounded or penalised so that H is finite, by verdict."""
 NEEDS = (
-    "what must be bounded or penalised so that every layer has a finite best update: the norms' gains and offsets, or the weights. A "
+    "what must be bounded or penalised so that every layer has a finite best output: the norms' gains and offsets, or the weights. A "
     "question mark: the evidence disagrees"
 )
 SUMMARY = (
@@ -136,7 +136,7 @@ def _merged(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _answer(rows: Mapping[str, Sequence[CheckJSON]]) -> Answer:
-    """Which models have a finite best update, and what the others need."""
+    """Which models have a finite best output, and what the others need."""
     wrong = [name for name, (model, *_) in rows.items() if not model["agrees"]]
     if wrong:
         return Answer(f"The numerical evidence disagrees with the verdict for {', '.join(wrong)}.", "bad")
@@ -144,12 +144,12 @@ def _answer(rows: Mapping[str, Sequence[CheckJSON]]) -> Answer:
     for name, (model, *_) in rows.items():
         groups.setdefault(_free(model, model["step_verdict"]), []).append(name)
     says = {
-        "nothing": "every layer of {} has a finite best update",
-        "gains": "every layer of {} has a finite best update while the norms' gains stay bounded",
-        "weights": "the best updates of {} are finite only with a bound or a penalty on the weights (no fault of a model)",
-        "unknown": "it is not known whether the best updates of {} are finite",
+        "nothing": "every layer of {} has a finite best output",
+        "gains": "every layer of {} has a finite best output while the norms' gains stay bounded",
+        "weights": "the best outputs of {} are finite only with a bound or a penalty on the weights (no fault of a model)",
+        "unknown": "it is not known whether the best outputs of {} are finite",
     }
-    other = "every layer of {} has a finite best update with {}"
+    other = "every layer of {} has a finite best output with {}"
     parts = [
         says.get(need, other).format(", ".join(names), need)
         for need, names in sorted(groups.items(), key=lambda each: list(says).index(each[0]) if each[0] in says else 0)
