@@ -61,7 +61,7 @@ GUESSING = (
 _GAIN = "smallest |gamma_i| of a norm over its median |gamma_i|"
 _DEAD_SOURCE = f"{OURS}: smallest gains of trained models are 0.1 to 1 of the median, and bfloat16 has 3 digits"
 _RESET_GAIN = "Set the gain to the norm's median and train on, or keep weight decay off gains."
-_JACOBIAN = "h |dv/dX|_2 of a sublayer's velocity v over its length h"
+_JACOBIAN = "h |dv/dX|_2, with the velocity v of a sublayer and its length h (its dt)"
 _NEIGHBOURS = f"{OURS}: neighbours in trained and in fresh models differ by less than 10"
 _OWN = (*weight_readings.OFFERS, *DecayOverThreshold.offers, "sensitivity")
 
