@@ -177,5 +177,5 @@ def test_a_context_around_a_map_hides_nothing_of_what_the_map_says_of_its_tokens
 
 def test_a_state_of_another_width_is_refused_with_the_width_that_is_wanted():
     block = ODEBlock(Attention(16, 2), FeedForward(16, 32))
-    with pytest.raises(ConfigError, match=r"the state is \(2, 5, 8\) but the block's width is 16: give \(\*batch, tokens, 16\)"):
+    with pytest.raises(ConfigError, match=r"the state is \(2, 5, 8\), but the block's width is 16: give \(\*batch, tokens, 16\)"):
         block(torch.zeros(2, 5, 8))
