@@ -242,6 +242,7 @@ WANTED = {"field": "dx/dt", "project": "the projected state", "enter": "the stat
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """The name without "torch.", such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 

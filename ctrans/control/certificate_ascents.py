@@ -161,4 +161,5 @@ def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Gene
 
 
 def share_of(part: float, whole: float) -> float:
+    """part/whole; the part itself if the whole is 0."""
     return part / (whole or 1.0)

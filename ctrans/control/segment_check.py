@@ -141,6 +141,9 @@ def check_segment(
 
 
 def at_field(sublayer: Sublayer, start: Point, continuous: bool) -> Point:
+    """The state and costate at which a segment is certified. The X of a discrete model is retracted
+    to the image of a norm around the state.
+    """
     x, p = start
     return (x if continuous or sublayer.state_norm is None else sublayer.state_norm.retract(x)), p
 

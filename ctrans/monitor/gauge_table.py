@@ -58,6 +58,7 @@ class GaugeTable(dict[str, Gauge]):
 
 
 def root_mean_square(x: Tensor) -> Tensor:
+    """|x|/sqrt(number of entries)."""
     return length(x) / math.sqrt(x.numel())
 
 
