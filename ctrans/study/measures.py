@@ -11,10 +11,10 @@ from torch import Tensor
 from ctrans.model.gpt import GPT
 from ctrans.stability.attention.by_depth import AttentionByDepth
 from ctrans.stability.backward.parameter_gradients import ParameterGradients
-from ctrans.stability.forward.moments import MomentsByDepth
-from ctrans.stability.forward.single_entries import MassiveByDepth
+from ctrans.stability.forward.moments import moments
+from ctrans.stability.forward.single_entries import largest_entry, massive_activations
 from ctrans.training.data import Data
-from ctrans.walk import walk
+from ctrans.walk import States, walk
 from solvers import ConfigError, SolveError
 
 WINDOWS = 4
@@ -24,13 +24,13 @@ Measure = Callable[[GPT, Tensor, Tensor], Any]
 
 def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The mean |entry| and the variance of X at 0 and at the end of each segment."""
-    found = walk(model, tokens, instruments=[MomentsByDepth()])[0]
+    found = walk(model, tokens, instruments=[States(moments)])[0]
     return {"mean_abs": [each.mean_abs for each in found], "variance": [each.variance for each in found]}
 
 
 def _massive(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The largest |entry| by depth, and its ratio to the median one."""
-    found = walk(model, tokens, instruments=[MassiveByDepth()])[0]
+    found = massive_activations(walk(model, tokens, instruments=[States(largest_entry)])[0])
     return {"largest": found.largest, "ratio": found.ratio}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -115,16 +116,19 @@ class Instrument:
 
 
 class States(Instrument):
-    """Keeps X_0 and X at the end of each segment."""
+    """A figure of X_0 and of X at the end of each segment: `figure(X, kept)`, by default X itself."""
+
+    def __init__(self, figure: Callable[[Tensor, Tensor | None], Any] = lambda x, kept: x):
+        self._figure = figure
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._states = [x0]
+        self._found = [self._figure(x0, self.kept)]
 
     def forward(self, at: StepContext) -> None:
-        self._states.append(at.y)
+        self._found.append(self._figure(at.y, self.kept))
 
-    def figures(self) -> list[Tensor]:
-        return self._states
+    def figures(self) -> list[Any]:
+        return self._found
 
 
 class Attempt(Instrument):

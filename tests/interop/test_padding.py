@@ -15,12 +15,12 @@ from ctrans.interop.families import FAMILIES, small_model
 from ctrans.stability.attention.by_depth import AttentionByDepth, AttentionLayer
 from ctrans.stability.diagnosis.forward_instruments import HeadRows, StatesByDepth
 from ctrans.stability.forward.bounds import BoundsByDepth
+from ctrans.stability.forward.carried import GrowthWithWeights
 from ctrans.stability.forward.depth_share import DepthShares, token_similarity
-from ctrans.stability.forward.moments import MomentsByDepth
+from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.simulation import simulate
-from ctrans.stability.forward.weight_growth import GrowthWithWeights
 from ctrans.stability.screening.attention import LastLayerGradient
-from ctrans.walk import walk
+from ctrans.walk import States, walk
 from ctrans.walk.instrument import Attempt
 from solvers import ConfigError
 from tests.helpers import learned
@@ -93,7 +93,7 @@ def test_what_is_a_mean_over_tokens_is_that_of_the_text_alone(name):
     text = torch.randint(3, 31, (1, 9), generator=torch.Generator().manual_seed(2))
 
     def found(ids):
-        each = [MomentsByDepth(), DepthShares(), HeadRows(), StatesByDepth(), BoundsByDepth(), GrowthWithWeights([1.0, 2.0]), Attempt(
+        each = [States(moments), DepthShares(), HeadRows(), StatesByDepth(), BoundsByDepth(), GrowthWithWeights([1.0, 2.0]), Attempt(
             AttentionByDepth())]  # fmt: skip
         return numbers_in(walk(imported, ids, instruments=each))
 
@@ -113,8 +113,8 @@ def test_an_opened_model_and_its_simulation_leave_padding_out(loss):
     text = torch.randint(3, 31, (1, 9), generator=torch.Generator().manual_seed(2))
     with imported.padded(torch.tensor([[1] * 6 + [0] * 3])):
         simulated = simulate(opened, text, reference=False)
-        walked = walk(opened, text, text, [MomentsByDepth(), gradient := LastLayerGradient()])[0]
-    alone, x = walk(imported, text[:, :6], instruments=[MomentsByDepth()])[0], imported.embed(text[:, :6])
+        walked = walk(opened, text, text, [States(moments), gradient := LastLayerGradient()])[0]
+    alone, x = walk(imported, text[:, :6], instruments=[States(moments)])[0], imported.embed(text[:, :6])
     assert simulated.rms == pytest.approx([m.rms for m in alone], rel=1e-4)
     assert [m.rms for m in walked] == pytest.approx([m.rms for m in alone], rel=1e-4)
     growth = float(imported.depth(x).square().mean() - x.square().mean())

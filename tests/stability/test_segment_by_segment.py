@@ -13,10 +13,10 @@ from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.stability.backward.parameter_gradients import gradient_norms
 from ctrans.stability.backward.sensitivity import backward_sensitivity, step_linearisations
 from ctrans.stability.backward.weight_slope import sensitivity_slope
-from ctrans.stability.forward.weight_growth import weight_growth
+from ctrans.stability.forward.carried import GrowthWithWeights
 from ctrans.stability.transport.perturbations import adversarial_direction
 from ctrans.stability.transport.transport import transport
-from ctrans.walk import states_of
+from ctrans.walk import states_of, walk
 from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
@@ -68,7 +68,7 @@ INSTRUMENTS = {
     "gradients": Measured(lambda model: gradient_norms(model, tokens(), tokens(seed=1)), 1, 2),
     "sensitivities": Measured(_embedded(partial(backward_sensitivity, starts=0)), 2, 1),
     "lyapunov": Measured(_embedded(partial(lyapunov, count=2)), 1, 1),
-    "weight scaling": Measured(_embedded(weight_growth), 1, 1),
+    "weight scaling": Measured(lambda model: walk(model, tokens(), instruments=[GrowthWithWeights()]), 1, 1),
     "transport": Measured(lambda model: transport(model, tokens(), "noise"), 1, 1),
 }
 

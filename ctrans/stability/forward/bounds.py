@@ -319,9 +319,8 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     outputs = [s.output_norm for s in sublayers if s.output_norm is not None]
     inputs = [s.input_norm for s in sublayers if s.input_norm is not None]
     if len(outputs) == len(sublayers):
-        worst = max(map(largest_gain, outputs)) + max(map(_offset, outputs))
-        lengths = torch.tensor([segment.h for segment in segments], dtype=torch.float64)
-        return [start + t * math.sqrt(entries) * worst for t in (0.0, *lengths.cumsum(0).tolist())]
+        level, lengths = printed_level(outputs), torch.tensor([segment.h for segment in segments], dtype=torch.float64)
+        return [start + t * math.sqrt(entries) * level for t in (0.0, *lengths.cumsum(0).tolist())]
     if outputs or len(inputs) < len(sublayers):
         return "the papers' theorems need one placement, pre, peri or output, in all sublayers"
     if not all(norm.divides for norm in inputs):
@@ -335,6 +334,13 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
         values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values
+
+
+def printed_level(norms: Sequence[Norm]) -> float:
+    """g_max + b_max of Kan, theorems 4 and 5: the largest gain plus the largest offset of all the
+    norms.
+    """
+    return max(map(largest_gain, norms)) + max(map(_offset, norms))
 
 
 def _offset(norm: Norm) -> float:

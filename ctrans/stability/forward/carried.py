@@ -1,9 +1,10 @@
 """Further states that pass through the depth during a walk: perturbed inputs, also with larger
-weights.
+weights, and the moments of X_D under larger weights.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.forward.weight_scaling import times
+from ctrans.stability.forward.moments import moments
+from ctrans.stability.forward.weight_scaling import FACTORS, log_slope, times
 from ctrans.walk import Instrument, StepContext, walk_depth
 
 Start = tuple[float, Float[Tensor, "*batch tokens width"]]
@@ -39,3 +41,39 @@ def carried(depth: Depth, starts: Sequence[Start]) -> list[Float[Tensor, "*batch
     """`CarriedStates` as a walk of its own."""
     found: list[Tensor] = walk_depth(depth, starts[0][1], [CarriedStates(starts)])[0]
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightGrowth:
+    """Moments of X_D with each sublayer's last linear map times c, and the slope of log MA against
+    log c over the largest two c.
+
+    Slope 1: the state is proportional to the weights (`pre`). Slope 0: norms bound it (`peri`,
+    `output`, and any norm around the state).
+    """
+
+    factors: list[float]
+    mean_abs: list[float]
+    variance: list[float]
+    slope: float
+
+
+class GrowthWithWeights(Instrument):
+    """MA and Var of X_D as functions of c, with f_k -> c f_k in each segment and the lane's X_0;
+    inf or nan if the state overflows.
+    """
+
+    def __init__(self, factors: Sequence[float] = FACTORS):
+        self._factors = list(factors)
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._carried = CarriedStates([(c, x0) for c in self._factors])
+        self._carried.begin(depth, x0)
+
+    def forward(self, at: StepContext) -> None:
+        self._carried.forward(at)
+
+    def figures(self) -> WeightGrowth:
+        ends = [moments(x, self.kept) for x in self._carried.figures()]
+        mean_abs = [end.mean_abs for end in ends]
+        return WeightGrowth(self._factors, mean_abs, [end.variance for end in ends], log_slope(self._factors[-2:], mean_abs[-2:]))

@@ -15,10 +15,10 @@ from ctrans.model.random_models import described, random_model, random_state, ra
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.residual import Streams
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
-from ctrans.stability.forward.moments import MomentsByDepth, moments
-from ctrans.stability.forward.single_entries import data_variance
+from ctrans.stability.forward.moments import moments
+from ctrans.stability.forward.single_entries import data_variance, variance_over_inputs
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, known, statement
-from ctrans.walk import states_of, walk_depth
+from ctrans.walk import states_of
 
 OUTPUT = ("peri", "output")
 
@@ -127,7 +127,8 @@ def entries_over_data(draw: Draw, printed: bool) -> Trials:
     Printed: the first against the last.
     """
     made = random_model(draw, draw.choice(OUTPUT))
-    found = data_variance(made.depth, states_of(made.depth, random_state(draw, made, batch=6)))
+    states = states_of(made.depth, random_state(draw, made, batch=6))
+    found = data_variance(made.depth, states[0], list(map(variance_over_inputs, states)), forward_bounds(made.depth, states))
     loose = known(found.printed_bound)[-1]
     over_data = at_most(found.largest[-1], loose if printed else found.bound[-1], f"Var over data, {described(made)}")
     return over_data if printed else [over_data, at_most(found.bound[-1], loose, "the sharper bound against the printed one")]
@@ -222,8 +223,7 @@ def growing_weights(draw: Draw) -> Trial:
     made = smooth_model(draw, 16)
     for k, sublayer in enumerate(made.depth.sublayers):
         scale_linear(sublayer.field.output_projection, 1.4**k)
-    by_depth = walk_depth(made.depth, draw.normal(2, 5, 16), [MomentsByDepth()])[0]
-    sizes = [math.log(each.rms) for each in by_depth[1:]]
+    sizes = [math.log(moments(x).rms) for x in states_of(made.depth, draw.normal(2, 5, 16))[1:]]
     rate = float(np.polyfit(np.arange(len(sizes) - 6), sizes[6:], 1)[0])
     return Trial(
         abs(rate / math.log(1.4) - 1), f"weights ~ 1.4^k: the state grows like e^({rate:.3g} k), log 1.4 = {math.log(1.4):.3g}"

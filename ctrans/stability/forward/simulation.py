@@ -18,8 +18,8 @@ from torch import Tensor
 from ctrans.scheme import Scheme
 from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
-from ctrans.stability.forward.moments import MomentsByDepth
-from ctrans.walk import Attempt, DescribedModel, kept_of, observe
+from ctrans.stability.forward.moments import moments
+from ctrans.walk import Attempt, DescribedModel, States, kept_of, observe
 from solvers import ConfigError, Method, Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
@@ -102,7 +102,7 @@ def simulate(
 
     states = solution.states
     bounding = Attempt(BoundsByDepth(discrete=itself))
-    each, allowed, conserved = observe(model.depth, states, [MomentsByDepth(), bounding, DriftByDepth()], kept=kept_of(model))
+    each, allowed, conserved = observe(model.depth, states, [States(moments), bounding, DriftByDepth()], kept=kept_of(model))
     bounds, unbounded = None if allowed is None else _shortened(allowed, len(states)), bounding.note
     return Simulation(
         placement=model.depth.sublayers[0].placement.name if model.depth.shared else model.config.placement,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
-from ctrans.walk import Instrument, StepContext, observe
+from ctrans.stability.forward.bounds import ForwardBounds, printed_level
 from solvers.run import finite
 
 
@@ -27,38 +26,20 @@ class Massive:
     channel: list[int]
 
 
-def massive_activations(states: Sequence[Float[Tensor, "*batch tokens width"]]) -> Massive:
-    """max |X| / median |X| of each state. It shows a few channels with huge entries, which moments
-    do not.
-    """
-    return _columns([_massive(x.detach()) for x in states])
-
-
-class MassiveByDepth(Instrument):
-    """`massive_activations` of X_0 and of X at every segment's end."""
-
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._each = [_massive(x0.detach())]
-
-    def forward(self, at: StepContext) -> None:
-        self._each.append(_massive(at.y.detach()))
-
-    def figures(self) -> Massive:
-        return _columns(self._each)
-
-
-def _columns(each: Sequence[tuple[float, float, int]]) -> Massive:
-    largest, ratio, channel = (list(column) for column in zip(*each, strict=True))
-    return Massive(largest, ratio, channel)
-
-
-def _massive(x: Tensor) -> tuple[float, float, int]:
+def largest_entry(x: Float[Tensor, "*batch tokens width"], kept: object = None) -> tuple[float, float, int]:
+    """`Massive` of one state, over all of its tokens."""
     if not finite(x):
         return math.nan, math.nan, -1
-    size = x.abs().flatten(0, -2)
+    size = x.detach().abs().flatten(0, -2)
     place = int(size.argmax())
     largest, median = float(size.max()), float(size.median())
     return largest, largest / median if median else math.inf if largest else math.nan, place % x.shape[-1]
+
+
+def massive_activations(each: Sequence[tuple[float, float, int]]) -> Massive:
+    """`largest_entry` by depth. It shows a few channels with huge entries, which moments do not."""
+    largest, ratio, channel = (list(column) for column in zip(*each, strict=True))
+    return Massive(largest, ratio, channel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,67 +60,37 @@ class DataVariance:
     printed_used: list[float] | None
 
 
-class VarianceOverInputs(Instrument):
-    """Var(x) = E[x^2] - E[x]^2 of each entry x of X_k over the inputs of the batch, with bounds.
+def variance_over_inputs(x: Float[Tensor, "inputs tokens width"], kept: object = None) -> tuple[float, float]:
+    """The mean and the largest over the entries of x of Var(x) = E[x^2] - E[x]^2 over the inputs."""
+    variance = x.double().var(0, correction=0)
+    return float(variance.mean()), float(variance.max())
+
+
+def data_variance(
+    depth: Depth, x0: Float[Tensor, "inputs tokens width"], each: Sequence[tuple[float, float]], bounds: ForwardBounds
+) -> DataVariance:
+    """`variance_over_inputs` by depth, from X_0 on, with bounds.
 
     As printed (Kan, theorem 5, behind output norms): the mean over inputs of (|X_0|_F + t
     sqrt(nd)(g_max + b_max))^2. Sharper: an entry grows by at most its token's length, so Var(x) <=
     max over entries of E[(|x_0| + r_k)^2], with r_k the growth that `bounds` allow. With norms
     around the state it is the norm's largest token squared.
     """
-
-    def __init__(self, bounds: Callable[[], ForwardBounds]):
-        self._bounds = bounds
-
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._start = depth, x0.double()
-        self._mean: list[float] = []
-        self._largest: list[float] = []
-        self._note(x0)
-
-    def forward(self, at: StepContext) -> None:
-        self._note(at.y)
-
-    def _note(self, x: Tensor) -> None:
-        variance = x.double().var(0, correction=0)
-        self._mean.append(float(variance.mean()))
-        self._largest.append(float(variance.max()))
-
-    def figures(self) -> DataVariance:
-        depth, start, reached = self._depth, self._start, len(self._mean)
-        width, entries = start.shape[-1], start[0].numel()
-        rms = self._bounds().rms
-        held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
-        bound = [
-            width * value**2 if held and k else float((start.abs() + math.sqrt(width) * (value - rms[0])).square().mean(0).max())
-            for k, value in enumerate(rms[:reached])
-        ]
-        printed = None
-        norms = [sublayer.output_norm for sublayer in depth.sublayers]
-        outputs = [norm for norm in norms if norm is not None]
-        if len(outputs) == len(norms) and not held:
-            level = max(float(n.gamma.detach().abs().max()) for n in outputs)
-            level += max(float(n.beta.detach().abs().max()) for n in outputs)
-            lengths = torch.linalg.vector_norm(start.flatten(1), dim=-1)
-            printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[:reached]]
-        return DataVariance(
-            self._mean,
-            self._largest,
-            bound,
-            printed,
-            _ratios(self._largest, bound),
-            None if printed is None else _ratios(self._largest, printed),
-        )
-
-
-def data_variance(
-    depth: Depth, states: Sequence[Float[Tensor, "inputs tokens width"]], bounds: ForwardBounds | None = None
-) -> DataVariance:
-    """`VarianceOverInputs` along given states, with their `forward_bounds` unless given."""
-    found: DataVariance = observe(
-        depth, states, [VarianceOverInputs(lambda: forward_bounds(depth, states) if bounds is None else bounds)]
-    )[0]
-    return found
+    mean, largest = (list(column) for column in zip(*each, strict=True))
+    start, width, entries = x0.double(), x0.shape[-1], x0[0].numel()
+    held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
+    bound = [
+        width * rms**2 if held and k else float((start.abs() + math.sqrt(width) * (rms - bounds.rms[0])).square().mean(0).max())
+        for k, rms in enumerate(bounds.rms[: len(mean)])
+    ]
+    printed = None
+    outputs = [sublayer.output_norm for sublayer in depth.sublayers if sublayer.output_norm is not None]
+    if len(outputs) == len(depth.sublayers) and not held:
+        level, lengths = printed_level(outputs), torch.linalg.vector_norm(start.flatten(1), dim=-1)
+        printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[: len(mean)]]
+    return DataVariance(
+        mean, largest, bound, printed, _ratios(largest, bound), None if printed is None else _ratios(largest, printed)
+    )
 
 
 def _ratios(measured: Sequence[float], bounds: Sequence[float]) -> list[float]:

@@ -14,14 +14,21 @@ from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import SegmentCheck, check_segment
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds
+from ctrans.stability.forward.carried import GrowthWithWeights, WeightGrowth
 from ctrans.stability.forward.depth_share import DepthShare, DepthShares
 from ctrans.stability.forward.growth_law import GrowthLaw, growth_law
-from ctrans.stability.forward.moments import MomentsByDepth
-from ctrans.stability.forward.single_entries import DataVariance, Massive, MassiveByDepth, VarianceOverInputs
-from ctrans.stability.forward.weight_growth import GrowthWithWeights, WeightGrowth
+from ctrans.stability.forward.moments import moments
+from ctrans.stability.forward.single_entries import (
+    DataVariance,
+    Massive,
+    data_variance,
+    largest_entry,
+    massive_activations,
+    variance_over_inputs,
+)
 from ctrans.stability.screening.case import Case, StepPlan, StepVerdict, attempt, exponent, found, spread
 from ctrans.stability.screening.screening_checks import judged
-from ctrans.walk import Attempt, Instrument, Model, StepContext, StepContextBack, Turn, own_loss
+from ctrans.walk import Attempt, Instrument, Model, States, StepContext, StepContextBack, Turn, own_loss
 from solvers import ConfigError, SolveError, Status
 from solvers.run import finite
 from solvers.solution import ADVICE
@@ -193,15 +200,15 @@ def plan_forward(case: Case) -> StepPlan:
     Quantities: the depth's contribution, its growth exponent, the final similarity of tokens, the
     loss above guessing, and the exponent of mean|X_D| in the weights.
     """
-    moments, massive, scaled = MomentsByDepth(), MassiveByDepth(), Attempt(GrowthWithWeights())
-    data, initial, shares = Attempt(VarianceOverInputs(case.bounds.figures)), Attempt(InitialLoss()), DepthShares()
+    sizes, massive, varied = States(moments), States(largest_entry), States(variance_over_inputs)
+    scaled, initial, shares = Attempt(GrowthWithWeights()), Attempt(InitialLoss()), DepthShares()
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
         reached = case.reach.count
         if not reached:
             return StepVerdict("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
-        each = moments.figures()[:reached]
+        each = sizes.figures()[:reached]
         times = list(case.model.depth.times[:reached])
         mean_abs, variance, rms = ([getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms"))
         bounds = attempt(notes, case.bounds.figures)
@@ -218,8 +225,8 @@ def plan_forward(case: Case) -> StepPlan:
             None if bounds is None or not bounds.mean_abs[reached - 1] else mean_abs[-1] / bounds.mean_abs[reached - 1],
             _law(times, mean_abs),
             _law(times, variance),
-            Massive(*(column[:reached] for column in vars(massive.figures()).values())),
-            None if bounds is None else found(notes, data),
+            massive_activations(massive.figures()[:reached]),
+            None if bounds is None else data_variance(case.model.depth, case.start("text"), varied.figures(), bounds),
             scaling,
             loss,
             guessing,
@@ -243,7 +250,7 @@ def plan_forward(case: Case) -> StepPlan:
         verdict = judged(quantities, weights_verdict(slope))
         return StepVerdict(verdict, figure, _why_forward(result, slope), quantities, notes, result)
 
-    return StepPlan({"text": [moments, massive, data, initial, shares], "part": [scaled]}, conclude)
+    return StepPlan({"text": [sizes, massive, varied, initial, shares], "part": [scaled]}, conclude)
 
 
 def _why_forward(result: ForwardStep, slope: float) -> str:

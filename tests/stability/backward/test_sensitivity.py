@@ -11,11 +11,10 @@ from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward.sensitivity import Sensitivities, backward_sensitivity, sublayer_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
-from ctrans.stability.forward.carried import carried
-from ctrans.stability.forward.weight_growth import weight_growth
+from ctrans.stability.forward.carried import GrowthWithWeights, carried
 from ctrans.stability.forward.weight_scaling import FACTORS, SCALINGS, scaled, times
 from ctrans.sublayer import Sublayer
-from ctrans.walk import observe, states_of
+from ctrans.walk import observe, states_of, walk
 from solvers import ConfigError
 from tests.helpers import NAMES, learned, small_model, tokens
 
@@ -219,7 +218,7 @@ def test_a_scaling_for_another_map_is_refused():
 @pytest.mark.parametrize(("placement", "expected"), [("pre", 1), ("peri", 0), ("output", 0), ("post", 0)])
 def test_the_state_follows_the_weights_unless_a_norm_holds_it(placement, expected):
     model = small_model(placement)
-    found = weight_growth(model.depth, model.embed(tokens()))
+    (found,) = walk(model, tokens(), instruments=[GrowthWithWeights()])
     assert found.slope == pytest.approx(expected, abs=0.02)
     own = model.depth(model.embed(tokens())).abs().mean()
     assert found.mean_abs[0] == pytest.approx(float(own), rel=1e-12)

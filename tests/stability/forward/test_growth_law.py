@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctrans.stability.forward.bounds import forward_bounds
 from ctrans.stability.forward.growth_law import LAWS, growth_law
-from ctrans.stability.forward.single_entries import data_variance, massive_activations
+from ctrans.stability.forward.single_entries import data_variance, largest_entry, massive_activations, variance_over_inputs
 from tests.helpers import NAMES, small_model, tokens
 
 TIMES = np.linspace(0, 4.8, 25)
@@ -63,11 +64,16 @@ def test_falling_moments_have_laws_too():
 def test_massive_activations_are_the_largest_over_the_median_with_their_channel():
     x = torch.ones(2, 3, 4)
     x[1, 0, 2] = -50
-    found = massive_activations([torch.ones(2, 3, 4), x, torch.full((2, 3, 4), torch.inf), torch.zeros(2, 3, 4)])
+    states = [torch.ones(2, 3, 4), x, torch.full((2, 3, 4), torch.inf), torch.zeros(2, 3, 4)]
+    found = massive_activations([largest_entry(state) for state in states])
     assert found.ratio[:2] == [1, 50]
     assert found.largest[1] == 50
     assert found.channel[1] == 2
     assert np.isnan(found.ratio[2:]).all()
+
+
+def over_inputs(model, states):
+    return data_variance(model.depth, states[0], [variance_over_inputs(x) for x in states], forward_bounds(model.depth, states))
 
 
 @pytest.mark.slow
@@ -76,7 +82,7 @@ def test_massive_activations_are_the_largest_over_the_median_with_their_channel(
 def test_no_variance_across_data_exceeds_its_bounds(placement, dt, scale, size, seed):
     model = small_model(placement, dt=dt, scale=scale, embedding_std=size, width=4, depth=2)
     states = model.trajectory(tokens(5, 3, seed=seed)).states
-    found = data_variance(model.depth, states)
+    found = over_inputs(model, states)
     expected = np.var(torch.stack(states).numpy(), axis=1)
     assert found.largest == pytest.approx(expected.max((1, 2)).tolist(), rel=1e-9, abs=1e-12)
     assert found.mean == pytest.approx(expected.mean((1, 2)).tolist(), rel=1e-9, abs=1e-12)
@@ -87,7 +93,7 @@ def test_no_variance_across_data_exceeds_its_bounds(placement, dt, scale, size, 
 
 def test_the_sharper_bound_across_data_is_far_below_theorem_5():
     model = small_model("peri")
-    found = data_variance(model.depth, model.trajectory(tokens(8)).states)
+    found = over_inputs(model, model.trajectory(tokens(8)).states)
     assert found.used[-1] > 5 * found.printed_used[-1] > 0
 
 
@@ -96,4 +102,4 @@ def test_a_model_that_is_trained_is_looked_at_without_a_warning():
     model = small_model("peri").requires_grad_(True)
     with torch.no_grad():
         states = model.trajectory(tokens(8)).states
-    assert data_variance(model.depth, states).printed_bound is not None
+    assert over_inputs(model, states).printed_bound is not None
