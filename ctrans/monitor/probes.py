@@ -22,7 +22,7 @@ from ctrans.monitor.sharpness import over_edge
 from ctrans.monitor.sites import Sites, as_it_was
 from ctrans.stability.attention.by_depth import AttentionByDepth
 from ctrans.stability.backward.lyapunov import LyapunovExponents
-from ctrans.stability.diagnosis.forward_instruments import VelocitySensitivities
+from ctrans.stability.backward.sensitivity import Sensitivities
 from ctrans.stability.forward.bounds import map_bound
 from ctrans.sublayer import Sublayer
 from ctrans.training.attention_theta import MeanTheta
@@ -75,10 +75,9 @@ def attention(at: Probed) -> Mapping[str, Any]:
 
 def jacobians(at: Probed) -> Mapping[str, Any]:
     """|dv_k/dX| of each sublayer, and the largest Lyapunov exponents per unit of depth-time."""
-    each, lyapunov = walk(
-        at.model, at.few, instruments=[VelocitySensitivities(TOLERANCE), Attempt(LyapunovExponents(count=EXPONENTS))]
-    )
-    found: dict[str, Any] = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in each]}
+    velocities, rates = Sensitivities(tolerance=TOLERANCE, starts=0), Attempt(LyapunovExponents(count=EXPONENTS))
+    lyapunov = walk(at.model, at.few, instruments=[velocities, rates])[1]
+    found: dict[str, Any] = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in velocities.sublayers]}
     if lyapunov is not None:
         found["lyapunov"] = [float(exponent) for exponent in lyapunov.exponents]
     return found

@@ -133,12 +133,11 @@ class States(Instrument):
 
 class Attempt(Instrument):
     """Another instrument that may not apply to this model. Then `note` says why, and `figures`
-    gives None.
+    gives None. Given a note, it measures nothing.
     """
 
-    def __init__(self, instrument: Instrument):
-        self.instrument = instrument
-        self.note: str | None = None
+    def __init__(self, instrument: Instrument, note: str | None = None):
+        self.instrument, self.note = instrument, note
 
     @property
     def looks_back(self) -> bool:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from ctrans.findings import SEVERITIES, Finding, Reading, Readings, in_words
-from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
+from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivities
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
-from ctrans.stability.diagnosis.forward_instruments import VelocitySensitivities, sensitivity_readings
+from ctrans.stability.diagnosis.forward_instruments import sensitivity_readings
 from ctrans.stability.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.stability.diagnosis.reading import cut, place_of
 from ctrans.stability.diagnosis.weight_readings import weight_readings
-from ctrans.walk import Attempt, Lane, Model, loss_refusal, walk_lanes
+from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
 from solvers.deprecated import old_member, old_names
 
@@ -113,78 +113,63 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Examination:
     """Instruments of a diagnosis, for the whole text (`whole`) and for the tokens of Jacobians
-    (`part`). Call `conclude` after the walk.
+    (`part`), in a walk of their own or together with others. Call `conclude` after the walk.
+
+    `sensitivities` is an instrument of the sublayers' sensitivities, if the walk has one already.
     """
 
-    model: Model
-    whole: Mapping[str, Attempt]
-    part: Sequence[Attempt]
-    sensitivities: Callable[[], Sequence[Sensitivity] | None]
+    def __init__(self, model: Model, *, weight_decay: float | None = None, sensitivities: Sensitivities | None = None):
+        if weight_decay is not None and not 0 <= weight_decay < math.inf:
+            raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's weight decay, a finite number of at least 0")
+        self.model = model
+        self.whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
+        if weight_decay is not None:
+            self.whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
+        self.sensitivities = sensitivities or Sensitivities(tolerance=TOLERANCE, starts=0)
+        self.part = [] if sensitivities else [Attempt(self.sensitivities)]
 
     def conclude(self) -> Diagnosis:
         """The diagnosis after the walk."""
-        readings: Readings = {}
-        unknown: dict[str, str] = {}
-        own: Readings = {}
-        if isinstance(self.model, nn.Module) and not self.model.depth.streamed:
-            own = weight_readings(self.model, self.model.depth)
-        broken = own.pop("entries that are not finite", None)
-        if broken:  # non-finite weights come before their effect on states
-            readings["entries that are not finite"] = broken
+        depth, unknown = self.model.depth, dict[str, str]()
+        own = weight_readings(self.model, depth) if isinstance(self.model, nn.Module) and not depth.streamed else {}
+        # non-finite weights come before their effect on states
+        sources: list[Readings] = [{name: own.pop(name) for name in ("entries that are not finite",) if name in own}]
         for name, instrument in self.whole.items():
-            figures: Mapping[str, Sequence[Reading]] | None = instrument.figures()
+            sources.append(instrument.figures() or {})
             if instrument.note is not None:
                 unknown[name] = instrument.note
-            _join(readings, figures or {})
-        _join(readings, own)
-        each = self.sensitivities()
-        _join(readings, sensitivity_readings(self.model.depth, list(each or [])))
-        refused = [(k, s.note) for k, s in enumerate(each or []) if s.value is None and s.note != NOT_FINITE]
-        if each is None:
+        each = self.sensitivities.sublayers
+        sources += [own, sensitivity_readings(depth, each)]
+        readings: Readings = {}
+        for source in sources:
+            for quantity, several in source.items():
+                readings.setdefault(quantity, []).extend(several)
+        refused = [(k, s.note) for k, s in enumerate(each) if s.value is None and s.note != NOT_FINITE]
+        if len(each) < len(depth.sublayers):
             unknown["sensitivities"] = "left out"
         elif refused:
-            (k, note), count = refused[0], len(self.model.depth.sublayers)
-            place = place_of(self.model.depth, k)
-            unknown["sensitivities"] = (
-                f"of {len(refused)} of {count} sublayers, the first {place}: {note}; those of the others are known"
+            (k, note), count = refused[0], len(each)
+            some = (
+                f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}: {note}; those of the others are known"
             )
-            if len(refused) == count:
-                unknown["sensitivities"] = note
+            unknown["sensitivities"] = note if len(refused) == count else some
         if not readings.get("least entropy of a head"):
             unknown.setdefault("heads", "this model's attention does not expose the rows of its heads")
         return Diagnosis(CHECKS.judge(readings), readings, unknown)
 
 
-def check_decay(weight_decay: float | None) -> None:
-    """Raises ConfigError if the weight decay is negative or not finite."""
-    if weight_decay is not None and not 0 <= weight_decay < math.inf:
-        raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's weight decay, a finite number of at least 0")
-
-
-def examine(
-    model: Model,
-    *,
-    weight_decay: float | None = None,
-    heads: Attempt | None = None,
-    sensitivities: Callable[[], Sequence[Sensitivity] | None] | None = None,
-) -> Examination:
-    """The instruments of a diagnosis, for a walk of their own or together with others.
-
-    `heads` is a shared `HeadRows`, by default a new one. `sensitivities` returns the sublayers'
-    sensitivities if another instrument of the walk measures them.
-    """
-    check_decay(weight_decay)
-    whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
-    whole |= {} if heads is None else {"heads": heads}
-    if weight_decay is not None:
-        whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
-    if sensitivities is not None:
-        return Examination(model, whole, [], sensitivities)
-    own = Attempt(VelocitySensitivities(TOLERANCE))
-    return Examination(model, whole, [own], own.figures)
+def lane_of_attempts(model: Model, tokens: Tensor, targets: Any, instruments: Sequence[Instrument]) -> Lane:
+    """A lane with each instrument in an `Attempt`. Without a loss those that look back say why."""
+    attempts = [each if isinstance(each, Attempt) else Attempt(each) for each in instruments]
+    back = [each for each in attempts if each.looks_back]
+    if not back:
+        return Lane(tokens, None, attempts)
+    refusal = "no targets were given, so there is no loss" if targets is None else loss_refusal(model, tokens, targets)
+    for each in back:
+        each.note = refusal or each.note
+    return Lane(tokens, targets if refusal is None else None, attempts)
 
 
 def diagnose(
@@ -202,14 +187,10 @@ def diagnose(
     of up to 4 sequences, or of one if weights are made on demand. Without targets, or if the model
     has no loss for them, checks that need a loss are in `unknown`.
     """
-    examination = examine(model, weight_decay=weight_decay)
-    refusal = "no targets were given, so there is no loss" if targets is None else loss_refusal(model, tokens, targets)
-    whole = list(examination.whole.values())
-    for each in whole:
-        each.note = refusal if each.looks_back else None
+    examination = Examination(model, weight_decay=weight_decay)
     several = 1 if model.depth.streamed else JACOBIAN_SEQUENCES
     lanes = [
-        Lane(tokens, targets if refusal is None else None, whole),
+        lane_of_attempts(model, tokens, targets, list(examination.whole.values())),
         Lane(cut(tokens, several, JACOBIAN_TOKENS), None, examination.part),
     ]
     walk_lanes(model, lanes, progress=progress)
@@ -233,11 +214,6 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
             findings.append(dataclasses.replace(worst, seen=len(own), texts=count, values=values))
     unknown = {name: why for each in diagnoses for name, why in each.unknown.items()}
     return Diagnosis(CHECKS.ordered(findings), first.readings, unknown, count)
-
-
-def _join(readings: Readings, more: Mapping[str, Sequence[Reading]]) -> None:
-    for quantity, each in more.items():
-        readings.setdefault(quantity, []).extend(each)
 
 
 __getattr__ = old_names(__name__)

@@ -13,10 +13,10 @@ from ctrans.depth import Depth
 from ctrans.fields import ExposesHeads, ExposesWeights
 from ctrans.findings import Reading, Readings
 from ctrans.norm import Norm, SphereNorm
-from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity, sublayer_sensitivity
+from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
 from ctrans.stability.diagnosis.reading import DiagnosticInstrument, at_entry, named, place_of
 from ctrans.stability.forward.depth_share import token_similarity
-from ctrans.walk import Instrument, StepContext
+from ctrans.walk import StepContext
 from ctrans.walk.instrument import of_text
 from solvers import ConfigError
 from solvers.run import finite
@@ -299,22 +299,6 @@ class SublayerMoves(DiagnosticInstrument):
         if not all(place in self._moves for place in places):
             places += [k - 2 * each, k + 2 * each]
         return [self._moves[place] for place in places if place in self._moves]
-
-
-class VelocitySensitivities(Instrument):
-    """|dv_k/dX|_2 of each sublayer's velocity, with one sublayer's graph at a time."""
-
-    def __init__(self, tolerance: float):
-        self.tolerance = tolerance
-
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found: list[Sensitivity] = []
-
-    def forward(self, at: StepContext) -> None:
-        self._found.append(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance))
-
-    def figures(self) -> list[Sensitivity]:
-        return self._found
 
 
 def sensitivity_readings(depth: Depth, each: list[Sensitivity]) -> Readings:

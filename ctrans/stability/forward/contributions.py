@@ -25,18 +25,20 @@ does not scale its input.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contributed:
     """X_K = sum_k `parts`[k] + `offsets`: parts[0] from the embedding, parts[k + 1] from sublayer
-    k, offsets from norms' beta.
+    k, offsets from norms' beta. `state` is X_K itself.
     """
 
     parts: Float[Tensor, "count *batch tokens width"]
     offsets: Float[Tensor, "*batch tokens width"]
+    state: Float[Tensor, "*batch tokens width"]
 
-    def through(self, norm: Norm, x: Float[Tensor, "*batch tokens width"]) -> Contributed:
-        """The same behind a norm. With its scale fixed at x it is affine: N(v) = gamma * C
+    def through(self, norm: Norm) -> Contributed:
+        """The same behind a norm. With its scale fixed at x = X_K it is affine: N(v) = gamma * C
         v/sigma(x) + beta.
 
         Raises ConfigError if the norm does not have this form at x.
         """
+        x = self.state
         scaled = norm.gamma * norm.standardize(x)
         centre = x - x.mean(-1, keepdim=True) if norm.centred else x
         sigma = centre.norm(dim=-1, keepdim=True) / norm.standardize(x).norm(dim=-1, keepdim=True)
@@ -49,7 +51,7 @@ class Contributed:
             raise ConfigError(
                 f"a {type(norm).__name__} does not scale its input, so there are no contributions behind it: choose another norm"
             )
-        return Contributed(affine(self.parts), affine(self.offsets) + norm.beta)
+        return Contributed(affine(self.parts), affine(self.offsets) + norm.beta, norm(x))
 
 
 class Contributions(Instrument):
@@ -61,15 +63,15 @@ class Contributions(Instrument):
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found = Contributed(x0.unsqueeze(0), torch.zeros_like(x0))
+        self._found = Contributed(x0.unsqueeze(0), torch.zeros_like(x0), x0)
 
     @torch.no_grad()
     def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
         parts, offsets, x = (at.sublayer.enter(each) for each in (self._found.parts, self._found.offsets, at.x))
         added = at.y - x if norm is None else at.h * at.sublayer(x)
-        found = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets)
-        self._found = found if norm is None else found.through(norm, x + added)
+        found = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets, at.y if norm is None else x + added)
+        self._found = found if norm is None else found.through(norm)
 
     def figures(self) -> Contributed:
         return self._found
@@ -77,34 +79,24 @@ class Contributions(Instrument):
 
 @torch.no_grad()
 def logit_contributions(
-    model: GPT, tokens: Int[Tensor, "batch tokens"], targets: Int[Tensor, "batch tokens"]
+    model: GPT, found: Contributed, targets: Int[Tensor, "batch tokens"]
 ) -> tuple[Float[Tensor, "count batch tokens"], Float[Tensor, "batch tokens"]]:
-    """Contributions of the embedding and each sublayer to (target logit - mean logit) of each
-    token, and the offsets' contribution.
+    """What the parts of X_K contribute to (target logit - mean logit) of each token, and the
+    offsets' contribution.
 
     logit_t - mean logit = <w_t - mean w, N_final(X_K)>, a sum over the parts of X_K at the final
     norm's scale (direct logit attribution; Elhage et al. 2021). Raises ConfigError for norms that
     do not scale their input.
     """
-    found, x = walk(model, tokens, None, [Contributions(), _LastState()])
-    return _to_logits(model, found, x, targets)
-
-
-def _to_logits(model: GPT, found: Contributed, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`logit_contributions` of given parts of the last state x."""
-    parts, offsets, x = (_mean_stream(model, each) for each in (found.parts, found.offsets, x))
-    found = Contributed(parts, offsets)
+    streams = model.config.state_streams
+    if streams > 1:  # the head reads their mean
+        each = (found.parts, found.offsets, found.state)
+        found = Contributed(*(x.unflatten(-1, (streams, -1)).mean(-2) for x in each))
     if isinstance(model.final_norm, Norm):
-        found = found.through(model.final_norm, x)
+        found = found.through(model.final_norm)
     weight = model.head_weight()
     direction = weight[targets] - weight.mean(0)
     return (found.parts * direction).sum(-1), (found.offsets * direction).sum(-1)
-
-
-def _mean_stream(model: GPT, x: Tensor) -> Tensor:
-    """The mean over streams, which the head reads."""
-    streams = model.config.state_streams
-    return x if streams == 1 else x.unflatten(-1, (streams, -1)).mean(-2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +122,8 @@ def contributions_by_depth(
     """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that do not
     scale their input.
     """
-    found, x = walk(model, tokens, None, [Contributions(), _LastState()])
-    each = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double()
+    (found,) = walk(model, tokens, None, [Contributions()])
+    each, x = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double(), found.state
     square = x.double().square().sum(-1)
     state = ((each * x).sum(-1) / square).flatten(1).mean(1)
     size = (each.norm(dim=-1) / square.sqrt()).flatten(1).mean(1)
@@ -139,16 +131,8 @@ def contributions_by_depth(
     logit, note = None, "contributions to a logit need a ctrans GPT and targets"
     if isinstance(model, GPT) and targets is not None:
         try:
-            parts, offsets = _to_logits(model, found, x, targets)
+            parts, offsets = logit_contributions(model, found, targets)
             logit, note = [*parts.flatten(1).mean(1).tolist(), float(offsets.mean())], ""
         except ConfigError as error:
             note = str(error)
     return ContributionsByDepth(names, state.tolist(), size.tolist(), logit, note)
-
-
-class _LastState(Instrument):
-    def forward(self, at: StepContext) -> None:
-        self._x = at.y
-
-    def figures(self) -> Tensor:
-        return self._x

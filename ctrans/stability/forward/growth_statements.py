@@ -14,7 +14,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.random_models import described, random_model, random_state, random_text, smooth_model
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.residual import Streams
-from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds
+from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds, printed_level
 from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.single_entries import data_variance, variance_over_inputs
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, known, statement
@@ -53,8 +53,7 @@ def _walk(draw: Draw, *placements: str) -> tuple[GPT, list[Tensor], ForwardBound
 def _levels(made: GPT) -> tuple[float, float]:
     """sum_k (g_k + b_k) and g_max + b_max over the output norms."""
     norms = [known(part.output_norm) for part in made.depth.sublayers]
-    g, b = ([float(each.abs().max()) for each in parts] for parts in ([n.gamma for n in norms], [n.beta for n in norms]))
-    return sum(map(sum, zip(g, b, strict=True))), max(g) + max(b)
+    return sum(norm.level for norm in norms), printed_level(norms)
 
 
 @statement(

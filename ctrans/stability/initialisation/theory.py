@@ -59,7 +59,10 @@ def last_layer_bound(
     proposition 3.1). The paper prints |v_i| for |C v_i|, which holds for RMSNorm only. Raises
     ConfigError for a map that is no FFN, or does not end in a linear map.
     """
-    _last_weight(sublayer)
+    if sublayer.kind != "ffn" or not isinstance(sublayer.field, HasOutputProjection):
+        raise ConfigError(
+            f"the last map is a {type(sublayer.field).__name__}: Kim's proposition needs an FFN that ends in a linear map"
+        )
     if sublayer.image is not None or sublayer.streams > 1:
         raise ConfigError("Kim's proposition needs a residual of one stream that is linear in the map's output")
     with torch.no_grad():
@@ -74,28 +77,13 @@ def last_layer_bound(
     measured = float(torch.linalg.matrix_norm(at_a.flatten(0, -2).T @ features.flatten(0, -2)))
     with torch.no_grad():
         size = torch.linalg.vector_norm(features, dim=-1) * torch.linalg.vector_norm(pull, dim=-1)
-        at = ((sublayer.output_norm, a), (sublayer.state_norm, y))
-        bound, printed = (
-            float(h * sublayer.largest_gain * (size * math.prod(slope(norm, v) for norm, v in at)).sum())
-            for slope in (_slopes, _printed_slopes)
-        )
+        norms = [(norm, v) for norm, v in ((sublayer.output_norm, a), (sublayer.state_norm, y)) if norm is not None]
+        exact = math.prod(norm.slope(v) for norm, v in norms)
+        as_printed = math.prod(_printed_slope(norm, v) for norm, v in norms)
+        bound, printed = (float(h * sublayer.largest_gain * (size * slopes).sum()) for slopes in (exact, as_printed))
     return LastLayer(measured, bound, printed)
 
 
-def _last_weight(sublayer: Sublayer) -> Tensor:
-    if sublayer.kind != "ffn" or not isinstance(sublayer.field, HasOutputProjection):
-        raise ConfigError(
-            f"the last map is a {type(sublayer.field).__name__}: Kim's proposition needs an FFN that ends in a linear map"
-        )
-    return sublayer.field.output_projection.weight
-
-
-def _slopes(norm: Norm | None, v: Tensor) -> Tensor:
-    return v.new_ones(v.shape[:-1]) if norm is None else norm.slope(v)
-
-
-def _printed_slopes(norm: Norm | None, v: Tensor) -> Tensor:
-    if norm is None:
-        return v.new_ones(v.shape[:-1])
+def _printed_slope(norm: Norm, v: Tensor) -> Tensor:
     lengths: Tensor = torch.linalg.vector_norm(v, dim=-1)
     return norm.gamma.abs().max() * math.sqrt(v.shape[-1]) / lengths

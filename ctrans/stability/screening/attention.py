@@ -59,7 +59,6 @@ def plan_attention(case: Case) -> StepPlan:
             )
     attention = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
     blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
-    instruments = [attention, blocks] if case.effort.blocks else [attention]
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
@@ -67,14 +66,14 @@ def plan_attention(case: Case) -> StepPlan:
         if not layers:
             raise ConfigError("states are finite at no attention sublayer, so there are no figures of attention")
         growth = sensitivity_growth(layers)
-        result = AttentionStep(layers, (found(notes, blocks) or []) if case.effort.blocks else [], growth)
+        result = AttentionStep(layers, found(notes, blocks) or [], growth)
         gain = largest([layer.path for layer in layers])
         theta = max(max(layer.theta_max) for layer in layers)
         bound = largest([layer.ratio for layer in layers])
         unknown = next((layer.note for layer in layers if layer.note), "")
         places = ", ".join(str(layer.index) for layer in layers)
         worst = next((f", most in segment {layer.index}" for layer in layers if layer.path == gain), "")
-        entropies = (case.heads.figures() or {}).get("least entropy of a head", [])
+        entropies = (case.examination.whole["heads"].figures() or {}).get("least entropy of a head", [])
         least = min((reading.value for reading in entropies), default=math.nan)
         why = (
             f"in the {len(layers)} measured of {len(own)} attention layers (segment{'s' * (len(layers) > 1)} {places}) a relative "
@@ -87,7 +86,7 @@ def plan_attention(case: Case) -> StepPlan:
         quantities = {"attention path": gain, "least entropy": least}
         return StepVerdict(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
 
-    return StepPlan({"several": instruments}, conclude)
+    return StepPlan({"several": [attention, blocks]}, conclude)
 
 
 @dataclasses.dataclass(frozen=True)

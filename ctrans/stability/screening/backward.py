@@ -59,7 +59,8 @@ def plan_backward(case: Case) -> StepPlan:
     """
     effort = case.effort
     jacobians = case.jacobians
-    spectrum = Attempt(DepthSpectrum(case.graphs, steps=effort.lanczos)) if effort.lanczos else None
+    left_out = None if effort.lanczos else NOT_IN_QUICK.format("the spectrum of J_0:D")
+    spectrum = Attempt(DepthSpectrum(case.graphs, steps=effort.lanczos), left_out)
     generator = torch.Generator().manual_seed(case.seed)
     rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs))
     gradients = Attempt(ParameterGradients())
@@ -71,8 +72,7 @@ def plan_backward(case: Case) -> StepPlan:
         sensitivity = jacobians.figures()
         exponents_in_time: Lyapunov | None = found(notes, rates)
         norms: Gradients | None = found(notes, gradients)
-        singular: LogSingularValues | None = None if spectrum is None else found(notes, spectrum)
-        notes += [NOT_IN_QUICK.format("the spectrum of J_0:D")] if spectrum is None else []
+        singular: LogSingularValues | None = found(notes, spectrum)
         known: list[Slope] = []
         for k, instrument in slopes:
             slope: Slope | None = found(notes, instrument)
@@ -97,14 +97,8 @@ def plan_backward(case: Case) -> StepPlan:
         verdict = judged(quantities, weights_verdict(mean))
         return StepVerdict(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
 
-    return StepPlan(
-        {
-            "text": [gradients],
-            "several": [jacobians],
-            "part": [rates, *(slope for _, slope in slopes), *([spectrum] if spectrum else [])],
-        },
-        conclude,
-    )
+    part = [rates, *(slope for _, slope in slopes), spectrum]
+    return StepPlan({"text": [gradients], "several": [jacobians], "part": part}, conclude)
 
 
 def _ends(case: Case) -> tuple[float, float]:

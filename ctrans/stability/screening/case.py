@@ -18,7 +18,7 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.stability.backward.sensitivity import Sensitivities, StepGraphs
 from ctrans.stability.backward.singular_values import Singular, first_of
-from ctrans.stability.diagnosis.forward_instruments import HeadRows
+from ctrans.stability.diagnosis.diagnose import Examination
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.forward.bounds import BoundsByDepth
 from ctrans.stability.screening.screening_checks import flags
@@ -52,26 +52,27 @@ class Effort:
       depth
     - `curvature`: whether to compute Gauss-Newton matrices and the tangent kernel
     - `lanczos`: Lanczos steps of the spectrum of J_{0:D}; 0 for no spectrum
+
+    The defaults are those of a full screening.
     """
 
-    tokens: int
-    sequences: int
-    several: int
-    tolerance: float
-    starts: int
-    certified: int
-    layers: int
-    vectors: int
-    blocks: int
-    updates: int
-    curvature: bool
-    lanczos: int
+    tokens: int = 256
+    sequences: int = 1
+    several: int = 4
+    tolerance: float = 0.01
+    starts: int = 6
+    certified: int = 12
+    layers: int = 12
+    vectors: int = 4
+    blocks: int = 3
+    updates: int = 12
+    curvature: bool = True
+    lanczos: int = 48
 
 
 EFFORTS: dict[str, Effort] = {
     "quick": Effort(
         tokens=32,
-        sequences=1,
         several=1,
         tolerance=0.05,
         starts=4,
@@ -83,20 +84,7 @@ EFFORTS: dict[str, Effort] = {
         curvature=False,
         lanczos=0,
     ),
-    "full": Effort(
-        tokens=256,
-        sequences=1,
-        several=4,
-        tolerance=0.01,
-        starts=6,
-        certified=12,
-        layers=12,
-        vectors=4,
-        blocks=3,
-        updates=12,
-        curvature=True,
-        lanczos=48,
-    ),
+    "full": Effort(),
 }
 
 
@@ -147,25 +135,18 @@ class StepPlan:
 
 
 class Reach(Instrument):
-    """How far the states are finite."""
+    """`broken`: the first segment whose state is not finite, -1 if the input is not, None if all
+    are.
+    """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._finite = [finite(x0)]
+        self.broken: int | None = None if finite(x0) else -1
 
     def forward(self, at: StepContext) -> None:
-        self._finite.append(finite(at.y))
+        if self.broken is None and not finite(at.y):
+            self.broken = at.k
 
-    @property
-    def broken(self) -> int | None:
-        """The first segment whose state is not finite; -1 if the input is not."""
-        return next((k - 1 for k, known in enumerate(self._finite) if not known), None)
-
-    @property
-    def count(self) -> int:
-        """The number of states up to the last finite one."""
-        return len(self._finite) if self.broken is None else self.broken + 1
-
-    def figures(self) -> int | None:
+    def figures(self) -> Any:
         return self.broken
 
 
@@ -177,7 +158,6 @@ class Case:
     - `trained`: whether weights differ from those of the configuration's initialisation
     - `reach`, `bounds`: instruments of the whole text
     - `graphs`: linearised steps in the lane `part`, if the model is in memory
-    - `heads`: rows of all heads, shared with the diagnosis
     - `worst`: leading singular triplets of J_{0:D}, in batches of sequences, once known
     """
 
@@ -192,7 +172,6 @@ class Case:
     bounds: BoundsByDepth = dataclasses.field(default_factory=BoundsByDepth)
     graphs: StepGraphs = dataclasses.field(default_factory=StepGraphs)
     worst: list[Singular] = dataclasses.field(default_factory=list)
-    heads: Attempt = dataclasses.field(default_factory=lambda: Attempt(HeadRows()))
 
     @property
     def broken(self) -> int | None:
@@ -212,6 +191,11 @@ class Case:
         graphs = self.shared_graphs if self.sequences("several") == self.sequences("part") else None
         whole = None if self.model.depth.streamed else lambda: first_of(self.worst, self.sequences("several"))
         return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole)
+
+    @functools.cached_property
+    def examination(self) -> Examination:
+        """The instruments of the diagnosis, in the lane `text`."""
+        return Examination(self.model, sensitivities=self.jacobians)
 
     def worst_directions(self) -> Float[Tensor, "batch tokens width"]:
         """The unit right singular vector of J_{0:D} of each sequence, for the transport step. It
@@ -235,10 +219,6 @@ class Case:
         if lane != "text":
             x, y = (cut(each, self.sequences(lane), self.effort.tokens) for each in (x, y))
         return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)) if lane == "certified" else (x, y)
-
-    def start(self, lane: LaneName) -> Float[Tensor, "batch tokens width"]:
-        """X_0 of the lane."""
-        return self.model.embed(self.batch(lane)[0]).detach()
 
 
 def spread(count: int, wanted: int) -> list[int]:

@@ -26,9 +26,9 @@ from ctrans.stability.forward.single_entries import (
     massive_activations,
     variance_over_inputs,
 )
-from ctrans.stability.screening.case import Case, StepPlan, StepVerdict, attempt, exponent, found, spread
+from ctrans.stability.screening.case import Case, Reach, StepPlan, StepVerdict, attempt, exponent, found, spread
 from ctrans.stability.screening.screening_checks import judged
-from ctrans.walk import Attempt, Instrument, Model, States, StepContext, StepContextBack, Turn, own_loss
+from ctrans.walk import Attempt, Instrument, Model, States, StepContextBack, Turn, own_loss
 from solvers import ConfigError, SolveError, Status
 from solvers.run import finite
 from solvers.solution import ADVICE
@@ -45,7 +45,7 @@ of the fit.
 """
 
 
-class Certificates(Instrument):
+class Certificates(Reach):
     """Certificates of the Hamiltonian of some segments, at the discrete model's costates (theory,
     section 4).
     """
@@ -54,22 +54,18 @@ class Certificates(Instrument):
         self._chosen, self._tokens = segments, tokens
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
+        super().begin(depth, x0)
         self._depth, self._loss = depth, math.nan
         self._found: list[SegmentCheck] = []
         self._skipped: dict[str, str] = {}
         self._refused: ConfigError | SolveError | None = None
-        self._broken = None if finite(x0) else 0
-
-    def forward(self, at: StepContext) -> None:
-        if self._broken is None and not finite(at.y):
-            self._broken = at.k
 
     def head(self, model: Model, at: Turn) -> None:
         self._loss = at.loss
 
     def backward(self, at: StepContextBack) -> None:
-        if self._broken is not None:
-            raise SolveError(f"the hidden state became non-finite in segment {self._broken}: {ADVICE[Status.NON_FINITE]}")
+        if self.broken is not None:
+            raise SolveError(f"the hidden state became non-finite in segment {max(self.broken, 0)}: {ADVICE[Status.NON_FINITE]}")
         if not finite(at.before):
             raise SolveError(
                 f"the costate became non-finite in segment {at.k}: take a smaller dt, smaller weights or a wider dtype"
@@ -205,7 +201,7 @@ def plan_forward(case: Case) -> StepPlan:
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
-        reached = case.reach.count
+        reached = len(case.model.depth.times) if case.broken is None else case.broken + 1
         if not reached:
             return StepVerdict("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
         each = sizes.figures()[:reached]
@@ -226,7 +222,9 @@ def plan_forward(case: Case) -> StepPlan:
             _law(times, mean_abs),
             _law(times, variance),
             massive_activations(massive.figures()[:reached]),
-            None if bounds is None else data_variance(case.model.depth, case.start("text"), varied.figures(), bounds),
+            None
+            if bounds is None
+            else data_variance(case.model.depth, case.model.embed(case.tokens).detach(), varied.figures(), bounds),
             scaling,
             loss,
             guessing,

@@ -8,7 +8,7 @@ and initialisation theory.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar, get_args
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ctrans.findings import Finding
-from ctrans.stability.diagnosis.diagnose import Diagnosis, Examination, examine
+from ctrans.stability.diagnosis.diagnose import Diagnosis, lane_of_attempts
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
 from ctrans.stability.screening.backward import plan_backward, plan_transport
@@ -25,7 +25,7 @@ from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.predicted_rate import PredictedRate, predicted_rate
 from ctrans.stability.screening.screening_checks import STEP_QUANTITIES, STEPS, ScreeningStep, findings_of, limits_of, measured
 from ctrans.stability.screening.updates import plan_updates
-from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, loss_refusal, own_loss, walk_lanes
+from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
 from solvers import ConfigError, SolveError
 from solvers.errors import look_up
 
@@ -34,16 +34,20 @@ Found = TypeVar("Found")
 __all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen", "visits"]
 
 
-_QUESTIONS: dict[str, tuple[str, Callable[[Case], StepPlan]]] = {
-    "well-posedness": ("is training a well-posed control problem?", plan_well_posedness),
-    "forward": ("how do hidden states grow?", plan_forward),
-    "backward": ("how do gradients pass?", plan_backward),
-    "transport": ("how far does uncertainty travel?", plan_transport),
-    "attention": ("how sensitive is attention?", plan_attention),
-    "updates": ("what does one optimiser step do?", plan_updates),
-    "initialisation": ("what does theory say of the initial weights?", plan_initialisation),
-}
-STEPS.update({name: ScreeningStep(*step, STEP_QUANTITIES.get(name, {})) for name, step in _QUESTIONS.items()})
+STEPS.update(
+    {
+        name: ScreeningStep(question, plan, STEP_QUANTITIES.get(name, {}))
+        for name, question, plan in (
+            ("well-posedness", "is training a well-posed control problem?", plan_well_posedness),
+            ("forward", "how do hidden states grow?", plan_forward),
+            ("backward", "how do gradients pass?", plan_backward),
+            ("transport", "how far does uncertainty travel?", plan_transport),
+            ("attention", "how sensitive is attention?", plan_attention),
+            ("updates", "what does one optimiser step do?", plan_updates),
+            ("initialisation", "what does theory say of the initial weights?", plan_initialisation),
+        )
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +123,7 @@ def screen(
     chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
     case = Case(model, tokens, targets, other, chosen, seed, trained)
     plans = {name: _or_verdict(partial(step.plan, case)) for name, step in STEPS.items()}
-    examination = examine(model, heads=case.heads, sensitivities=lambda: case.jacobians.sublayers)
-    lanes = _lanes(case, plans, examination)
+    lanes = _lanes(case, plans)
     walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
     if progress is not None and all(lane.targets is None for lane in lanes):
         for _ in model.depth.sublayers:
@@ -138,7 +141,7 @@ def screen(
         tokens.numel(),
         case.broken,
         steps,
-        examination.conclude(),
+        case.examination.conclude(),
         *_rate(model, steps, trained),
     )
 
@@ -179,14 +182,14 @@ def _conclude(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
     return plan.conclude()
 
 
-def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict], examination: Examination) -> list[Lane]:
+def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane]:
     """The lanes of the walk with all instruments, each in an `Attempt`. Lanes of the same tokens
     are merged.
 
     A lane's tokens are the first tokens of any longer lane, so equal shapes mean equal tokens.
     """
     wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
-    wanted["text"] += [case.reach, case.bounds, *examination.whole.values()]
+    wanted["text"] += [case.reach, case.bounds, *case.examination.whole.values()]
     graphs = [] if case.shared_graphs is None else [case.shared_graphs]
     # other instruments use the graphs, so they come first in their lane
     wanted["several" if case.sequences("several") == case.sequences("part") else "part"] += graphs
@@ -199,19 +202,7 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict], examination:
         first = together.setdefault(case.batch(name)[0].shape, name)
         if first != name:
             wanted[first] += wanted.pop(name)
-    return [_lane(case, name, instruments) for name, instruments in wanted.items() if instruments]
-
-
-def _lane(case: Case, name: LaneName, instruments: Sequence[Instrument]) -> Lane:
-    tokens, targets = case.batch(name)
-    guarded = [each if isinstance(each, Attempt) else Attempt(each) for each in instruments]
-    if not any(each.looks_back for each in guarded):
-        return Lane(tokens, None, guarded)
-    refusal = loss_refusal(case.model, tokens, targets)
-    for each in guarded:
-        if refusal is not None and each.looks_back:
-            each.note = refusal
-    return Lane(tokens, targets if refusal is None else None, guarded)
+    return [lane_of_attempts(case.model, *case.batch(name), instruments) for name, instruments in wanted.items() if instruments]
 
 
 def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:

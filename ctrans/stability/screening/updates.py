@@ -32,13 +32,12 @@ def plan_updates(case: Case) -> StepPlan:
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)
-    measured = Attempt(GaussNewton()) if case.effort.curvature else None
-    instruments = [response] if measured is None else [response, measured]
+    left_out = None if case.effort.curvature else NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")
+    measured = Attempt(GaussNewton(), left_out)
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
-        curvature: Curvature | None = None if measured is None else found(notes, measured)
-        notes += [NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")] if measured is None else []
+        curvature: Curvature | None = found(notes, measured)
         updates: dict[str, Responses] = response.figures()
         adam, sgd = updates["adam"], updates["sgd"]
         quantities = {
@@ -72,7 +71,7 @@ def plan_updates(case: Case) -> StepPlan:
         figure = f"r = {three(min(adam.values))} to {three(max(adam.values))}"
         return StepVerdict(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)
 
-    return StepPlan({"part": instruments}, conclude)
+    return StepPlan({"part": [response, measured]}, conclude)
 
 
 def weight_size(depth: nn.Module) -> float:

@@ -21,7 +21,7 @@ def test_contributions_sum_to_the_last_state_and_to_the_logits(placement, norm):
     assert len(parts.parts) == 1 + len(model.depth.sublayers)
     logits = model(ids)[0]
     expected = logits.gather(-1, targets.unsqueeze(-1))[..., 0] - logits.mean(-1)
-    each, offset = logit_contributions(model, ids, targets)
+    each, offset = logit_contributions(model, parts, targets)
     assert torch.allclose(each.sum(0) + offset, expected, atol=1e-10)
 
 
@@ -39,7 +39,8 @@ def test_a_sublayer_that_is_turned_off_contributes_nothing():
     model, ids = small_model("peri"), tokens()
     model.depth.sublayers[3].output_norm.gamma.zero_()
     model.depth.sublayers[3].output_norm.beta.zero_()
-    each, _ = logit_contributions(model, ids, ids)
+    (parts,) = walk(model, ids, None, [Contributions()])
+    each, _ = logit_contributions(model, parts, ids)
     assert not each[4].any()
     assert each[3].any()
 
@@ -57,7 +58,7 @@ def test_with_every_residual_they_sum_to_the_last_state_and_to_the_logits(name):
     assert float((parts.parts.sum(0) + parts.offsets - last).abs().max()) <= 1e-12 * largest
     logits = model(ids)[0]
     expected = logits.gather(-1, targets.unsqueeze(-1))[..., 0] - logits.mean(-1)
-    each, offset = logit_contributions(model, ids, targets)
+    each, offset = logit_contributions(model, parts, targets)
     assert float((each.sum(0) + offset - expected).abs().max()) <= 1e-12 * float(each.abs().max())
     summed = contributions_by_depth(model, ids, targets)
     assert sum(summed.state) == pytest.approx(1, abs=1e-12)
