@@ -59,10 +59,9 @@ def last_layer_bound(
     proposition 3.1). The paper prints |v_i| for |C v_i|, which holds for RMSNorm only. Raises
     ConfigError for a map that is no FFN, or does not end in a linear map.
     """
-    if sublayer.kind != "ffn" or not isinstance(sublayer.field, HasOutputProjection):
-        raise ConfigError(
-            f"the last map is a {type(sublayer.field).__name__}: Kim's proposition needs an FFN that ends in a linear map"
-        )
+    field = sublayer.field
+    if sublayer.kind != "ffn" or not isinstance(field, HasOutputProjection):
+        raise ConfigError(f"the last map is a {type(field).__name__}: Kim's proposition needs an FFN that ends in a linear map")
     if sublayer.image is not None or sublayer.streams > 1:
         raise ConfigError("Kim's proposition needs a residual of one stream that is linear in the map's output")
     with torch.no_grad():
