@@ -28,7 +28,7 @@ from benchmarks.record import keep
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import default_text
 from ctrans.study.description import PlannedRun
-from ctrans.study.population import MOST_MEMBERS, Population
+from ctrans.study.population import MOST_MEMBERS, Population, update
 from ctrans.study.training import begin
 from ctrans.training.data import from_text
 from ctrans.training.settings import TrainConfig
@@ -55,9 +55,9 @@ def seconds(blocks: int, batch: int, context: int, rounds: int, device: str = "c
                     run.iterate(STEPS * step + i)
             middle = time.perf_counter()
             for i in range(STEPS):
-                losses = together._differentiate(STEPS * step + i)
-                for k in range(len(runs)):
-                    together._update(k, STEPS * step + i, losses[k])
+                losses = together.differentiate(STEPS * step + i)
+                for member, loss in zip(together.members, losses, strict=True):
+                    update(member, STEPS * step + i, loss)
             ended = time.perf_counter()
             for found, value in zip(times, (middle - started, ended - middle), strict=True):
                 found.append(value / STEPS / len(runs))

@@ -14,7 +14,7 @@ from ctrans.cli.click_options import argument
 from ctrans.cli.request import WrittenRequest
 from ctrans.option import Range, option
 from ctrans.report.progress import duration, progress_bar
-from ctrans.study.carry_out import Advance, Prospect, carry_out_study
+from ctrans.study.carry_out import Prospect, carry_out_study
 from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
 from ctrans.study.database import FILE, Store
 from ctrans.study.engine import Engine, by_ray, in_processes
@@ -78,10 +78,10 @@ def carry_out(plan: Prospect, store: Store, engine: Engine) -> None:
     with progress_bar("study", len(plan.left)) as advance:
         done = 0
 
-        def observe(at: Advance) -> None:
+        def observe(now: int, seconds_left: float) -> None:
             nonlocal done
-            advance(f"{duration(at.seconds_left)} left", at.done - done)
-            done = at.done
+            advance(f"{duration(seconds_left)} left", now - done)
+            done = now
 
         carry_out_study(plan, store, engine, observe)
 
@@ -101,7 +101,7 @@ def begins(plan: Prospect) -> dict[str, Any]:
     maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}
     nothing = dict.fromkeys(("cost", "frequencies_loss", "verdict", "prediction"))
     done = len(plan.runs) - len(plan.left)
-    return {"study": plan.study.as_object(), "runs": len(plan.runs), "done": done, **maps, **nothing}
+    return {"study": dataclasses.asdict(plan.study), "runs": len(plan.runs), "done": done, **maps, **nothing}
 
 
 def costs(plan: Prospect, processes: int) -> dict[str, Any]:

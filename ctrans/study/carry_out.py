@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import time
@@ -14,8 +15,8 @@ from ctrans.study.description import PlannedRun, Study, check_data
 from ctrans.study.engine import Engine, Job
 from ctrans.study.outcomes import outcomes_of
 from ctrans.study.population import grouped
-from ctrans.study.training import INTERRUPTED
 from ctrans.training.data_sources import read_source
+from ctrans.training.loop import Ending
 from solvers import ConfigError
 
 HOUR = 3600.0
@@ -48,17 +49,6 @@ class Prospect:
         return [Job(tuple(group), source) for group in grouped(list(self.left.values()))]
 
 
-@dataclasses.dataclass(frozen=True)
-class Advance:
-    """The progress of a study: the runs done by this command, of `total`, and the estimated seconds
-    of the rest, by floating-point operations.
-    """
-
-    done: int
-    total: int
-    seconds_left: float
-
-
 def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Prospect:
     """Compares a study with its store. With `as_begun` it does not read data of which the store has
     the fingerprint, so that you can look at a study without them.
@@ -83,33 +73,34 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
     return Prospect(study, by_key, left, {key: done[key] for key in by_key if key in done}, fingerprints)
 
 
-def carry_out_study(plan: Prospect, store: Store, engine: Engine, observe: Callable[[Advance], None] = lambda _: None) -> bool:
+def carry_out_study(
+    plan: Prospect, store: Store, engine: Engine, observe: Callable[[int, float], None] = lambda done, seconds: None
+) -> bool:
     """Carries out the runs that are left, and stores them and the outcomes. Returns whether all
     runs are done, within the budget.
 
-    It does not store interrupted runs. Raises the errors of the engine; runs done before are
-    stored.
+    It calls `observe` with the number of runs that it has done, and the estimated seconds of the
+    rest, by floating-point operations. It does not store interrupted runs. Raises the errors of the
+    engine; runs done before are stored.
     """
     study = plan.study
     store.tell("name", study.name)
-    store.tell("description", study.as_object())
+    store.tell("description", dataclasses.asdict(study))
     store.begin_on(plan.fingerprints)
     commit, keys = commit_of_ctrans(), {id(run): key for key, run in plan.left.items()}
     total = sum(flops_of(run) for run in plan.left.values())
     worked, started, count = 0.0, time.perf_counter(), 0
-    results = engine(_within(plan.jobs, plan, store))
     try:
-        for job, found in results:
-            usable = [(run, result) for run, result in zip(job.runs, found, strict=True) if result.ending != INTERRUPTED]
-            store.add([(keys[id(run)], run, result) for run, result in usable], commit)
-            count += len(usable)
-            worked += sum(flops_of(run) for run in job.runs)
-            elapsed = time.perf_counter() - started
-            observe(Advance(count, len(plan.left), elapsed * (total - worked) / worked))
+        with contextlib.closing(engine(_within(plan.jobs, plan, store))) as results:
+            for job, found in results:
+                pairs = zip(job.runs, found, strict=True)
+                usable = [(keys[id(run)], run, result) for run, result in pairs if result.ending != Ending.INTERRUPTED.value]
+                store.add(usable, commit)
+                count += len(usable)
+                worked += sum(map(flops_of, job.runs))
+                elapsed = time.perf_counter() - started
+                observe(count, elapsed * (total - worked) / worked)
     finally:
-        close = getattr(results, "close", None)
-        if close is not None:
-            close()
         store.put_outcomes(outcomes_of(plan.kept(store)))
     return count == len(plan.left)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.description import PlannedRun
-from ctrans.study.run_key import as_now, run_key
+from ctrans.study.run_key import BEFORE, run_key
 from ctrans.study.training import RunResult
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -41,11 +41,6 @@ CREATE TABLE IF NOT EXISTS outcomes (
     "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
 ) WITHOUT ROWID;
 """
-RUNS = (
-    *("key", "case", "seed", "learning_rate", "model", "training", "ending", "message", "first_loss", "last_loss", "best_loss"),
-    *("steps", "seconds", "curve", "trained", "environment", "commit", "finished"),
-)
-"""Columns of `runs`."""
 OBJECTS = ("model", "training", "curve", "trained", "environment")
 """Columns of `runs` that are JSON."""
 
@@ -132,17 +127,17 @@ class Store:
     def add(self, done: Sequence[tuple[str, PlannedRun, RunResult]], commit: str) -> None:
         """Adds the rows of runs in one transaction."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        rows = [_row(Finished(key, run, result, commit, now)) for key, run, result in done]
         with self.connection:
-            marks, names = ", ".join("?" * len(RUNS)), ", ".join(f'"{name}"' for name in RUNS)
-            self.connection.executemany(f"INSERT INTO runs ({names}) VALUES ({marks})", rows)
+            for key, run, result in done:
+                row = _row(Finished(key, run, result, commit, now))
+                self.connection.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(row))})", row)
 
     def runs(self, keys: Iterable[str] | None = None) -> list[Finished]:
         """All stored runs, or those with these keys, in the order in which they ended."""
         wanted = None if keys is None else set(keys)
-        names = ", ".join(f'"{name}"' for name in RUNS)
-        rows = self.connection.execute(f"SELECT {names} FROM runs ORDER BY finished, key")
-        return [_read(dict(zip(RUNS, row, strict=True))) for row in rows if wanted is None or row[0] in wanted]
+        columns, rows = self.table("runs")
+        found = [_read(dict(zip(columns, row, strict=True))) for row in rows if wanted is None or row[0] in wanted]
+        return sorted(found, key=lambda each: (each.finished, each.key))
 
     def put_outcomes(self, outcomes: dict[str, dict[str, float | None]]) -> None:
         """Replaces all outcomes: figures by name for each case."""
@@ -234,28 +229,14 @@ def finite(value: Any) -> float | None:
 
 
 def _row(each: Finished) -> tuple[Any, ...]:
+    """The row of a run, in the order of the columns of `runs`."""
     run, result = each.run, each.result
-    values: dict[str, Any] = {
-        "key": each.key,
-        "case": run.case,
-        "seed": run.training.seed,
-        "learning_rate": run.training.learning_rate,
-        "model": dataclasses.asdict(run.model),
-        "training": dataclasses.asdict(run.training),
-        "ending": result.ending,
-        "message": result.message,
-        "first_loss": each.first,
-        "last_loss": each.last,
-        "best_loss": each.best,
-        "steps": max((row.get("step", 0) for row in result.curve), default=0),
-        "seconds": result.seconds,
-        "curve": result.curve,
-        "trained": result.trained,
-        "environment": result.environment,
-        "commit": each.commit,
-        "finished": each.finished,
-    }
-    return tuple(json.dumps(values[name]) if name in OBJECTS else values[name] for name in RUNS)
+    settings = json.dumps(dataclasses.asdict(run.model)), json.dumps(dataclasses.asdict(run.training))
+    named = each.key, run.case, run.training.seed, run.training.learning_rate, *settings
+    steps = max((row.get("step", 0) for row in result.curve), default=0)
+    ended = result.ending, result.message, each.first, each.last, each.best, steps, result.seconds
+    objects = map(json.dumps, (result.curve, result.trained, result.environment))
+    return *named, *ended, *objects, each.commit, each.finished
 
 
 def _read(row: dict[str, Any]) -> Finished:
@@ -272,16 +253,14 @@ def _planned(
     """A stored run, with the fields that are newer than it. Raises ConfigError for a field that
     this ctrans does not have.
     """
-    architecture = GPTConfig(**_complete("model", model, GPTConfig, commit))
-    return PlannedRun(architecture, TrainConfig(**_complete("training", training, TrainConfig, commit)), varied, measure)
-
-
-def _complete(kind: str, kept: dict[str, Any], known: type[GPTConfig | TrainConfig], commit: str) -> dict[str, Any]:
-    fields = as_now(kind, kept)
-    gone = fields.keys() - {field.name for field in dataclasses.fields(known)}
-    if gone:
-        raise ConfigError(
-            f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
-            + (f", commit {commit}" if commit else "")
-        )
-    return fields
+    made: dict[str, Any] = {}
+    for kind, cls, kept in (("model", GPTConfig, model), ("training", TrainConfig, training)):
+        fields = {**BEFORE[kind], **kept}
+        gone = fields.keys() - {field.name for field in dataclasses.fields(cls)}
+        if gone:
+            raise ConfigError(
+                f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
+                + (f", commit {commit}" if commit else "")
+            )
+        made[kind] = cls(**fields)
+    return PlannedRun(**made, varied=varied, measure=measure)

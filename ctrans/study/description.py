@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,8 +86,11 @@ class Study:
         if not self.name or not all(letter.isalnum() or letter in "-_" for letter in self.name):
             raise ConfigError(f"name = {self.name!r}: give a word of letters, digits, - and _")
         for where, given in (("base", self.base), ("vary", self.vary), *((f"case {i}", c) for i, c in enumerate(self.cases))):
-            _check_fields(where, given)
-            self._check_task(where, given)
+            for name in given:
+                if name not in MODEL | TRAINING:
+                    raise unknown(f"field in {where}", name, MODEL | TRAINING)
+            if self.task is not None and (brought := given.keys() & self.task.architecture.keys()):
+                raise ConfigError(f"task {self.source['task']} fixes {min(brought)}: leave it out of {where}")
         for name, values in (*self.vary.items(), ("learning_rates", self.learning_rates), ("seeds", self.seeds)):
             _check_list(name, values)
         # without a list of learning rates the base's one counts; seeds always have a list
@@ -114,10 +118,8 @@ class Study:
     @property
     def count(self) -> int:
         """The number of runs."""
-        count = max(1, len(self.cases)) * len(self.learning_rates or (0,)) * len(self.seeds)
-        for values in self.vary.values():
-            count *= len(values)
-        return count
+        lists = *self.vary.values(), self.cases or (None,), self.learning_rates or (None,), self.seeds
+        return math.prod(map(len, lists))
 
     def runs(self) -> list[PlannedRun]:
         """All runs: by case, then by learning rate, then by seed. Raises ConfigError for an invalid
@@ -126,7 +128,9 @@ class Study:
         rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
         brought, usual = ({}, {}) if self.task is None else (self.task.architecture, self.task.settings)
         made = []
-        for varied in self.varieties():
+        grid = [dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values())]
+        for case, point in itertools.product(self.cases or ({},), grid):
+            varied = {**case, **point}
             settings = {**usual, **self.base, **varied, **brought}
             model = GPTConfig(**{name: value for name, value in settings.items() if name in MODEL})
             training = TrainConfig(**{name: value for name, value in settings.items() if name in TRAINING})
@@ -139,25 +143,11 @@ class Study:
             ]
         return made
 
-    def varieties(self) -> list[dict[str, Any]]:
-        """The varied fields of each case."""
-        grid = [dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values())]
-        return [{**case, **point} for case in (self.cases or ({},)) for point in grid]
-
     @property
     def task(self) -> Task | None:
         """The task of its source, None for a text. Raises ConfigError for an unknown task."""
         name = self.source.get("task")
         return None if name is None else look_up("task", name, TASKS)
-
-    def _check_task(self, where: str, given: Mapping[str, Any]) -> None:
-        if self.task is not None and (brought := given.keys() & self.task.architecture.keys()):
-            raise ConfigError(f"task {self.source['task']} fixes {min(brought)}: leave it out of {where}")
-
-    def as_object(self) -> dict[str, Any]:
-        """The description for JSON."""
-        written: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return written
 
 
 def check_data(study: Study, data: Mapping[int, Data]) -> None:
@@ -170,12 +160,6 @@ def check_data(study: Study, data: Mapping[int, Data]) -> None:
         context, vocabulary, sequences = run
         data[context].check_batch(sequences)
         data[context].check_vocabulary(vocabulary)
-
-
-def _check_fields(where: str, given: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in MODEL | TRAINING:
-            raise unknown(f"field in {where}", name, MODEL | TRAINING)
 
 
 def _check_list(name: str, values: object) -> None:

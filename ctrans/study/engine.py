@@ -10,13 +10,14 @@ import concurrent.futures
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -54,46 +55,30 @@ def data_of(source: tuple[tuple[str, str | None], ...], context: int) -> Data:
 
 Done = tuple[Job, list[RunResult]]
 Work = Callable[[Job], list[RunResult]]
-Engine = Callable[[Iterable[Job]], Iterator[Done]]
+Engine = Callable[[Iterable[Job]], Generator[Done, None, None]]
 """Carries out jobs. It takes the next job when it can begin it, so that the caller can stop."""
 
 
-@dataclasses.dataclass
-class Queue:
-    """An iterator of jobs, after those that are to be repeated."""
-
-    coming: Iterator[Job]
-    again: deque[Job] = dataclasses.field(default_factory=deque)
-
-    def first(self) -> Job | None:
-        """The next job, or None. It stays the first one until `taken`."""
-        if not self.again and (job := next(self.coming, None)) is not None:
-            self.again.append(job)
-        return self.again[0] if self.again else None
-
-    def taken(self) -> None:
-        """Removes the first job, which has begun."""
-        self.again.popleft()
-
-
-def in_processes(
-    workers: int, jobs: Iterable[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
-) -> Iterator[tuple[Job, list[RunResult]]]:
+def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_out) -> Generator[Done, None, None]:
     """Yields results from `workers` processes of one thread each. The processes end with this one.
 
     At most one job per process has begun at any time. Raises SolveError if `TRIES` processes died
     during a job.
     """
-    queue, died = Queue(iter(jobs)), Counter[int]()
+    coming, again, died = iter(jobs), deque[Job](), Counter[int]()
     while True:
         # a death breaks the whole pool, so make a new one
         with _pool(workers) as pool:
             under_way: dict[concurrent.futures.Future[list[RunResult]], Job] = {}
             try:
                 while True:
-                    while len(under_way) < workers and (job := queue.first()) is not None:
-                        under_way[pool.submit(carry_out, job)] = job
-                        queue.taken()
+                    while len(under_way) < workers:
+                        if not again:
+                            again.extend(itertools.islice(coming, 1))
+                        if not again:
+                            break
+                        future = pool.submit(carry_out, again[0])
+                        under_way[future] = again.popleft()
                     if not under_way:
                         return
                     done, _ = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -102,7 +87,7 @@ def in_processes(
                         yield under_way.pop(future), results
             except BrokenProcessPool:
                 died.update(id(job) for job in under_way.values())
-                queue.again.extendleft(under_way.values())
+                again.extendleft(under_way.values())
         worst = [job.runs[0].case for job in under_way.values() if died[id(job)] >= TRIES]
         if worst:
             raise SolveError(
@@ -138,9 +123,7 @@ def check_ray() -> None:
         raise ConfigError("--ray needs Ray, which is not installed: pip install 'ctrans[ray]', or leave it out")
 
 
-def by_ray(
-    address: str, jobs: Iterable[Job], carry_out: Callable[[Job], list[RunResult]] = Job.carry_out
-) -> Iterator[tuple[Job, list[RunResult]]]:
+def by_ray(address: str, jobs: Iterable[Job], carry_out: Work = Job.carry_out) -> Generator[Done, None, None]:
     """Yields results from the Ray cluster at that address, with one processor per job. Another node
     repeats the job of a lost node.
 
@@ -157,12 +140,10 @@ def by_ray(
         ) from None
     try:
         remote = ray.remote(num_cpus=1, max_retries=TRIES)(_one_thread)
-        queue = Queue(iter(jobs))
-        under_way: dict[Any, Job] = {}
+        coming, under_way = iter(jobs), dict[Any, Job]()
         while True:
-            while len(under_way) < ray.cluster_resources().get("CPU", 1) and (job := queue.first()) is not None:
+            while len(under_way) < ray.cluster_resources().get("CPU", 1) and (job := next(coming, None)) is not None:
                 under_way[remote.remote(carry_out, job)] = job
-                queue.taken()
             if not under_way:
                 return
             (ready,), _ = ray.wait(list(under_way), num_returns=1)

@@ -12,22 +12,9 @@ from ctrans.study.database import Store
 from solvers import ConfigError
 from solvers.errors import look_up
 
-TABLES = ("runs", "outcomes")
-
-
 Columns = Sequence[str]
 Rows = Sequence[tuple[Any, ...]]
 Outcomes = Mapping[str, Mapping[str, float | None]]
-
-
-def table(store: Store, name: str, outcomes: Outcomes) -> tuple[Columns, Rows]:
-    """The columns and rows of a table of the store. The outcomes are the given ones: those of the
-    store are of the last command that ended.
-    """
-    columns, rows = store.table(name)
-    if name == "outcomes":
-        rows = [(case, figure, value) for case, figures in outcomes.items() for figure, value in figures.items()]
-    return columns, rows
 
 
 def as_csv(columns: Columns, rows: Rows) -> bytes:
@@ -62,6 +49,14 @@ def check_format(name: str) -> str:
 
 
 def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[], bytes]]:
-    """The files of an export by name, each with the function that makes its contents."""
+    """The files of an export by name, each with the function that makes its contents.
+
+    The outcomes are the given ones: those of the store are of the last command that ended.
+    """
     make = look_up("export format", name, FORMATS)
-    return {f"{each}.{name}": lambda each=each: make(*table(store, each, outcomes)) for each in TABLES}  # type: ignore[misc]  # the default binds the loop's table
+    columns, _ = store.table("outcomes")
+    rows = [(case, figure, value) for case, figures in outcomes.items() for figure, value in figures.items()]
+    return {
+        f"runs.{name}": lambda: make(*store.table("runs")),
+        f"outcomes.{name}": lambda: make(columns, rows),
+    }

@@ -14,6 +14,7 @@ one rate has neither figure.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -115,8 +116,8 @@ def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
     best_rate = min(known, key=known.__getitem__)
     best = known[best_rate]
     first = statistics.fmean(run.first for run in runs if run.first is not None)
-    row = [rate for rate in rates if rate >= best_rate]
-    stable = _unbroken(row, {rate: _stable(rates[rate], best, first) for rate in row})
+    row = (rate for rate in rates if rate >= best_rate)
+    stable = list(itertools.takewhile(lambda rate: _stable(rates[rate], best, first), row))
     return {
         **found,
         "best loss": best,
@@ -128,15 +129,6 @@ def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
 
 def _stable(runs: Sequence[Finished], best: float, first: float) -> bool:
     return all(run.last is not None and end_loss(run) <= best + SHARE * (first - best) for run in runs)
-
-
-def _unbroken(rates: Sequence[float], stable: Mapping[float, bool]) -> list[float]:
-    found = []
-    for rate in rates:
-        if not stable[rate]:
-            break
-        found.append(rate)
-    return found
 
 
 def outcomes_of(runs: Sequence[Finished]) -> dict[str, dict[str, float | None]]:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import tempfile
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,9 +32,9 @@ from ctrans.fields.tables import MapEntry
 from ctrans.model.gpt import GPT
 from ctrans.study.description import PlannedRun
 from ctrans.study.measures import measured
-from ctrans.study.training import CPU, INTERRUPTED, RunResult, begin, environment, kept, train_run
+from ctrans.study.training import CPU, RunResult, begin, result_of, train_run
 from ctrans.training.data import Data
-from ctrans.training.loop import Ending, Outcome, TrainingRun, after_iteration, before_iterations, diverged
+from ctrans.training.loop import Ending, Outcome, TrainingRun, after_iteration, before_iterations, diverged, finished
 from ctrans.training.objective import Objective
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.signals import stopping
@@ -116,15 +118,7 @@ def train_population(runs: Sequence[PlannedRun], data: Data, device: torch.devic
             return [train_run(run, data, device) for run in runs]
         before = [measured(run.measure, member.model, data) for run, member in zip(runs, members, strict=True)]
         outcomes = Population(members).carry_out()
-        seconds = (time.process_time() - started) / len(runs)
-        results = []
-        for i, (run, outcome) in enumerate(zip(runs, outcomes, strict=True)):
-            after = measured(run.measure, members[i].model, data) if outcome.ending is Ending.FINISHED else {}
-            trained = {"asked": list(run.measure), "before": before[i], "after": after} if run.measure else {}
-            results.append(
-                RunResult(outcome.ending.value, outcome.message, kept(places[i]), seconds, environment(device), trained)
-            )
-        return results
+        return [result_of(*each, started, len(runs)) for each in zip(runs, members, outcomes, before, strict=True)]
 
 
 class Population:
@@ -137,12 +131,11 @@ class Population:
         template = UncheckedGPT(first.model.config).to(first.processes.device, first.config.weight_dtype)
         self.objective = Objective(template, first.config)
         self.leaves: dict[str, Tensor] = {}
-        self.members, self.rows = self._rows(members)
+        """The weights of all members by name, as views of their rows."""
+        self.members = self._with_rows(members)
 
-    def _rows(self, members: Sequence[TrainingRun]) -> tuple[list[TrainingRun], list[list[nn.Parameter]]]:
-        """Moves the weights into rows. Returns the members with optimisers of their rows, and the
-        rows of each member.
-        """
+    def _with_rows(self, members: Sequence[TrainingRun]) -> list[TrainingRun]:
+        """Moves the weights into rows. Returns the members with optimisers of their rows."""
         rows: list[list[nn.Parameter]] = [[] for _ in members]
         named = [dict(member.model.named_parameters()) for member in members]
         for matrices in (True, False):
@@ -157,44 +150,34 @@ class Population:
                 for i, each in enumerate(named):
                     each[name].data = values[i, start:end].view(shape)
                 start = end
-            for i in range(len(members)):
-                row = values[i : i + 1] if matrices else values[i]  # decay depends on the number of dimensions
-                rows[i].append(nn.Parameter(row))
-                rows[i][-1].grad = gradients[i : i + 1] if matrices else gradients[i]
-        made = []
-        for member, mine in zip(members, rows, strict=True):
-            config = member.config
-            optimiser = config.make_optimiser(mine, member.processes.device)
-            made.append(dataclasses.replace(member, optimiser=optimiser))
-        return made, rows
+            for i, mine in enumerate(rows):
+                one = slice(i, i + 1) if matrices else i  # decay depends on the number of dimensions
+                mine.append(nn.Parameter(values[one]))
+                mine[-1].grad = gradients[one]
+        return [
+            dataclasses.replace(member, optimiser=member.config.make_optimiser(mine, member.processes.device))
+            for member, mine in zip(members, rows, strict=True)
+        ]
 
     def carry_out(self) -> list[Outcome]:
         """Trains all members to their ends. Some may diverge before, and a signal stops all."""
-        progress = [Progress() for _ in self.members]
-        ended: list[Outcome | None] = [None for _ in self.members]
         with stopping() as wish:
-            for i, member in enumerate(self.members):
-                progress[i], ended[i] = before_iterations(member, progress[i])
+            states = [before_iterations(member, Progress()) for member in self.members]
             for step in range(self.members[0].config.iterations):
-                if wish.number or all(outcome is not None for outcome in ended):
+                if wish.number or all(ended for _, ended in states):
                     break
-                losses = self._differentiate(step)
-                for i, member in enumerate(self.members):
-                    if ended[i] is None:
-                        row = self._update(i, step, losses[i])
-                        progress[i], ended[i] = _after(member, progress[i], row)
-            return [
-                each or (Outcome(Ending(INTERRUPTED), at, "stopped", wish.number) if wish.number else finished(at))
-                for each, at in zip(ended, progress, strict=True)
-            ]
+                losses = self.differentiate(step)
+                for i, (member, (progress, ended)) in enumerate(zip(self.members, states, strict=True)):
+                    if ended is None:
+                        states[i] = _after(member, progress, update(member, step, losses[i]))
+        left = partial(Outcome, Ending.INTERRUPTED, message="stopped", signal=wish.number) if wish.number else finished
+        return [ended or left(progress) for progress, ended in states]
 
-    def _differentiate(self, step: int) -> list[float]:
+    def differentiate(self, step: int) -> list[float]:
         """Computes the gradients of this iteration in the rows of members. Returns the losses."""
         config, device = self.members[0].config, self.members[0].processes.device
-        for parameters in self.rows:
-            for parameter in parameters:
-                assert parameter.grad is not None, "rows have gradients"
-                parameter.grad.zero_()
+        for member in self.members:
+            member.optimiser.zero_grad(set_to_none=False)
         template = self.objective.model
         dataclasses.replace(self.members[0], model=template).heat(temperature(config, step, template.config.temperature))
         total = torch.zeros(len(self.members), device=device)
@@ -212,24 +195,18 @@ class Population:
             total += reported / config.accumulate
         return [float(loss) for loss in total]
 
-    def _update(self, i: int, step: int, loss: float) -> dict[str, float]:
-        """Makes a clipped step of one member, as `TrainingRun.iterate` does. Returns its row of the
-        log.
-        """
-        member, rate = self.members[i], learning_rate(self.members[i].config, step)
-        for group in member.optimiser.param_groups:
-            group["lr"] = rate
-        norm = float(nn.utils.clip_grad_norm_(self.rows[i], member.config.clip))
-        row = {"step": step + 1, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
-        if abs(loss) < float("inf") and norm < float("inf"):
-            member.optimiser.step()
-            member.model.after_step()
-        return row
 
-
-def finished(progress: Progress) -> Outcome:
-    """The outcome of a run that finished."""
-    return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
+def update(member: TrainingRun, step: int, loss: float) -> dict[str, float]:
+    """Makes a clipped step of one member, as `TrainingRun.iterate` does. Returns its row of the log."""
+    rate = learning_rate(member.config, step)
+    for group in member.optimiser.param_groups:
+        group["lr"] = rate
+    rows = [row for group in member.optimiser.param_groups for row in group["params"]]
+    norm = float(nn.utils.clip_grad_norm_(rows, member.config.clip))
+    if math.isfinite(loss) and math.isfinite(norm):
+        member.optimiser.step()
+        member.model.after_step()
+    return {"step": step + 1, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
 
 def _after(member: TrainingRun, progress: Progress, row: dict[str, float]) -> tuple[Progress, Outcome | None]:

@@ -44,8 +44,3 @@ def run_key(model: Mapping[str, Any], training: Mapping[str, Any], fingerprint: 
     settings: dict[str, Any] = {"model": model, "training": training, "data": fingerprint}
     settings |= {"measure": sorted(measure)} if measure else {}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
-def as_now(kind: str, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a stored configuration, with newer ones."""
-    return {**BEFORE[kind], **kept}

@@ -6,6 +6,7 @@ import dataclasses
 import platform
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ctrans.study.description import PlannedRun
 from ctrans.study.measures import measured
 from ctrans.training import log
 from ctrans.training.data import Data
-from ctrans.training.loop import Ending, TrainingRun, carry_out
+from ctrans.training.loop import Ending, Outcome, TrainingRun, carry_out
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import RunDirectory
@@ -85,18 +86,25 @@ def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunRes
             begun = begin(run, data, Path(name), device)
             before = measured(run.measure, begun.model, data)
             outcome = carry_out(begun, begun.state.progress)
-            after = measured(run.measure, begun.model, data) if outcome.ending is Ending.FINISHED else {}
+            return result_of(run, begun, outcome, before, started)
         except Exception as error:  # of any kind: an error of one run must not end the study
             message = str(error) if isinstance(error, (ConfigError, SolveError)) else f"{type(error).__name__}: {error}"
             return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment(device))
-        trained = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
-        seconds = time.process_time() - started
-        return RunResult(outcome.ending.value, outcome.message, kept(Path(name)), seconds, environment(device), trained)
+
+
+def result_of(
+    run: PlannedRun, trained: TrainingRun, outcome: Outcome, before: Mapping[str, Any], started: float, members: int = 1
+) -> RunResult:
+    """The result of a training that ended, with its measures. `members` runs share the processor
+    time since `started`.
+    """
+    after = measured(run.measure, trained.model, trained.data) if outcome.ending is Ending.FINISHED else {}
+    measures = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
+    seconds = (time.process_time() - started) / members
+    curve, place = kept(trained.store.directory), environment(trained.processes.device)
+    return RunResult(outcome.ending.value, outcome.message, curve, seconds, place, measures)
 
 
 def kept(directory: Path) -> list[log.Row]:
     """The rows of the log with the keys in `MEASURED`."""
     return [{key: row[key] for key in MEASURED if key in row} for row in log.read(directory)]
-
-
-INTERRUPTED = Ending.INTERRUPTED.value

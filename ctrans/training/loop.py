@@ -8,7 +8,6 @@ import enum
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -50,26 +49,17 @@ class Advice:
     rate: float = 1.0
 
 
-@runtime_checkable
-class Watcher(Protocol):
-    """Watches the iterations of a run, as a monitor does."""
+class Watcher:
+    """Watches the iterations of a run, as a monitor does. This one does nothing."""
 
     def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
         """Called in each iteration with the loss, the gradient's norm, the optimiser and the last
         tokens.
         """
-
-    def files(self) -> Mapping[str, str]:
-        """Further files of a checkpoint, by name."""
-
-
-class Unwatched:
-    """A watcher that does nothing."""
-
-    def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
         return Advice()
 
     def files(self) -> Mapping[str, str]:
+        """Further files of a checkpoint, by name."""
         return {}
 
 
@@ -124,7 +114,7 @@ class TrainingRun:
     parallel: Parallel
     processes: Processes
     observe: Observer = unobserved
-    watch: Watcher = dataclasses.field(default_factory=Unwatched)
+    watch: Watcher = dataclasses.field(default_factory=Watcher)
 
     def iterate(self, step: int) -> log.Row:
         """Makes one update from `accumulate` micro-batches; none if the loss or the gradient is not
@@ -268,7 +258,7 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                     return Outcome(Ending.INTERRUPTED, progress, f"stopped after iteration {progress.step} and saved", asked)
         except SolveError as error:
             return diverged(run, progress, f"iteration {progress.step + 1}: {error}")
-    return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
+    return finished(progress)
 
 
 def before_iterations(run: TrainingRun, progress: Progress) -> tuple[Progress, Outcome | None]:
@@ -298,6 +288,11 @@ def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple
     if progress.above >= run.config.patience or not math.isfinite(row.get("validation_loss", 0.0)):
         return progress, diverged(run, progress, _above(progress, row["validation_loss"]))
     return progress, None
+
+
+def finished(progress: Progress) -> Outcome:
+    """The outcome of a run that finished."""
+    return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
 
 
 def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:

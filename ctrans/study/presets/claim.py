@@ -79,7 +79,7 @@ class Contrast:
         return found
 
     def _value(self, runs: Sequence[Finished], wanted: Mapping[str, Any], seed: int) -> float | None:
-        _, figure = FIGURES[self.figure]
+        figure = FIGURES[self.figure]
         mine: dict[ModelAndTraining, float] = {}
         others: dict[ModelAndTraining, list[float]] = {}
         for run in runs:
