@@ -16,6 +16,7 @@ ROOMS = [
     "pages",
     "statement",
     "option",
+    "json_values",
     "norm",
     "placement",
     "findings",

@@ -23,18 +23,17 @@ from ctrans.cli.train_options import TrainRequest
 from ctrans.findings import Finding
 from ctrans.model.gpt import GPT
 from ctrans.monitor import Monitor
-from ctrans.monitor.log_lines import plain_numbers
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.reactions import check_reactions
 from ctrans.report.contents import page_of
-from ctrans.report.files import write_atomic
+from ctrans.report.files import to_json, write_atomic
 from ctrans.report.picture import pictures
 from ctrans.report.progress import bar_words, evaluation_line, progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.report.terminal import show
 from ctrans.threads import choose_threads, flops
 from ctrans.training import log
-from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, carry_out
+from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, Watcher, carry_out
 from ctrans.training.processes import restarts
 from ctrans.training.run_directory import KEEP, RunDirectory
 from ctrans.training.start_from import start_from
@@ -167,8 +166,8 @@ def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Ite
         yield dataclasses.replace(run, watch=watching)
 
 
-class MonitoredRun:
-    """A run's `Watcher` with a monitor. Alarms are printed at once, and the monitor's memory is
+class MonitoredRun(Watcher):
+    """A run's watcher with a monitor. Alarms are printed at once, and the monitor's memory is
     saved with every checkpoint.
     """
 
@@ -211,7 +210,7 @@ class MonitoredRun:
 
     def _save(self, alarm: Finding) -> None:
         if self._before is None:
-            self._before = {**self.files(), KEEP: json.dumps(plain_numbers(alarm), indent=1)}
+            self._before = {**self.files(), KEEP: to_json(alarm)}
 
 
 def _say(words: str) -> None:

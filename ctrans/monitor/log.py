@@ -9,10 +9,8 @@ writer flushes each line, and replaces the whole file to drop reports.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 
 from ctrans.findings import Finding
 from ctrans.given_files import cannot_read, nested_too_deep
+from ctrans.model.weights_file import write_durably
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log_lines import (
     Header,
@@ -32,16 +31,17 @@ from ctrans.monitor.log_lines import (
     header_of,
     is_step,
     line_of,
-    plain_numbers,
     probe_of,
     report_of,
 )
+from ctrans.training.log import append_line, writing
 from solvers import ConfigError
 from solvers.deprecated import old_member
 
 Made = TypeVar("Made")
 
 LOG = "monitor.jsonl"
+ADVICE = "or choose another out="
 KEPT = 512
 """The number of reports at which older ones are dropped."""
 DENSE = KEPT // 4
@@ -86,13 +86,12 @@ class LogWriter:
 
     def __init__(self, directory: Path, header: Header, start: int = 0):
         self.path = directory / LOG
-        try:
+        with writing(self.path, ADVICE):
             directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritten(self.path, error) from None
-        kept = [line for line in lines_of(directory) if "header" not in line and "end" not in line and line["step"] <= start]
-        self._reports = sum("by" in line for line in kept) if start else 0
-        self._replace([{"header": dataclasses.asdict(header)}, *(kept if start else [])])
+        earlier = (line for line in lines_of(directory) if "header" not in line and "end" not in line)
+        kept = [line for line in earlier if start and line["step"] <= start]
+        self._reports = sum("by" in line for line in kept)
+        self._replace([{"header": dataclasses.asdict(header)}, *kept])
 
     def report(self, report: Report) -> None:
         self._append(line_of(report))
@@ -103,33 +102,20 @@ class LogWriter:
             self._replace(lines)
 
     def finding(self, step: int, finding: Finding) -> None:
-        self._append({"step": step, "finding": plain_numbers(finding)})
+        self._append({"step": step, "finding": finding})
 
     def probe(self, step: int, figures: Mapping[str, Any]) -> None:
-        self._append({"step": step, "probe": plain_numbers(figures)})
+        self._append({"step": step, "probe": figures})
 
     def end(self, step: int, words: str) -> None:
         self._append({"step": step, "end": words})
 
     def _append(self, line: LogLine) -> None:
-        try:
-            with self.path.open("a") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
-        except OSError as error:
-            raise _unwritten(self.path, error) from None
+        append_line(self.path, line, ADVICE)
 
     def _replace(self, lines: Sequence[LogLine]) -> None:
-        temporary = self.path.with_name(f".{LOG}")
-        try:
-            with temporary.open("w") as file:
-                file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise _unwritten(self.path, error) from None
+        with writing(self.path, ADVICE):
+            write_durably(self.path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def read_log(directory: str | Path) -> MonitorLog:
@@ -199,7 +185,3 @@ def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
             line, peaks = {**line, "run": {**own, **larger}}, {}
         kept.append(line)
     return kept
-
-
-def _unwritten(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot write {str(path)!r}: {error.strerror or error}; free some space, or choose another out=")

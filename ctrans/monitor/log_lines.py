@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ctrans.findings import SEVERITIES, Finding
+from ctrans.json_values import plain
 from ctrans.monitor.alarms import ALARMS
 from ctrans.monitor.gauge_table import GAUGES, RENAMED, Figures
 
@@ -66,25 +67,12 @@ def decoded(text: str) -> list[float]:
     return found
 
 
-def plain_numbers(value: Any) -> Any:
-    """The value for JSON, with dataclasses as objects, and inf and nan as texts "inf", "-inf",
-    "nan".
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain_numbers(dataclasses.asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain_numbers(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_numbers(each) for each in value]
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
-
-
 def line_of(report: Report) -> LogLine:
     """The line of a report; `report_of` reads it."""
     run = {name: float(f"{value:.6g}") for name, value in report.figures.items() if not isinstance(value, list)}
     return {
         "step": report.step,
-        "run": plain_numbers(run),
+        "run": plain(run),
         "by": {name: encoded(value) for name, value in report.figures.items() if isinstance(value, list)},
         **({"unknown": dict(report.unknown)} if report.unknown else {}),
     }
@@ -172,7 +160,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number as `plain_numbers` writes it."""
+    """Whether it is a number as `plain` writes it."""
     return type(value) in (int, float) or value in ("nan", "inf", "-inf")
 
 

@@ -48,14 +48,13 @@ def beyond(name: str, transform: Transform | None = None, *, below: bool = False
     """
 
     def check(past: Past, limits: Limits) -> Sighting | None:
-        steps, values = _values(past, name, transform)
+        _, values = _values(past, name, transform)
         outside = values < limits["limit"] if below else values > limits["limit"]
         places = _always(outside, limits)
         if not len(places):
             return None
         worst = int(places[int((np.argmin if below else np.argmax)(values[-1, places]))])
-        value, since = float(values[-1, worst]), _since(steps, outside[:, worst])
-        return Sighting(past.place(name, worst), value, limits["limit"], since, below=below)
+        return _seen(past, name, worst, values, limits["limit"], outside, below=below)
 
     return check
 
@@ -79,8 +78,8 @@ def grows(name: str, transform: Transform | None = None) -> PastCheck:
             crossing = run.crossing(past.step, value, limits["limit"])
             near = crossing - past.step <= limits.get("ahead", 4.0) * (steps[-1] - steps[-len(line)])
             if value >= limits["limit"] or (near and run.fit >= limits.get("fit", 0.8)):
-                since = _since(steps, values[:, place] > limits["low"])
-                found.append((crossing, Sighting(past.place(name, place), value, limits["limit"], since, run.doubling, crossing)))
+                sighting = _seen(past, name, place, values, limits["limit"], values > limits["low"])
+                found.append((crossing, dataclasses.replace(sighting, doubling=run.doubling, crossing=crossing)))
         return min(found, key=lambda each: (each[0], -each[1].value))[1] if found else None
 
     return check
@@ -145,7 +144,7 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
     whose velocity or gradient is below `limit` times the median sublayer's.
     """
     for name, limit in (("spread", limits["same"]), ("velocity", limits["limit"]), ("gradient", limits["limit"])):
-        steps, values = past.of(name)
+        _, values = past.of(name)
         if name != "spread":
             if values.shape[1] < 3:
                 continue
@@ -154,9 +153,7 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
         outside = values < limit
         places = _always(outside, limits)
         if len(places):
-            place = int(places[0])
-            since = _since(steps, outside[:, place])
-            return Sighting(past.place(name, place), float(values[-1, place]), limit, since, below=True)
+            return _seen(past, name, int(places[0]), values, limit, outside, below=True)
     return None
 
 
@@ -164,13 +161,12 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
     """A sublayer that the steps do not change, where at most a share of `share` does not change:
     more of them are frozen on purpose.
     """
-    steps, values = past.of("update")
+    _, values = past.of("update")
     still = values == 0
     places = _always(still, limits)
     if not len(places) or len(places) > limits["share"] * values.shape[1]:
         return None
-    place = int(places[0])
-    return Sighting(past.place("update", place), 0.0, 0.0, _since(steps, still[:, place]))
+    return _seen(past, "update", int(places[0]), values, 0.0, still)
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:
@@ -242,7 +238,13 @@ def _always(outside: NDArray[np.bool_], limits: Limits) -> NDArray[np.intp]:
     return np.flatnonzero(outside[-count:].all(0) & (len(outside) >= count))
 
 
-def _since(steps: Array, outside: NDArray[np.bool_]) -> int:
-    """The first step of the last stretch of reports that are outside."""
-    inside = np.flatnonzero(~outside)
-    return int(steps[min(len(steps) - 1, inside[-1] + 1 if len(inside) else 0)])
+def _seen(
+    past: Past, name: str, place: int, values: Array, limit: float, outside: NDArray[np.bool_], *, below: bool = False
+) -> Sighting:
+    """A gauge's last value at a place, since the first step of the last stretch of reports that are
+    outside.
+    """
+    steps, _ = past.of(name)
+    inside = np.flatnonzero(~outside[:, place])
+    since = int(steps[min(len(steps) - 1, inside[-1] + 1 if len(inside) else 0)])
+    return Sighting(past.place(name, place), float(values[-1, place]), limit, since, below=below)

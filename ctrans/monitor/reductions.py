@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Key = TypeVar("Key")
 SAMPLE = 256
 """The number of tokens of a batch at which growth since X_0 and logits are measured."""
 
@@ -37,10 +38,10 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     return length(torch.stack([norm.float() for norm in whole]))
 
 
-def to_host(found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], list[float]]:
+def to_host(found: Mapping[Key, Tensor]) -> dict[Key, list[float]]:
     """All numbers on the host, by one transfer from each device."""
     parts = {key: value.detach().float().reshape(-1) for key, value in found.items()}
-    values: dict[tuple[str, int], list[float]] = {}
+    values: dict[Key, list[float]] = {}
     for device in {part.device for part in parts.values()}:
         here = {key: part for key, part in parts.items() if part.device == device}
         numbers = torch.cat(list(here.values())).tolist()
@@ -82,10 +83,8 @@ def detached(value: Tensor | float | None) -> Any:
 
 def host_numbers(values: Sequence[Any]) -> list[float]:
     """The values on the host, in one transfer from a device; nan for None."""
-    there = [(i, value) for i, value in enumerate(values) if isinstance(value, Tensor)]
-    found = [math.nan if value is None or isinstance(value, Tensor) else float(value) for value in values]
-    if there:
-        moved = torch.stack([value.float() for _, value in there]).tolist()
-        for (i, _), number in zip(there, moved, strict=True):
-            found[i] = number
-    return found
+    found = to_host({i: value for i, value in enumerate(values) if isinstance(value, Tensor)})
+    return [
+        found[i][0] if isinstance(value, Tensor) else math.nan if value is None else float(value)
+        for i, value in enumerate(values)
+    ]

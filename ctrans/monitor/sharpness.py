@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.fields import reference_kernels
+from ctrans.monitor.updates import adam_states
 from ctrans.stability.backward.curvature import edge
 from ctrans.stability.backward.parameter_gradients import requiring_gradients
 from ctrans.stability.backward.singular_values import second_derivatives
@@ -33,20 +34,20 @@ def sharpness(
     gradient of a gradient, on one graph of the whole model.
     """
     assert isinstance(model, nn.Module), "only modules train"
+    scaling: Sequence[Tensor | float] = [1.0] * len(weights) if scales is None else scales
     with requiring_gradients(weights), reference_kernels(model), second_derivatives(), torch.enable_grad():
         loss = terminal_loss(model, model.depth(model.embed(tokens)), targets)
         gradients = torch.autograd.grad(loss, list(weights), create_graph=True, materialize_grads=True)
 
         def product(v: Tensor) -> Tensor:
-            parts = _split(v, weights)
-            parts = parts if scales is None else [part * scale for part, scale in zip(parts, scales, strict=True)]
-            total = sum(((g * p).sum() for g, p in zip(gradients, parts, strict=True)), torch.zeros((), device=v.device))
+            parts = [part.view_as(weight) for part, weight in zip(v.split(sizes), weights, strict=True)]
+            along = [part * scale for part, scale in zip(parts, scaling, strict=True)]
+            total = sum(((g * p).sum() for g, p in zip(gradients, along, strict=True)), torch.zeros((), device=v.device))
             found = torch.autograd.grad(total, list(weights), retain_graph=True, materialize_grads=True)
-            found = found if scales is None else tuple(part * scale for part, scale in zip(found, scales, strict=True))
-            return torch.cat([part.detach().flatten() for part in found])
+            return torch.cat([(part * scale).detach().flatten() for part, scale in zip(found, scaling, strict=True)])
 
-        size = sum(weight.numel() for weight in weights)
-        start = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(gradients[0])
+        sizes = [weight.numel() for weight in weights]
+        start = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0)).to(gradients[0])
         return _largest(product, start)
 
 
@@ -57,14 +58,13 @@ def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimize
     None for an optimiser without them, or before its first step. Source: Cohen et al. 2022 (arXiv
     2207.14484, section 2).
     """
-    options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    scales = []
+    states, scales = adam_states(optimizer), []
     for weight in weights:
-        state: Any = optimizer.state.get(weight, {})
-        if "exp_avg_sq" not in state or id(weight) not in options:
+        if id(weight) not in states:
             return None
-        steps, (beta_1, beta_2) = float(state["step"]), options[id(weight)]["betas"]
-        root = (state["exp_avg_sq"] / (1 - beta_2**steps)).sqrt() + options[id(weight)]["eps"]
+        state, options = states[id(weight)]
+        steps, (beta_1, beta_2) = float(state["step"]), options["betas"]
+        root = (state["exp_avg_sq"] / (1 - beta_2**steps)).sqrt() + options["eps"]
         scales.append(((1 - beta_1**steps) * root).rsqrt())
     return scales
 
@@ -117,8 +117,3 @@ def _largest(product: Any, start: Tensor) -> float:
         beside.append(residual)
         basis.append(w / residual)
     return found
-
-
-def _split(v: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    parts = v.split([weight.numel() for weight in weights])
-    return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]

@@ -195,17 +195,14 @@ def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
         raise ConfigError(
             f"cannot watch the {sublayer.kind} of this model: it is made of functions, and the monitor needs modules"
         )
-    norms = {role: None if norm is None else norm.module for role, norm in _norms(sublayer).items()}
-    behind = norms["output_norm"]
+    before, behind, state_norm = (
+        getattr(getattr(sublayer, role), "module", None) for role in ("input_norm", "output_norm", "state_norm")
+    )
     mixes = "attention" in branches
     return {
-        "enter": norms["input_norm"] or maps[0][0].module,
+        "enter": before or maps[0][0].module,
         "exits": tuple(each[-1] for each in maps) if behind is None else (MapOutput(behind),),
-        "state_norm": norms["state_norm"],
+        "state_norm": state_norm,
         "attention": maps[0][0].module if mixes else None,
         "router": router_in([each[0].module for each in maps[mixes:]]),
     }
-
-
-def _norms(sublayer: Sublayer) -> dict[str, Any]:
-    return {role: getattr(sublayer, role) for role in ("input_norm", "output_norm", "state_norm")}

@@ -5,7 +5,7 @@ of Adam's second moments.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,26 +49,34 @@ class Updates:
                 changed = torch._foreach_sub(now, before[k]) if _match(now, before[k]) else []
                 if changed:
                     found["update" + end[0], end[1]] = _length(changed) / _length(before[k]).clamp(min=1e-30)
-            ratio = None if optimizer is None else _gradient_ratio(group, optimizer, cut)
+            ratio = None if optimizer is None else _gradient_ratio(group, adam_states(optimizer), cut)
             if ratio is not None:
                 found["adam_gradient_ratio" + end[0], end[1]] = ratio
         return found
 
 
-def _gradient_ratio(group: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, cut: Tensor | None) -> Tensor | None:
+def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+    """The state and the options of each parameter that has Adam's second moments, by id."""
+    state: Mapping[Any, dict[str, Any]] = optimizer.state
+    pairs = ((parameter, options) for options in optimizer.param_groups for parameter in options["params"])
+    return {id(p): (state[p], options) for p, options in pairs if "exp_avg_sq" in state.get(p, {})}
+
+
+def _gradient_ratio(
+    group: Sequence[nn.Parameter], states: Mapping[int, tuple[dict[str, Any], dict[str, Any]]], cut: Tensor | None
+) -> Tensor | None:
     """rms of g/sqrt(nu), where g is this step's gradient and nu = (beta_2 nu' + (1 - beta_2)
     g^2)/(1 - beta_2^t).
 
     It is 1 for constant gradients, and at most 1/sqrt(1 - beta_2). Source: Wortsman et al. (arXiv
     2304.13013, section 3.4).
     """
-    options = {id(p): each for each in optimizer.param_groups for p in each["params"]}
     squares, count = [], 0
     for parameter, stride in _strides(group):
-        state: Any = optimizer.state.get(parameter, {})
-        if parameter.grad is None or "exp_avg_sq" not in state or id(parameter) not in options:
+        if parameter.grad is None or id(parameter) not in states:
             continue
-        beta = float(options[id(parameter)]["betas"][1])
+        state, options = states[id(parameter)]
+        beta = float(options["betas"][1])
         steps = float(state["step"]) + 1 if not isinstance(state["step"], Tensor) else state["step"].to(parameter.device) + 1
         g, nu = (_local(part).reshape(-1)[::stride].float() for part in (parameter.grad, state["exp_avg_sq"]))
         g = g if cut is None else g * cut.to(g)

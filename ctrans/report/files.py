@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import io
 import json
-import math
 import os
 import tempfile
 from pathlib import Path
@@ -15,24 +12,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ctrans.json_values import plain as plain
 from solvers import ConfigError
-
-
-def plain(value: Any) -> Any:
-    """The value in JSON's own types. Dataclasses become objects, enums their names, and numbers
-    that JSON lacks the texts "inf", "-inf", "nan".
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.name.lower()
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def to_json(value: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ctrans.report.files import plain
+from ctrans.json_values import plain
 from ctrans.report.placement_style import looks_of
 from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
 from solvers import ConfigError

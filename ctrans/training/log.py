@@ -11,35 +11,51 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctrans.json_values import plain
+from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 
 LOG = "log.jsonl"
+RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
 """`curves` has means over about this number of stretches of iterations."""
 
 
 def append(directory: Path, row: Row) -> None:
-    """Adds a line, with inf and nan as texts. Raises ConfigError, and adds nothing, if it cannot
-    write.
+    """Adds a row. Raises ConfigError, and adds nothing, if it cannot write."""
+    append_line(directory / LOG, row, RESUME)
+
+
+def append_line(path: Path, value: Any, advice: str) -> None:
+    """Adds a line of JSON to a file, with inf and nan as texts. Raises ConfigError with the advice,
+    and adds nothing, if it cannot write.
     """
-    line = json.dumps({key: value if _finite(value) else str(value) for key, value in row.items()}, allow_nan=False)
-    path = directory / LOG
     length = path.stat().st_size if path.exists() else 0
+    with writing(path, advice):
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(plain(value), allow_nan=False) + "\n")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, length)
+            raise
+
+
+@contextlib.contextmanager
+def writing(path: Path, advice: str) -> Iterator[None]:
+    """Turns an OSError inside into a ConfigError."""
     try:
-        with path.open("a") as file:
-            file.write(line + "\n")
+        yield
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.truncate(path, length)
-        raise _unwritten(path, error) from None
+        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror or error}; free some space, {advice}") from None
 
 
 def read(directory: Path) -> Iterator[Row]:
     """The rows, without lines that are incomplete or damaged."""
     path = directory / LOG
     if path.exists():
-        yield from (row for row in map(_decode, _lines(path)) if row is not None)
+        yield from (row for row in _rows(path) if row is not None)
 
 
 def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
@@ -65,22 +81,17 @@ def _mean(rows: Sequence[Row], name: str) -> float:
 
 def unsaved(directory: Path) -> bool:
     """Whether the log has rows of step 0 only: the run ended before its first checkpoint."""
-    rows = map(_decode, _lines(directory / LOG))
-    return all(row is not None and row["step"] == 0 for row in rows)
+    return all(row is not None and row["step"] == 0 for row in _rows(directory / LOG))
 
 
 def cut(directory: Path, step: int) -> None:
     """Removes the rows after the checkpoint of that iteration. Raises ConfigError, and changes
     nothing, if it cannot write.
     """
-    path, temporary = directory / LOG, directory / f".{LOG}"
     kept = [row for row in read(directory) if row["step"] < step or (row["step"] == step and "settings" not in row)]
-    try:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept if "diverged" not in row))
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise _unwritten(path, error) from None
+    text = "".join(json.dumps(row) + "\n" for row in kept if "diverged" not in row)
+    with writing(directory / LOG, RESUME):
+        write_durably(directory / LOG, text.encode())
 
 
 def set_aside(directory: Path, generation: str) -> None:
@@ -106,23 +117,13 @@ def _aside(generation: str) -> str:
     return f".{generation}.{LOG}"
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _rows(path: Path) -> Iterator[Row | None]:
+    """The row of each line, None for a line that is incomplete or damaged."""
     with path.open(errors="replace") as file:
-        yield from file
-
-
-def _decode(line: str) -> Row | None:
-    """The row of a line, or None."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if line.endswith("\n") and isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
-def _unwritten(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"cannot write {str(path)!r}: {error.strerror or error}; free some space, then go on with --resume")
-
-
-def _finite(value: Any) -> bool:
-    return not isinstance(value, float) or abs(value) < float("inf")
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            whole = line.endswith("\n") and isinstance(row, dict) and isinstance(row.get("step"), int)
+            yield row if whole else None

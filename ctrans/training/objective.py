@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -86,25 +87,25 @@ class Objective(nn.Module):
             accuracy=right.sum() / counted.sum(),
         )
 
+    def _inputs(self, states: tuple[Tensor, ...], protocol: type) -> Iterator[tuple[Any, Tensor]]:
+        """Each map that satisfies the protocol, with its first input."""
+        for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True):
+            for branch in sublayer.branches.values():
+                if isinstance(branch.field, protocol):
+                    yield branch.field, branch.given(sublayer.given(sublayer.enter(state)))
+
     def _auxiliary(self, states: tuple[Tensor, ...]) -> dict[str, list[Tensor]]:
         """The values of each term, over all maps that have it."""
         terms: dict[str, list[Tensor]] = {}
-        for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True):
-            for branch in sublayer.branches.values():
-                if isinstance(branch.field, HasAuxiliary):
-                    for name, value in branch.field.auxiliary(branch.given(sublayer.given(sublayer.enter(state)))).items():
-                        terms.setdefault(name, []).append(value)
+        for field, given in self._inputs(states, HasAuxiliary):
+            for name, value in field.auxiliary(given).items():
+                terms.setdefault(name, []).append(value)
         return terms
 
     @torch.no_grad()
     def _loads(self, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The load of each map that balances its parts."""
-        return tuple(
-            branch.field.load(branch.given(sublayer.given(sublayer.enter(state))))
-            for sublayer, state in zip(self.model.depth.sublayers, states[:-1], strict=True)
-            for branch in sublayer.branches.values()
-            if isinstance(branch.field, Balances)
-        )
+        return tuple(field.load(given) for field, given in self._inputs(states, Balances))
 
     def _flow(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """The states that the losses need, with X_T last, and the mean over tokens of int |v|^2/2

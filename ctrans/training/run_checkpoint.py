@@ -49,14 +49,28 @@ def save_checkpoint(
         if processes.first:
             checkpoint.save(whole, directory)
             if not (sharded and tensors):
-                write_optimiser(directory, tensors)
+                one_file = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+                safetensors.torch.save_file(one_file, directory / OPTIMISER)
             state.write(directory)
 
 
 def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> None:
-    """Restores this process's part of the optimiser from the checkpoint's file or files."""
+    """Restores this process's part of the optimiser from the checkpoint's file or files. Raises
+    ConfigError for tensors of another model.
+    """
     shards = directory / SHARDS
-    restore_optimiser(model, optimiser, _read_shards(shards, model) if shards.exists() else _read_whole(directory, model))
+    tensors = _read_shards(shards, model) if shards.exists() else _read_whole(directory, model)
+    parameters = dict(model.named_parameters())
+    order = {parameter: i for i, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"])}
+    state: dict[int, dict[str, Tensor]] = {}
+    for full_name, value in tensors.items():
+        name, key = parameter_of(full_name), full_name.rpartition(NAME_END)[2]
+        if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
+            raise ConfigError(
+                f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of this model: use the checkpoint's model"
+            )
+        state.setdefault(order[parameters[name]], {})[key] = value
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
 
 def full(value: Tensor) -> Tensor:
@@ -82,8 +96,13 @@ def _write_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _read_whole(directory: Path, model: GPT) -> dict[str, Tensor]:
-    parameters = dict(model.named_parameters())
-    return {name: _spread(value, parameters.get(parameter_of(name))) for name, value in read_optimiser(directory).items()}
+    """The tensors of the checkpoint's one file. Raises ConfigError if it is missing or damaged."""
+    path, parameters = directory / OPTIMISER, dict(model.named_parameters())
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {error}") from None
+    return {name: _spread(value, parameters.get(parameter_of(name))) for name, value in tensors.items()}
 
 
 def _spread(value: Tensor, parameter: Tensor | None) -> Tensor:
@@ -128,33 +147,3 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 def parameter_of(full_name: str) -> str:
     """The name of the parameter of a tensor of the optimiser."""
     return full_name.rpartition(NAME_END)[0]
-
-
-def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restores the optimiser's tensors. Raises ConfigError for those of another model."""
-    parameters = dict(model.named_parameters())
-    order = {parameter: i for i, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"])}
-    state: dict[int, dict[str, Tensor]] = {}
-    for full_name, value in tensors.items():
-        name, key = parameter_of(full_name), full_name.rpartition(NAME_END)[2]
-        if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
-            raise ConfigError(
-                f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of this model: use the checkpoint's model"
-            )
-        state.setdefault(order[parameters[name]], {})[key] = value
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
-
-
-def write_optimiser(directory: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes whole tensors to one file."""
-    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    safetensors.torch.save_file(whole, directory / OPTIMISER)
-
-
-def read_optimiser(directory: Path) -> dict[str, Tensor]:
-    """Reads the tensors. Raises ConfigError for a missing or damaged file."""
-    path = directory / OPTIMISER
-    try:
-        return safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {error}") from None

@@ -12,7 +12,7 @@ from torch import nn
 from ctrans.fields.attention import check_temperature
 from ctrans.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
 from ctrans.scheme import METHOD_WORDS, Scheme
-from ctrans.training.optimiser import OPTIMISERS, make_optimiser
+from ctrans.training.optimiser import OPTIMISERS
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import unknown
 
@@ -132,16 +132,20 @@ class TrainConfig:
             )
 
     def make_optimiser(self, parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:
-        """The optimiser of these settings, at the peak learning rate."""
-        return make_optimiser(
-            self.optimiser,
-            parameters,
-            learning_rate=self.learning_rate,
-            betas=(self.beta1, self.beta2),
-            weight_decay=self.weight_decay,
-            decay_gains=self.decay_gains,
-            device=device,
-        )
+        """The optimiser of these settings for the parameters that need a gradient, at the peak
+        learning rate.
+
+        Matrices decay. Vectors (gains, offsets, biases) decay with `decay_gains` only. Behind an
+        output norm only decay of the gains bounds the velocity: the norm removes the scale of the
+        matrices before it.
+        """
+        trained = [p for p in parameters if p.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in trained if p.dim() < 2], "weight_decay": self.weight_decay * self.decay_gains},
+        ]
+        make = OPTIMISERS[self.optimiser]
+        return make([group for group in groups if group["params"]], self.learning_rate, (self.beta1, self.beta2), device)
 
     @property
     def weight_dtype(self) -> torch.dtype:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrans.training.optimiser import OPTIMISERS, make_optimiser
+from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import TrainConfig, from_saved
 from solvers import ConfigError
@@ -96,10 +96,9 @@ def test_temperature_goes_from_its_start_to_the_models_by_equal_factors(start, f
     assert factors == pytest.approx([(final / start) ** (1 / steps)] * steps)
 
 
-def make(name, parameters, weight_decay):
-    return make_optimiser(
-        name, parameters, learning_rate=0.1, betas=(0.9, 0.95), weight_decay=weight_decay, device=torch.device("cpu")
-    )
+def make(name, parameters, weight_decay, **settings):
+    config = TrainConfig(optimiser=name, learning_rate=0.1, beta1=0.9, beta2=0.95, weight_decay=weight_decay, **settings)
+    return config.make_optimiser(parameters, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
@@ -118,8 +117,7 @@ def test_only_matrices_decay(name):
 def test_gains_offsets_and_biases_decay_where_that_is_asked_for(name):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)).double()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    kwargs = {"learning_rate": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.5, "device": torch.device("cpu")}
-    optimiser = make_optimiser(name, model.parameters(), decay_gains=True, **kwargs)
+    optimiser = make(name, model.parameters(), 0.5, decay_gains=True)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
