@@ -13,11 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.fields.attention_options import AttentionOptions
+from ctrans.fields.ffn_bounds import length
 from ctrans.fields.joined_heads import JoinedHeads
 from ctrans.fields.positions import falling_scores, turn, turned_entries, turns
 from ctrans.fields.protocols import HasReferenceKernel, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.query_key_norm import QK_NORMS
-from ctrans.fields.spectral_norm import norm_of_product, spectral_norm
+from ctrans.fields.spectral_norm import spectral_norm
 from solvers import ConfigError
 from solvers.deprecated import old_member, old_names
 from solvers.errors import look_up
@@ -97,20 +98,22 @@ class SoftmaxAttention(JoinedHeads):
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The input of the output projection: the heads' averages, concatenated, times the gate."""
+        mixed = super().pre_projection(x)
+        return mixed if self.gate is None else mixed * self.gate(x).sigmoid()
+
+    def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
+        """The heads' averages."""
         q, k, v = self.queries_keys_values(x)
         if self.use_reference_kernel or self.sinks is not None or self.options.softcap is not None:
-            mixed = self._rows(q, k) @ self._for_each_head(v)
-        else:
-            mask = self._mask(q)
-            mixed = F.scaled_dot_product_attention(
-                *(q, k, v),
-                attn_mask=mask,
-                is_causal=self.causal and mask is None,
-                scale=self._scale,
-                enable_gqa=self.groups < self.heads,
-            )
-        mixed = mixed.transpose(-3, -2).flatten(-2)
-        return mixed if self.gate is None else mixed * self.gate(x).sigmoid()
+            return self._rows(q, k) @ self._for_each_head(v)
+        mask = self._mask(q)
+        return F.scaled_dot_product_attention(
+            *(q, k, v),
+            attn_mask=mask,
+            is_causal=self.causal and mask is None,
+            scale=self._scale,
+            enable_gqa=self.groups < self.heads,
+        )
 
     def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h of each head. Row i has the weights of the tokens that token i reads. They
@@ -170,25 +173,19 @@ class SoftmaxAttention(JoinedHeads):
         is the smaller of |W_O|_2 (sum_h |V_g|_2^2)^(1/2) and sum_h |W_O,h|_2 |V_g|_2, and the
         offset |W_O|_2 |b_V| + |b_O|.
         """
-        value, out = self.split(self.qkv.weight.detach())[2], self.out.weight.detach()
-        values = [part for part in value.chunk(self.groups) for _ in range(self.heads // self.groups)]
-        outs = out.chunk(self.heads, dim=1)
-        if self.gate is None:
-            gain = sum(norm_of_product(out, value) for out, value in zip(outs, values, strict=True))
-        else:
-            lengths = [spectral_norm(part) for part in values]
-            each = sum(spectral_norm(part) * length for part, length in zip(outs, lengths, strict=True))
-            gain = min(each, spectral_norm(out) * math.hypot(*lengths))
-        if self.qkv.bias is None:
-            return TokenBound(gain, 0.0)
-        last = self.out.bias.detach().double()
-        offsets = self.split(self.qkv.bias.detach())[2].double().chunk(self.groups)
-        own = [part for part in offsets for _ in range(self.heads // self.groups)]
+        out = self.out.weight.detach()
+        outs, b_v = out.chunk(self.heads, dim=1), self.offsets()[2]
+        offsets = None if b_v is None else self.for_heads(b_v.detach().double())
         if self.gate is not None:
-            return TokenBound(gain, spectral_norm(out) * _length(torch.cat(own)) + _length(last))
-        if self.sinks is not None:
-            return TokenBound(gain, sum(_length(part.double() @ b) for part, b in zip(outs, own, strict=True)) + _length(last))
-        return TokenBound(gain, _length(out.double() @ torch.cat(own) + last))
+            lengths = [spectral_norm(part) for part in self.for_heads(self.split(self.qkv.weight.detach())[2])]
+            each = sum(spectral_norm(part) * of_values for part, of_values in zip(outs, lengths, strict=True))
+            gain = min(each, spectral_norm(out) * math.hypot(*lengths))
+            return TokenBound(gain, spectral_norm(out) * length(torch.cat(offsets)) + length(self.out.bias) if offsets else 0.0)
+        gain = sum(self.paths())
+        if self.sinks is None or offsets is None:
+            return TokenBound(gain, self.offset())
+        passed = sum(length(part.double() @ b) for part, b in zip(outs, offsets, strict=True))
+        return TokenBound(gain, passed + length(self.out.bias))
 
     @property
     def _scale(self) -> float:
@@ -283,16 +280,7 @@ class Attention(SoftmaxAttention):
         """Q_h, K_g, V_g, the columns of W_O and the part of b_Q for each head. Also the part of b_K
         if keys are rotated or a cap acts.
         """
-        query, key, value = self.split(self.qkv.weight)
-        counts = self.options.places.turned or self.options.softcap is not None
-        b_q, b_k = (None, key.new_zeros(len(key))) if self.qkv.bias is None else self.split(self.qkv.bias)[:2]
-        query_offsets = [None] * self.heads if b_q is None else b_q.chunk(self.heads)
-        key_offsets = b_k.chunk(self.groups) if counts else [None] * self.groups
-        keys, values = key.chunk(self.groups), value.chunk(self.groups)
-        own = zip(query.chunk(self.heads), self.out.weight.chunk(self.heads, dim=1), query_offsets, strict=True)
-        for h, (each, out, offset) in enumerate(own):
-            group = h * self.groups // self.heads
-            yield HeadMatrices(each, keys[group], values[group], out, offset, key_offsets[group])
+        return self.heads_with_offsets(of_keys=self.options.places.turned or self.options.softcap is not None)
 
 
 def norms_of(qk_norm: bool | str, heads: int, head: int, eps: float) -> tuple[nn.Module, nn.Module]:
@@ -308,10 +296,6 @@ def qk_norm_name(qk_norm: bool | str) -> bool | str:
     if isinstance(qk_norm, str):
         look_up("qk_norm", qk_norm, QK_NORMS)
     return "rms" if qk_norm is True else qk_norm
-
-
-def _length(vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(vector))
 
 
 @contextlib.contextmanager

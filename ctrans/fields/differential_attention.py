@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.attention import check_temperature
-from ctrans.fields.joined_heads import SquareHeads
+from ctrans.fields.joined_heads import JoinedHeads
 from ctrans.fields.protocols import TokenBound
 from solvers import ConfigError
 from solvers.deprecated import old_member
@@ -19,7 +19,7 @@ FIRST_SHARE = 0.8
 """The initial lambda, as in the paper's deeper layers."""
 
 
-class DifferentialAttention(SquareHeads):
+class DifferentialAttention(JoinedHeads):
     """f(x)_i = W_O [sum_j (a_hij - l_h a'_hij)(V_h x_j + b_v,h)]_h + b_O, a and a' softmaxes of
     <q_i, k_j>/(tau sqrt(d_h/2)).
 

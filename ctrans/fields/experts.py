@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.activations import ACTIVATIONS
+from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.ffn_bounds import Affine, FFNMaps, length
 from ctrans.fields.projected_map import ProjectedMap
 from ctrans.fields.protocols import Matrix, TokenBound
@@ -86,7 +86,8 @@ class MixtureOfExperts(ProjectedMap):
         """
         gates = self.route(x).gates.to(x.dtype)
         gates = torch.cat([gates, gates.new_ones(*gates.shape[:-1], self.options.shared_experts)], -1)
-        return self._hidden(x, self._first) * gates.repeat_interleave(self.hidden, -1)
+        whole = FFNMaps(None if self.gate is None else _affine(self.gate), _affine(self.up), _affine(self.down), self.phi)
+        return whole.features(x) * gates.repeat_interleave(self.hidden, -1)
 
     def route(self, x: Float[Tensor, "*batch tokens width"]) -> Routing:
         """The experts and gates of each token."""
@@ -192,14 +193,9 @@ class MixtureOfExperts(ProjectedMap):
         return max(slopes[:count]) + turned + sum(slopes[count:])
 
     @property
-    def _first(self) -> list[nn.Linear]:
-        return [self.up] if self.gate is None else [self.gate, self.up]
-
-    def _hidden(self, x: Tensor, first: list[nn.Linear] | list[tuple[Tensor, Tensor | None]]) -> Tensor:
-        """phi of the first map's value, times the second's if there is one."""
-        values = [each(x) if isinstance(each, nn.Linear) else F.linear(x, *each) for each in first]
-        z = ACTIVATIONS[self.activation](values[0])
-        return z * values[1] if len(values) > 1 else z
+    def phi(self) -> Activation:
+        """The activation of each expert."""
+        return ACTIVATIONS[self.activation]
 
     def _sorted(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
         """f, with each expert applied to its own tokens."""
@@ -209,33 +205,24 @@ class MixtureOfExperts(ProjectedMap):
         order = places.argsort(stable=True)
         loads = torch.bincount(places, minlength=options.experts).tolist()
         mine = x.unsqueeze(1).expand(-1, options.top_k, -1).reshape(-1, x.shape[-1])[order].split(loads)
-        ups, downs = self._parts()
-        parts = [F.linear(self._hidden(mine[e], ups[e]), downs[e]) for e in range(options.experts) if loads[e]]
+        maps = self._experts()
+        parts = [F.linear(maps[e].features(mine[e]), maps[e].down.weight) for e in range(options.experts) if loads[e]]
         each = torch.cat(parts)[order.argsort()].unflatten(0, (-1, options.top_k))
         gates = routing.gates[routing.chosen].to(each.dtype).unflatten(0, (-1, options.top_k))
         y: Tensor = (gates.unsqueeze(-1) * each).sum(1)
         if options.shared_experts:
-            y = y + F.linear(self._hidden(x, ups[-1]), downs[-1])
+            y = y + F.linear(maps[-1].features(x), maps[-1].down.weight)
         return y if self.down.bias is None else y + self.down.bias.to(y.dtype)
-
-    def _parts(self) -> tuple[list[list[tuple[Tensor, Tensor | None]]], list[Tensor]]:
-        """W_1 (after W_g) with offsets, and W_2, for each routed expert, and for all shared ones
-        together at the end.
-        """
-        sizes = [self.hidden] * self.options.experts + [self.hidden * self.options.shared_experts] * bool(
-            self.options.shared_experts
-        )
-        each = []
-        for linear in self._first:
-            offsets: tuple[Tensor | None, ...] = (None,) * len(sizes) if linear.bias is None else linear.bias.split(sizes)
-            each.append(list(zip(linear.weight.split(sizes), offsets, strict=True)))
-        return [list(part) for part in zip(*each, strict=True)], list(self.down.weight.split(sizes, dim=1))
 
     def _experts(self) -> list[FFNMaps]:
         """Each routed expert without its last offset, and all shared ones together at the end."""
-        ups, downs = self._parts()
-        each = []
-        for first, down in zip(ups, downs, strict=True):
-            *gate, up = (Affine(*part) for part in first)
-            each.append(FFNMaps(gate[0] if gate else None, up, Affine(down), ACTIVATIONS[self.activation]))
-        return each
+        shared = self.hidden * self.options.shared_experts
+        sizes = [self.hidden] * self.options.experts + [shared] * bool(shared)
+        gates = [None] * len(sizes) if self.gate is None else _affine(self.gate).split(sizes)
+        downs = self.down.weight.split(sizes, dim=1)
+        each = zip(gates, _affine(self.up).split(sizes), downs, strict=True)
+        return [FFNMaps(gate, up, Affine(down), self.phi) for gate, up, down in each]
+
+
+def _affine(linear: nn.Linear) -> Affine:
+    return Affine(linear.weight, linear.bias)

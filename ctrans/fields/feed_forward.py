@@ -13,10 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.activations import ACTIVATIONS, Activation
-from ctrans.fields.ffn_bounds import Affine, FFNMaps
-from ctrans.fields.projected_map import ProjectedMap
-from ctrans.fields.protocols import Matrix, Role, TokenBound, Units
-from ctrans.fields.scale import scale_linear
+from ctrans.fields.ffn_bounds import Affine, BoundedFFN, FFNMaps
+from ctrans.fields.projected_map import ProjectedMap, scale_linear
+from ctrans.fields.protocols import Matrix, Role, Units
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -35,7 +34,7 @@ def gated_hidden_width(width: int) -> int:
     return MULTIPLE * math.ceil(8 * width / 3 / MULTIPLE)
 
 
-class HiddenLayer(ProjectedMap):
+class HiddenLayer(BoundedFFN, ProjectedMap):
     """An FFN with one hidden layer. `roles` names its linear maps."""
 
     projection = "down"
@@ -61,21 +60,8 @@ class HiddenLayer(ProjectedMap):
         for role in self.roles:
             yield Matrix(getattr(self, role).weight, role)
 
-    def bound(self) -> TokenBound:
-        """|f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2| if abs(phi(z)) <= abs(z).
-
-        `plain_bound` has the bound if phi grows faster, `gated_bound` the one with a gate.
-        """
-        return self._maps().bound()
-
-    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """L = Lip(phi) |W_2|_2 |W_1|_2 at every radius.
-
-        `plain_lipschitz` has the case without Lip(phi), `gated_lipschitz` the one with a gate.
-        """
-        return self._maps().lipschitz(radius, printed=printed)
-
-    def _maps(self) -> FFNMaps:
+    @property
+    def maps(self) -> FFNMaps:
         parts = [getattr(self, role) for role in self.roles]
         *gate, up, down = (Affine(part.weight, part.bias) for part in parts)
         return FFNMaps(gate[0] if gate else None, up, down, self.phi)

@@ -4,11 +4,13 @@ package and of other libraries.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -36,6 +38,11 @@ class Affine(NamedTuple):
         """The length of each row of the matrix, in float64."""
         return torch.cat([torch.linalg.vector_norm(part.double(), dim=-1) for part in self.parts()])
 
+    def split(self, sizes: list[int]) -> list[Affine]:
+        """The maps of these numbers of rows."""
+        offsets = [None] * len(sizes) if self.bias is None else self.bias.split(sizes)
+        return [Affine(*part) for part in zip(self.weight.split(sizes), offsets, strict=True)]
+
     def offsets(self) -> Float[Tensor, " out"]:
         """b in float64, 0 if there is none."""
         weight = self.weight
@@ -48,75 +55,79 @@ class Affine(NamedTuple):
         return float((self.rows() * radius + self.offsets().abs()).max()) if radius < math.inf else math.inf
 
 
-def plain_bound(up: Affine, down: Affine, activation: Activation) -> TokenBound:
-    """f(x) = W_2 phi(W_1 x + b_1) + b_2.
-
-    |f(x)| <= |W_2|_2 (|W_1|_2 r + |b_1|) + |b_2| if abs(phi(z)) <= abs(z). If abs(phi(z)) <= z^2,
-    then |phi(z)| <= |z * z|, which has the bound of a gate equal to W_1.
-    """
-    if activation.degree == 2:
-        return _through(down, _product_bound(up, up))
-    outer = spectral_norm(down.weight)
-    return TokenBound(outer * spectral_norm(up.weight), outer * length(up.bias) + length(down.bias))
-
-
-def plain_lipschitz(
-    up: Affine, down: Affine, activation: Activation, radius: float = math.inf, *, printed: bool = False
-) -> float:
-    """L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope; `printed`
-    takes 1).
-
-    If phi's slope grows, it is taken at the largest entry of W_1 x + b_1 for |x| <= r.
-    """
-    slope = 1.0 if printed else activation.slope * (up.largest(radius) if activation.degree == 2 else 1.0)
-    return slope * spectral_norm(down.weight) * spectral_norm(up.weight)
-
-
-def gated_bound(gate: Affine, up: Affine, down: Affine) -> TokenBound:
-    """f(x) = W_d (phi(z) * w) + b_d, z = W_g x + b_g, w = W_u x + b_u, abs(phi(z)) <= abs(z).
-    |phi(z) * w| is at most each of
-
-    - max_k |z_k| |w| <= (max_k |g_k| r + max_k |b_g,k|) (|W_u|_2 r + |b_u|), with g_k, u_k the rows
-      of W_g, W_u,
-    - |z| max_k |w_k|, the same with the two exchanged,
-    - |q| r^2 + |(|g_k| |b_u,k| + |u_k| |b_g,k|)_k| r + |b_g * b_u|, q_k = (|g_k| |u_k| + |<g_k,
-      u_k>|)/2.
-
-    The result is the one that grows least. In the third, (g'x)(u'x) = x' S x for S = (g u' + u
-    g')/2, whose eigenvalues are (<g, u> +- |g| |u|)/2.
-    """
-    return _through(down, _product_bound(gate, up))
-
-
-def gated_lipschitz(gate: Affine, up: Affine, down: Affine, slope: float, radius: float = math.inf) -> float:
-    """L = |W_d|_2 (Lip(phi) |W_g|_2 |w|_r + |z|_r |W_u|_2) for tokens no longer than r.
-
-    The Jacobian is W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). |z|_r and |w|_r are
-    `Affine.largest`.
-    """
-    entries = slope * spectral_norm(gate.weight) * up.largest(radius) + gate.largest(radius) * spectral_norm(up.weight)
-    return spectral_norm(down.weight) * entries
-
-
 class FFNMaps(NamedTuple):
-    """The linear maps of an FFN and its activation; `gate` is None for a plain one."""
+    """The linear maps of an FFN and its activation phi. `gate` is None for a plain one.
+
+    Plain: f(x) = W_2 phi(W_1 x + b_1) + b_2. Gated: f(x) = W_d (phi(z) * w) + b_d, z = W_g x + b_g,
+    w = W_u x + b_u.
+    """
 
     gate: Affine | None
     up: Affine
     down: Affine
     phi: Activation
 
-    def bound(self) -> TokenBound:
-        """`plain_bound`, or `gated_bound`."""
+    def features(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch hidden"]:
+        """phi(W_1 x + b_1), or phi(z) * w."""
         if self.gate is None:
-            return plain_bound(self.up, self.down, self.phi)
-        return gated_bound(self.gate, self.up, self.down)
+            return self.phi(F.linear(x, *self.up))
+        return self.phi(F.linear(x, *self.gate)) * F.linear(x, *self.up)
+
+    def bound(self) -> TokenBound:
+        """Plain: |f(x)| <= |W_2|_2 (|W_1|_2 r + |b_1|) + |b_2| if abs(phi(z)) <= abs(z). If
+        abs(phi(z)) <= z^2, then |phi(z)| <= |z * z|, which has the bound of a gate equal to W_1.
+
+        Gated, abs(phi(z)) <= abs(z): |W_d|_2 times the bound on |z * w|, plus |b_d|. |z * w| is at
+        most each of
+
+        - max_k |z_k| |w| <= (max_k |g_k| r + max_k |b_g,k|) (|W_u|_2 r + |b_u|), with g_k, u_k the
+          rows of W_g, W_u,
+        - |z| max_k |w_k|, the same with the two exchanged,
+        - |q| r^2 + |(|g_k| |b_u,k| + |u_k| |b_g,k|)_k| r + |b_g * b_u|, q_k = (|g_k| |u_k| + |<g_k,
+          u_k>|)/2.
+
+        The result is the one that grows least. In the third, (g'x)(u'x) = x' S x for S = (g u' + u
+        g')/2, whose eigenvalues are (<g, u> +- |g| |u|)/2.
+        """
+        outer, last = spectral_norm(self.down.weight), length(self.down.bias)
+        if self.gate is None and self.phi.degree == 1:
+            return TokenBound(outer * spectral_norm(self.up.weight), outer * length(self.up.bias) + last)
+        inner = _product_bound(self.gate or self.up, self.up)
+        return TokenBound(outer * inner.gain, outer * inner.offset + last, outer * inner.curvature)
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """`plain_lipschitz`, or `gated_lipschitz`; `printed` takes the slope of phi as 1."""
-        if self.gate is None:
-            return plain_lipschitz(self.up, self.down, self.phi, radius, printed=printed)
-        return gated_lipschitz(self.gate, self.up, self.down, 1.0 if printed else self.phi.slope, radius)
+        """Plain: L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope;
+        `printed` takes 1). If phi's slope grows, it is taken at the largest entry of W_1 x + b_1
+        for |x| <= r.
+
+        Gated: L = |W_d|_2 (Lip(phi) |W_g|_2 |w|_r + |z|_r |W_u|_2) for tokens no longer than r. The
+        Jacobian is W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). |z|_r and |w|_r are
+        `Affine.largest`.
+        """
+        gate, up, phi = self.gate, self.up, self.phi
+        slope, outer = 1.0 if printed else phi.slope, spectral_norm(self.down.weight)
+        if gate is None:
+            slope *= up.largest(radius) if phi.degree == 2 and not printed else 1.0
+            return slope * outer * spectral_norm(up.weight)
+        entries = slope * spectral_norm(gate.weight) * up.largest(radius) + gate.largest(radius) * spectral_norm(up.weight)
+        return outer * entries
+
+
+class BoundedFFN(abc.ABC):
+    """The bound and the Lipschitz constant of an FFN, from its `maps`."""
+
+    @property
+    @abc.abstractmethod
+    def maps(self) -> FFNMaps:
+        """Its linear maps and its activation."""
+
+    def bound(self) -> TokenBound:
+        """|f(x)_i| <= gain r + offset + curvature r^2 (see `FFNMaps.bound`)."""
+        return self.maps.bound()
+
+    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
+        """A Lipschitz constant for tokens no longer than `radius` (see `FFNMaps.lipschitz`)."""
+        return self.maps.lipschitz(radius, printed=printed)
 
 
 def length(vector: Tensor | None) -> float:
@@ -124,13 +135,8 @@ def length(vector: Tensor | None) -> float:
     return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.detach().double()))
 
 
-def _through(down: Affine, inner: TokenBound) -> TokenBound:
-    outer = spectral_norm(down.weight)
-    return TokenBound(outer * inner.gain, outer * inner.offset + length(down.bias), outer * inner.curvature)
-
-
 def _product_bound(gate: Affine, up: Affine) -> TokenBound:
-    """|z * w|, as in `gated_bound`."""
+    """|z * w|, as in `FFNMaps.bound`."""
     gates, ups = gate.rows(), up.rows()
     g_0, u_0 = gate.offsets(), up.offsets()
     whole_gate, whole_up = (spectral_norm(gate.weight), length(g_0)), (spectral_norm(up.weight), length(u_0))

@@ -1,7 +1,9 @@
-"""The common part of attentions: heads of values, concatenated, before one output projection."""
+"""The common part of attentions: heads, concatenated, before one output projection."""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
 
@@ -9,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.projected_map import ProjectedMap
-from ctrans.fields.protocols import Matrix
-from ctrans.fields.scale import SCALINGS_OF_ATTENTION, scaled_attention
+from ctrans.fields.projected_map import ProjectedMap, scale_linear
+from ctrans.fields.protocols import HeadMatrices, Matrix
 from ctrans.fields.spectral_norm import norm_of_product
 from solvers import ConfigError
+from solvers.errors import look_up
 
 
 class JoinedHeads(ProjectedMap):
@@ -25,7 +27,8 @@ class JoinedHeads(ProjectedMap):
     """
 
     projection = "out"
-    scalings: ClassVar[Mapping[str, bool]] = SCALINGS_OF_ATTENTION
+    scalings: ClassVar[Mapping[str, bool]] = {"V": True, "WV": True}
+    """Kan's V, and W and V together. Both turn f into c f."""
 
     def __init__(self, width: int, heads: int, *, groups: int | None = None, causal: bool = True, bias: bool = True):
         super().__init__()
@@ -34,6 +37,14 @@ class JoinedHeads(ProjectedMap):
         self.width, self.heads, self.causal, self.groups = width, heads, causal, groups or heads
         self.qkv = nn.Linear(width, width + 2 * self.groups * self.head, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
+
+    def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
+        """The output of each head."""
+        raise NotImplementedError
+
+    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        """The input of the output projection: the heads, concatenated."""
+        return self.mixed(x).transpose(-3, -2).flatten(-2)
 
     @property
     def head(self) -> int:
@@ -48,11 +59,21 @@ class JoinedHeads(ProjectedMap):
         yield Matrix(value, "value")
         yield Matrix(self.out.weight, "out")
 
+    @torch.no_grad()
     def scaled(self, name: str, c: float) -> Self:
         """A copy that computes c f(x): V times c, or W and V each times sqrt(c), and the biases
-        accordingly.
+        accordingly. Raises ConfigError for a name that is not in `scalings`.
         """
-        return scaled_attention(self, name, c, lambda rows: self.split(rows)[2])
+        look_up("scaling", name, self.scalings)
+        twin = copy.deepcopy(self)
+        inner, last = (c, 1.0) if name == "V" else (math.sqrt(c), math.sqrt(c))
+        for parameter in (twin.qkv.weight, twin.qkv.bias):
+            if parameter is not None:
+                self.split(parameter)[2].mul_(inner)
+        if twin.out.bias is not None:
+            twin.out.bias.mul_(inner)
+        scale_linear(twin.out, last)
+        return twin
 
     def split(self, rows: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
         """The rows of W_Q, W_K and W_V, or the parts of their product with x."""
@@ -74,29 +95,40 @@ class JoinedHeads(ProjectedMap):
         q, k, v = (self.by_head(part) for part in self.split(self.qkv(x), -1))
         return q, k, v
 
+    def for_heads(self, shared: Tensor) -> list[Tensor]:
+        """The rows of W_K or W_V, or of their offsets, that belong to each head's group."""
+        return [part for part in shared.chunk(self.groups) for _ in range(self.heads // self.groups)]
 
-class SquareHeads(JoinedHeads):
-    """`JoinedHeads` in which each head has its own keys and values."""
-
-    def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
-        """The output of each head."""
-        raise NotImplementedError
-
-    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
-        """The input of the output projection: the heads, concatenated."""
-        return self.mixed(x).transpose(-3, -2).flatten(-2)
+    def heads_with_offsets(self, *, of_keys: bool) -> Iterator[HeadMatrices]:
+        """Q_h, K_g, V_g, the columns of W_O and the part of b_Q for each head; the part of b_K if it
+        counts.
+        """
+        query, key, value = self.split(self.qkv.weight)
+        b_q, b_k, _ = self.offsets()
+        nothing = [None] * self.heads
+        each = zip(
+            query.chunk(self.heads),
+            self.for_heads(key),
+            self.for_heads(value),
+            self.out.weight.chunk(self.heads, dim=1),
+            nothing if b_q is None else b_q.chunk(self.heads),
+            self.for_heads(key.new_zeros(len(key)) if b_k is None else b_k) if of_keys else nothing,
+            strict=True,
+        )
+        return (HeadMatrices(*own) for own in each)
 
     def paths(self) -> list[float]:
-        """|W_O,h V_h|_2 of each head."""
-        value, out = self.split(self.qkv.weight.detach())[2].double(), self.out.weight.detach().double()
-        heads = zip(out.chunk(self.heads, dim=1), value.chunk(self.heads), strict=True)
-        return [norm_of_product(out, value) for out, value in heads]
+        """|W_O,h V_g|_2 of each head."""
+        outs = self.out.weight.detach().chunk(self.heads, dim=1)
+        values = self.for_heads(self.split(self.qkv.weight.detach())[2])
+        return [norm_of_product(out, value) for out, value in zip(outs, values, strict=True)]
 
     def offset(self, shares: Float[Tensor, " heads"] | None = None) -> float:
-        """|sum_h s_h W_O,h b_v,h + b_O|, for rows that sum to s_h (1 by default)."""
+        """|sum_h s_h W_O,h b_v,g + b_O|, for rows that sum to s_h (1 by default)."""
         if self.qkv.bias is None:
             return 0.0
-        values = self.split(self.qkv.bias.detach())[2].double()
+        values = torch.stack(self.for_heads(self.split(self.qkv.bias.detach())[2].double()))
         if shares is not None:
-            values = (values.unflatten(0, (self.heads, -1)) * shares.detach().double().unsqueeze(-1)).flatten()
-        return float(torch.linalg.vector_norm(self.out.weight.detach().double() @ values + self.out.bias.detach().double()))
+            values = values * shares.detach().double().unsqueeze(-1)
+        whole = self.out.weight.detach().double() @ values.flatten() + self.out.bias.detach().double()
+        return float(torch.linalg.vector_norm(whole))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields.joined_heads import SquareHeads
+from ctrans.fields.joined_heads import JoinedHeads
 from ctrans.fields.protocols import HeadMatrices, Matrix, TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
 
@@ -38,7 +38,7 @@ def positive_feature(z: Tensor) -> Tensor:
     return z.clamp(LOWEST, 0).exp() + z.relu()
 
 
-class KernelAttention(SquareHeads):
+class KernelAttention(JoinedHeads):
     """f(x)_i = W_O [sum_j a_hij (V_h x_j + b_v,h)]_h + b_O, a_hij = w_hij/sum_l w_hil with weights
     w_hij > 0 that a scan can sum.
 
@@ -81,11 +81,7 @@ class KernelAttention(SquareHeads):
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
         """Q_h, K_h, V_h, the columns of W_O for each head, and the head's parts of b_Q and b_K."""
-        query, key, value = (part.chunk(self.heads) for part in self.qkv.weight.chunk(3))
-        bias = self.qkv.weight.new_zeros(3 * self.width) if self.qkv.bias is None else self.qkv.bias
-        q_0, k_0 = (part.chunk(self.heads) for part in bias.chunk(3)[:2])
-        for each in zip(query, key, value, self.out.weight.chunk(self.heads, dim=1), q_0, k_0, strict=True):
-            yield HeadMatrices(*each)
+        return self.heads_with_offsets(of_keys=True)
 
     def bound(self) -> TokenBound:
         """|f(x)_i| <= sum_h |W_O,h V_h|_2 max_j |x_j| + |W_O b_V + b_O|, because rows are convex

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -30,3 +31,10 @@ class ProjectedMap(nn.Module):
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         y: Tensor = getattr(self, self.projection)(self.pre_projection(x))
         return y
+
+
+@torch.no_grad()
+def scale_linear(linear: nn.Module, c: float) -> None:
+    """W -> c W and b -> c b, in place, for all linear maps in the module."""
+    for parameter in linear.parameters():
+        parameter.mul_(c)

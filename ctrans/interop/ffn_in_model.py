@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import ACTIVATIONS, Activation, Matrix, TokenBound, Units
-from ctrans.fields.ffn_bounds import Affine, gated_bound, gated_lipschitz, plain_bound, plain_lipschitz
+from ctrans.fields import ACTIVATIONS, Activation, Matrix, Role, Units
+from ctrans.fields.ffn_bounds import Affine, BoundedFFN, FFNMaps
 from ctrans.interop.module_chain import ModuleChain, Projection
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, unit
@@ -84,70 +84,46 @@ class FeedForwardInModel(ModuleChain):
         return super().pre_projection(x, **context).reshape(*x.shape[:-1], -1)
 
 
-class PlainFeedForward(FeedForwardInModel):
-    """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi in `KNOWN`."""
+class ReadFeedForward(BoundedFFN, FeedForwardInModel):
+    """An FFN with the matrices and the activation of its reading, with a gate if that has one."""
 
     def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
         super().__init__(chain)
         self.reading = reading
 
+    @property
+    def projections(self) -> dict[Role, Projection]:
+        """Where W_g (if there is a gate), W_u and W_d are."""
+        reading = self.reading
+        gate: dict[Role, Projection] = {} if reading.gate is None else {"gate": reading.gate}
+        return {**gate, "up": reading.up, "down": reading.down}
+
     def matrices(self) -> Iterator[Matrix]:
-        """W_1 and W_2."""
-        yield self.reading.up.matrix(self, "up")
-        yield self.reading.down.matrix(self, "down")
+        """W_g (if there is a gate), W_u and W_d."""
+        for role, projection in self.projections.items():
+            yield projection.matrix(self, role)
+
+    @property
+    def maps(self) -> FFNMaps:
+        *gate, up, down = (Affine(each.weight(self), each.bias(self)) for each in self.projections.values())
+        return FFNMaps(gate[0] if gate else None, up, down, KNOWN[self.reading.activation])
+
+
+class PlainFeedForward(ReadFeedForward):
+    """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi in `KNOWN`."""
 
     def units(self) -> Units:
         """phi(<w, x> + b) for each row w of W_1."""
         return Units(KNOWN[self.reading.activation], len(self.reading.up.weight(self)))
 
-    def bound(self) -> TokenBound:
-        """`plain_bound`: |f(x)_i| <= |W_2|_2 (|W_1|_2 max_j |x_j| + |b_1|) + |b_2| if abs(phi(z))
-        <= abs(z).
-        """
-        return plain_bound(*self._affine(), KNOWN[self.reading.activation])
 
-    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """`plain_lipschitz`: L = Lip(phi) |W_2|_2 |W_1|_2 if phi has a Lipschitz constant;
-        `printed` uses slope 1.
-        """
-        return plain_lipschitz(*self._affine(), KNOWN[self.reading.activation], radius, printed=printed)
-
-    def _affine(self) -> tuple[Affine, Affine]:
-        up, down = (_affine(self, each) for each in (self.reading.up, self.reading.down))
-        return up, down
-
-
-class GatedFeedForward(FeedForwardInModel):
+class GatedFeedForward(ReadFeedForward):
     """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi in `KNOWN`: SwiGLU,
     GeGLU.
 
     It grows with the square of x, so its bound and its Lipschitz constant depend on the radius of
     its input.
     """
-
-    def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
-        super().__init__(chain)
-        assert reading.gate is not None
-        self.reading, self.gate = reading, reading.gate
-
-    def matrices(self) -> Iterator[Matrix]:
-        """W_g, W_u and W_d."""
-        yield self.gate.matrix(self, "gate")
-        yield self.reading.up.matrix(self, "up")
-        yield self.reading.down.matrix(self, "down")
-
-    def bound(self) -> TokenBound:
-        """`gated_bound`: gain r + offset + curvature r^2."""
-        return gated_bound(*self._affine())
-
-    def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
-        """`gated_lipschitz` for tokens no longer than `radius`; `printed` uses slope 1."""
-        slope = 1.0 if printed else KNOWN[self.reading.activation].slope
-        return gated_lipschitz(*self._affine(), slope, radius)
-
-    def _affine(self) -> tuple[Affine, Affine, Affine]:
-        gate, up, down = (_affine(self, each) for each in (self.gate, self.reading.up, self.reading.down))
-        return gate, up, down
 
 
 def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
@@ -213,7 +189,3 @@ def _value(projection: Projection, inner: list[RecordedCall]) -> Tensor:
     """The output of the projection."""
     whole: Tensor = next(part.y for part in inner if part.path == projection.path)
     return whole[..., projection.start : projection.stop]
-
-
-def _affine(chain: ModuleChain, projection: Projection) -> Affine:
-    return Affine(projection.weight(chain), projection.bias(chain))

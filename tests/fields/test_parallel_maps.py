@@ -8,7 +8,7 @@ import torch
 
 from ctrans import GPT, GPTConfig
 from ctrans.fields import TokenBound, spectral_norm
-from ctrans.fields.scale import scale_linear
+from ctrans.fields.projected_map import scale_linear
 from ctrans.interop import from_transformers, to_transformers
 from ctrans.interop.families import small_model
 from ctrans.monitor.sites import sites_of

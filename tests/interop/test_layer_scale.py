@@ -12,7 +12,7 @@ from torch import nn
 import ctrans
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
-from ctrans.fields.scale import scale_linear
+from ctrans.fields.projected_map import scale_linear
 from ctrans.stability.backward.parameter_gradients import gradient_norms
 from solvers import ConfigError
 from tests.interop.unusual_modules import Block, TiedGPT

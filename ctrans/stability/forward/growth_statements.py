@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ctrans.fields import Attention, spectral_norm
-from ctrans.fields.scale import scale_linear
+from ctrans.fields.projected_map import scale_linear
 from ctrans.model.gpt import GPT
 from ctrans.model.random_models import described, random_model, random_state, random_text, smooth_model
 from ctrans.norm import NORMS, RMSNorm

@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ctrans.fields.scale import scale_linear
+from ctrans.fields.projected_map import scale_linear
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward.sensitivity import Sensitivities, backward_sensitivity, sublayer_sensitivity
