@@ -154,7 +154,7 @@ class Depth(nn.Module):
                 for name in free:
                     # relative to the first source, so that the mean of equal weights is exact
                     first = parameters[sources[0][0]][name]
-                    own[name].copy_(first + sum(weight * (parameters[i][name] - first) for i, weight in sources[1:]))
+                    own[name].copy_(first + sum(float(weight) * (parameters[i][name] - first) for i, weight in sources[1:]))
             new.extend(block)
         return self._over_same_time(new, blocks)
 
@@ -176,15 +176,11 @@ class Depth(nn.Module):
         """The spans of `blocks` blocks: each is the mean over the old blocks in its place, so that
         T stays.
         """
-        old: list[tuple[Fraction, ...]] = [self.spans[i : i + self.per_block] for i in range(0, len(self.spans), self.per_block)]
-        if len(set(old)) == 1:
-            return list(old[0]) * blocks
         new = []
         for j in range(blocks):
-            start, end = Fraction(j * len(old), blocks), Fraction((j + 1) * len(old), blocks)
-            whole = range(math.floor(start), math.ceil(end))
-            parts = [(min(end, Fraction(i + 1)) - max(start, Fraction(i)), old[i]) for i in whole]
-            new += [sum((share * spans[k] for share, spans in parts), Fraction(0)) / (end - start) for k in range(self.per_block)]
+            parts = _average(Fraction(j, blocks), Fraction(j + 1, blocks), self.blocks)
+            for k in range(self.per_block):
+                new.append(sum((share * self.spans[i * self.per_block + k] for i, share in parts), Fraction(0)))
         return new
 
     def _times(self) -> list[Fraction]:
@@ -195,21 +191,25 @@ class Depth(nn.Module):
         return [parts[i : i + self.per_block] for i in range(0, len(parts), self.per_block)]
 
 
-def _average(start: Fraction, end: Fraction, blocks: int) -> list[tuple[int, float]]:
-    """Piecewise constant theta, averaged over [start, end]: (block, weight) pairs."""
+Sources = list[tuple[int, Fraction]]
+"""Blocks, each with its weight in a mean."""
+
+
+def _average(start: Fraction, end: Fraction, blocks: int) -> Sources:
+    """Piecewise constant theta, averaged over [start, end]."""
     first, last = math.floor(start * blocks), math.ceil(end * blocks)
     overlap = [(i, min(end, Fraction(i + 1, blocks)) - max(start, Fraction(i, blocks))) for i in range(first, last)]
-    return [(i, float(share / (end - start))) for i, share in overlap]
+    return [(i, share / (end - start)) for i, share in overlap]
 
 
-def _midpoint(start: Fraction, end: Fraction, blocks: int) -> list[tuple[int, float]]:
+def _midpoint(start: Fraction, end: Fraction, blocks: int) -> Sources:
     """Linear theta between the blocks' midpoints, at the middle of [start, end]."""
     place = min(max((start + end) / 2 * blocks - Fraction(1, 2), Fraction(0)), Fraction(blocks - 1))
     i = math.floor(place)
-    return [(i, float(1 - place + i))] + ([(i + 1, float(place - i))] if place > i else [])
+    return [(i, 1 - place + i)] + ([(i + 1, place - i)] if place > i else [])
 
 
-SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], list[tuple[int, float]]]] = {"constant": _average, "linear": _midpoint}
+SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], Sources]] = {"constant": _average, "linear": _midpoint}
 
 
 def _check_spans(spans: Sequence[Fraction | int] | None, count: int) -> tuple[Fraction, ...]:

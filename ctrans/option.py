@@ -157,6 +157,12 @@ def defaults_of(cls: type) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(cls) if KEY in field.metadata}
 
 
+def part_of(cls: type[Value], settings: object) -> Value:
+    """An object of this dataclass with the values that `settings` has under its fields' names."""
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # a dataclass
+    return cls(**{name: getattr(settings, name) for name in names})
+
+
 def check_options(made: Any) -> None:
     """Raises ConfigError for the first field with a wrong type, an unknown choice or a value
     outside its limits.

@@ -52,7 +52,7 @@ class Sublayer(nn.Module):
         self._placement = placement
         self.field, self.kind, self.gain = field, kind, gain
         self.input_norm, self.output_norm, self.state_norm = input_norm, output_norm, state_norm
-        self.residual = residual
+        self.residual = Residual() if residual is None else residual
 
     def with_field(self, field: nn.Module) -> Sublayer:
         """The same sublayer with another map. It shares the norms."""
@@ -87,11 +87,11 @@ class Sublayer(nn.Module):
 
     def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
         """The state on entering the segment: X, with its streams mixed."""
-        return x if self.residual is None else self.residual.enter(x)
+        return self.residual.enter(x)
 
     def given(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
         """U = s N_in R X, the map's input for a state that has entered the segment."""
-        u = x if self.residual is None else self.residual.read(x)
+        u = self.residual.read(x)
         u = u if self.input_norm is None else self.input_norm(u)
         return u if self.input_scale == 1.0 else self.input_scale * u
 
@@ -99,14 +99,14 @@ class Sublayer(nn.Module):
         self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
     ) -> Float[Tensor, "*batch tokens state"]:
         """r = gain * W v at X, with v the normalised output of the map."""
-        v = v if self.gain == 1.0 else self.gain * v
-        return v if self.residual is None else self.residual(v, x)
+        r: Tensor = self.residual(v if self.gain == 1.0 else self.gain * v, x)
+        return r
 
     def pulled(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
         """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at
         this costate.
         """
-        return self.gain * (p if self.residual is None else self.residual.pull(p))
+        return self.gain * self.residual.pull(p)
 
     @property
     def branches(self) -> Mapping[Kind, Branch]:
@@ -123,24 +123,24 @@ class Sublayer(nn.Module):
     @property
     def streams(self) -> int:
         """The number of the state's streams."""
-        return 1 if self.residual is None else self.residual.streams
+        return self.residual.streams
 
     @property
     def input_scale(self) -> float:
         """s, the factor of the map's input."""
-        return 1.0 if self.residual is None else self.residual.input_scale
+        return self.residual.input_scale
 
     @property
     def image(self) -> Norm | None:
         """The residual's own norm, which bounds the map's effect; None if r is linear in the map's
         output.
         """
-        return None if self.residual is None else self.residual.image
+        return self.residual.image
 
     @property
     def largest_gain(self) -> float:
         """|gain W|_2, the largest ratio of a velocity to v."""
-        return self.gain if self.residual is None else self.gain * self.residual.largest
+        return self.gain * self.residual.largest
 
     def velocity(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The ODE's velocity v(X): r(X), or its part tangent to the state norm's image (Kan, eq.

@@ -39,14 +39,14 @@ def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) 
         return sublayer.pulled(p)
     if sublayer.state_norm is not None or has_zero_gain(sublayer):
         return p
-    return p if sublayer.residual is None else sublayer.residual.pull(p)
+    return sublayer.residual.pull(p)
 
 
 def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     """The channels that a sublayer can change inside its norm around the state; None for all, or if
     its W is 0.
     """
-    gains = None if sublayer.residual is None else sublayer.residual.gains
+    gains = sublayer.residual.gains
     if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or bool((gains != 0).all()):
         return None
     return gains.detach() != 0
@@ -80,8 +80,8 @@ def pulled_to_map(sublayer: Sublayer, pulled: UnbatchedRows) -> UnbatchedRows:
     """W'T'P of T'P, T that of a norm around the state; unchanged without such a norm, see
     `costate_of_map`.
     """
-    inside = sublayer.state_norm is not None and sublayer.residual is not None and not has_zero_gain(sublayer)
-    return sublayer.residual.pull(pulled) if inside and sublayer.residual is not None else pulled
+    inside = sublayer.state_norm is not None and not has_zero_gain(sublayer)
+    return sublayer.residual.pull(pulled) if inside else pulled
 
 
 def cost_factor(sublayer: Sublayer) -> float:
@@ -91,7 +91,7 @@ def cost_factor(sublayer: Sublayer) -> float:
     """
     residual = sublayer.residual
     gain = sublayer.gain if sublayer.output_norm is not None else 1.0
-    if residual is None or sublayer.state_norm is not None or has_zero_gain(sublayer):
+    if sublayer.state_norm is not None or has_zero_gain(sublayer):
         return gain**2
     if residual.stretch is None:
         raise ConfigError(
@@ -103,12 +103,12 @@ def cost_factor(sublayer: Sublayer) -> float:
 
 def has_zero_gain(sublayer: Sublayer) -> bool:
     """Whether the residual makes every velocity 0 at present."""
-    return sublayer.residual is not None and sublayer.residual.largest == 0
+    return sublayer.residual.largest == 0
 
 
 def factor_formula(sublayer: Sublayer) -> str | None:
     """The factor of v in r, for a certificate's words; None if it is 1."""
-    if sublayer.residual is not None and sublayer.residual.words is not None:
+    if sublayer.residual.words is not None:
         return sublayer.residual.words
     return f"{sublayer.gain:g} f" if sublayer.output_norm is not None and sublayer.gain != 1 else None
 
@@ -117,15 +117,13 @@ def trains_gains(sublayer: Sublayer) -> bool:
     """Whether trained gains multiply the two factors of the map: those of an input norm, or of the
     residual.
     """
-    return sublayer.input_norm is not None or (
-        sublayer.residual is not None and next(sublayer.residual.parameters(), None) is not None
-    )
+    return sublayer.input_norm is not None or next(sublayer.residual.parameters(), None) is not None
 
 
 def has_unbounded_gains(sublayer: Sublayer) -> bool:
     """Whether the residual has gains that are trained without a limit. H is proportional to them."""
     residual = sublayer.residual
-    return residual is not None and not residual.bounded and next(residual.parameters(), None) is not None
+    return not residual.bounded and next(residual.parameters(), None) is not None
 
 
 def assuming_bounded_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate:
@@ -172,7 +170,6 @@ def certify_towards_image(
     regularization.
     """
     norm, around, residual = sublayer.image, sublayer.state_norm, sublayer.residual
-    assert residual is not None, "it has a residual"
     assert norm is not None, "the residual has a norm"
     assert around is not None, "its placement has a norm around the state"
     if asked := [name for name, value in vars(regularization).items() if value is not None and name != "weight_decay"]:

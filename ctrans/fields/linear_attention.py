@@ -43,7 +43,8 @@ class KernelAttention(JoinedHeads):
     w_hij > 0 that a scan can sum.
 
     w_hij = <phi(q_hi), phi(k_hj)> prod over l = j + 1 .. i of g_hl, phi = elu + 1, q_h = Q_h x +
-    b_q,h, k_h = K_h x + b_k,h. If causal, j and l run up to i. `log_keep` are the log g_hl, if any.
+    b_q,h, k_h = K_h x + b_k,h. If causal, j and l run up to i. `log_keep` are the log g_hl,
+    0 without gates.
 
     Rows are positive and sum to 1, so softmax attention's affine bound holds. a_h is the softmax
     over j of log w_hij, and theta of a row is its sensitivity to these scores. The scores are not
@@ -63,11 +64,9 @@ class KernelAttention(JoinedHeads):
         summed = weighted_sums(q, k, F.pad(v, (0, 1), value=1.0), self.log_keep(x), causal=self.causal)
         return summed[..., :-1] / summed[..., -1:]
 
-    def log_keep(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens"] | None:
-        """log of the part of the earlier tokens that each head keeps at token i. None if it keeps
-        all.
-        """
-        return None
+    def log_keep(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens"]:
+        """log of the part of the earlier tokens that each head keeps at token i: 0 if it keeps all."""
+        return x.new_zeros(*x.shape[:-2], self.heads, x.shape[-2])
 
     def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h of each head, at quadratic cost. Row i has the weights of the tokens that
@@ -76,7 +75,7 @@ class KernelAttention(JoinedHeads):
         q, k, _ = self._features_and_values(x)
         weights = q @ k.mT
         if self.causal:
-            weights = weights * kept(self.log_keep(x), q.shape[-2], q)
+            weights = weights * kept(self.log_keep(x))
         return weights / weights.sum(-1, keepdim=True)
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
@@ -139,12 +138,12 @@ def weighted_sums(
     q: Float[Tensor, "*batch tokens head"],
     k: Float[Tensor, "*batch tokens head"],
     v: Float[Tensor, "*batch tokens values"],
-    log_keep: Float[Tensor, "*batch tokens"] | None = None,
+    log_keep: Float[Tensor, "*batch tokens"],
     *,
-    causal: bool = True,
+    causal: bool,
 ) -> Float[Tensor, "*batch tokens values"]:
-    """sum over j <= i of exp(c_i - c_j) <q_i, k_j> v_j, c the running sums of `log_keep` (0 if
-    None). Over all j if not causal.
+    """sum over j <= i of exp(c_i - c_j) <q_i, k_j> v_j, c the running sums of `log_keep`.
+    Over all j if not causal.
 
     Each chunk of `CHUNK` tokens multiplies its weights out. The earlier tokens enter as one matrix
     sum of exp(-c_j) k_j v_j'.
@@ -155,31 +154,30 @@ def weighted_sums(
     size = min(CHUNK, tokens)
     short = -tokens % size
     q, k, v = (F.pad(part, (0, 0, 0, short)).unflatten(-2, (-1, size)) for part in (q, k, v))
-    keep = None if log_keep is None else F.pad(log_keep, (0, short)).unflatten(-1, (-1, size))
-    sums = (q @ k.mT * kept(keep, size, q)) @ v
+    keep = F.pad(log_keep, (0, short)).unflatten(-1, (-1, size))
+    sums = (q @ k.mT * kept(keep)) @ v
     if tokens > size:
-        within = None if keep is None else keep.cumsum(-1).unsqueeze(-1)
-        added = k.mT @ (v if within is None else v * (within[..., -1:, :] - within).exp())
-        before = _carried(added, None if within is None else within[..., -1:, :].exp())
-        sums = sums + (q if within is None else q * within.exp()) @ before
+        within = keep.cumsum(-1).unsqueeze(-1)
+        whole = within[..., -1:, :]
+        before = _carried(k.mT @ (v * (whole - within).exp()), whole.exp())
+        sums = sums + (q * within.exp()) @ before
     return sums.flatten(-3, -2)[..., :tokens, :]
 
 
-def kept(log_keep: Tensor | None, tokens: int, like: Tensor) -> Float[Tensor, "*batch tokens tokens"]:
+def kept(log_keep: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens tokens"]:
     """exp(c_i - c_j) for j <= i, otherwise 0."""
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=like.device).triu(1)
-    if log_keep is None:
-        return (~later).to(like.dtype)
+    tokens = log_keep.shape[-1]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=log_keep.device).triu(1)
     running = log_keep.cumsum(-1)
     return (running.unsqueeze(-1) - running.unsqueeze(-2)).masked_fill(later, -math.inf).exp()
 
 
 def _carried(
-    added: Float[Tensor, "*batch chunks head values"], keep: Tensor | None
+    added: Float[Tensor, "*batch chunks head values"], keep: Float[Tensor, "*batch chunks 1 1"]
 ) -> Float[Tensor, "*batch chunks head values"]:
     """The state before each chunk: S_n = keep_(n-1) S_(n-1) + added_(n-1), S_0 = 0."""
     state, states = torch.zeros_like(added[..., 0, :, :]), []
     for chunk in range(added.shape[-3]):
         states.append(state)
-        state = added[..., chunk, :, :] + (state if keep is None else keep[..., chunk, :, :] * state)
+        state = added[..., chunk, :, :] + keep[..., chunk, :, :] * state
     return torch.stack(states, -3)

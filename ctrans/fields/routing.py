@@ -95,11 +95,6 @@ class ExpertOptions:
                 "choose router softmax_topk, or top_k = 2"
             )
 
-    @classmethod
-    def of(cls, settings: object) -> ExpertOptions:
-        """The options from an architecture, which has fields of these names."""
-        return cls(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(cls)})
-
     @property
     def active(self) -> int:
         """The number of experts that a token uses."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection
-from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -19,80 +18,27 @@ from ctrans.fields.feed_forward import GATES, MULTIPLE, FeedForward, GatedLinear
 from ctrans.fields.linear_attention import GatedLinearAttention, LinearAttention
 from ctrans.fields.protocols import Kind
 from ctrans.fields.routing import ExpertOptions
+from ctrans.option import part_of
 from solvers import ConfigError
 from solvers.errors import look_up
 
 
-@runtime_checkable
-class MapSettings(Protocol):
-    """The settings from which a map is made: a part of an architecture. A `GPTConfig` is one."""
+class MapSettings(AttentionOptions, ExpertOptions):
+    """The settings from which a map is made: the part of a `GPTConfig` that maps read."""
 
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def heads(self) -> int: ...
+    width: int
+    heads: int
+    activation: str
+    bias: bool
+    causal: bool
+    temperature: float
+    qk_norm: bool | str
+    eps: float
 
     @property
     def hidden_width(self) -> int:
         """The hidden width of the FFN."""
-
-    @property
-    def activation(self) -> str: ...
-
-    @property
-    def bias(self) -> bool: ...
-
-    @property
-    def causal(self) -> bool: ...
-
-    @property
-    def temperature(self) -> float: ...
-
-    @property
-    def qk_norm(self) -> bool | str: ...
-
-    @property
-    def eps(self) -> float: ...
-
-    @property
-    def positions(self) -> str: ...
-
-    @property
-    def rotary_base(self) -> float: ...
-
-    @property
-    def rotary_fraction(self) -> float: ...
-
-    @property
-    def kv_heads(self) -> int | None: ...
-
-    @property
-    def window(self) -> int | None: ...
-
-    @property
-    def softcap(self) -> float | None: ...
-
-    @property
-    def sinks(self) -> bool: ...
-
-    @property
-    def gated_output(self) -> bool: ...
-
-    @property
-    def experts(self) -> int: ...
-
-    @property
-    def top_k(self) -> int: ...
-
-    @property
-    def shared_experts(self) -> int: ...
-
-    @property
-    def router(self) -> str: ...
-
-    @property
-    def expert(self) -> str: ...
+        raise NotImplementedError
 
 
 Maker = Callable[[MapSettings], nn.Module]
@@ -132,11 +78,6 @@ class MapEntry:
         return self.make(settings)
 
 
-def attention_options(settings: MapSettings) -> AttentionOptions:
-    """The options of softmax attention in the settings. Raises ConfigError for invalid ones."""
-    return AttentionOptions(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(AttentionOptions)})
-
-
 def check_maps(settings: MapSettings) -> None:
     """Raises ConfigError, with the name of the option, for options that are invalid, alone or for
     the chosen maps.
@@ -144,8 +85,8 @@ def check_maps(settings: MapSettings) -> None:
     It does not check a maker without `MapEntry`.
     """
     qk_norm_name(settings.qk_norm)
-    attention_options(settings).check_heads(settings.width, settings.heads)
-    if ExpertOptions.of(settings).expert in GATES and settings.activation not in IDLE["ffn"]["activation"]:
+    part_of(AttentionOptions, settings).check_heads(settings.width, settings.heads)
+    if part_of(ExpertOptions, settings).expert in GATES and settings.activation not in IDLE["ffn"]["activation"]:
         raise ConfigError(
             f"activation = {settings.activation!r} has no meaning for expert {settings.expert!r}, whose gate has its own: "
             "leave it out, or choose expert mlp"
@@ -187,7 +128,7 @@ def _made(kind: Callable[..., nn.Module], size: str, *names: str, **others: obje
 
 
 def _softmax(settings: MapSettings) -> nn.Module:
-    options = attention_options(settings)
+    options = part_of(AttentionOptions, settings)
     kind = SoftmaxAttention if options.sinks or options.gated_output else Attention
     return _made(kind, "heads", "causal", "temperature", "qk_norm", "bias", "eps", options=options)(settings)
 
@@ -198,7 +139,7 @@ def _gated(activation: str) -> MapEntry:
 
 
 def _experts(settings: MapSettings) -> nn.Module:
-    return _made(MixtureOfExperts, "hidden_width", "activation", "bias", options=ExpertOptions.of(settings))(settings)
+    return _made(MixtureOfExperts, "hidden_width", "activation", "bias", options=part_of(ExpertOptions, settings))(settings)
 
 
 def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:

@@ -25,6 +25,7 @@ def _mix_ln(blocks: int) -> Mapping[str, Any]:
 
 
 LLAMA = {"norm": "rmsnorm", "positions": "rotary", "ffn": "swiglu", "bias": False}
+MANY_EXPERTS = {**LLAMA, "ffn": "moe", "expert": "swiglu", "experts": 16}
 
 MODERN: dict[str, Differences] = {
     "gpt-2": {},
@@ -40,25 +41,9 @@ MODERN: dict[str, Differences] = {
     "gated-attention": {**LLAMA, "gated_output": True},
     "switch": {"ffn": "moe", "top_k": 1, "router": "softmax_topk", "activation": "relu"},
     "mixtral": {**LLAMA, "kv_heads": 2, "ffn": "moe", "expert": "swiglu"},
-    "qwen-3-moe": {**LLAMA, "kv_heads": 2, "qk_norm": "rms", "ffn": "moe", "expert": "swiglu", "experts": 16, "top_k": 4},
-    "deepseek-moe": {
-        **LLAMA,
-        "ffn": "moe",
-        "expert": "swiglu",
-        "experts": 16,
-        "top_k": 3,
-        "shared_experts": 1,
-        "router": "softmax_topk",
-    },
-    "deepseek-v3": {
-        **LLAMA,
-        "ffn": "moe",
-        "expert": "swiglu",
-        "experts": 16,
-        "top_k": 3,
-        "shared_experts": 1,
-        "router": "sigmoid",
-    },
+    "qwen-3-moe": {**MANY_EXPERTS, "kv_heads": 2, "qk_norm": "rms", "top_k": 4},
+    "deepseek-moe": {**MANY_EXPERTS, "top_k": 3, "shared_experts": 1, "router": "softmax_topk"},
+    "deepseek-v3": {**MANY_EXPERTS, "top_k": 3, "shared_experts": 1, "router": "sigmoid"},
     "gpt-oss": {**LLAMA, "kv_heads": 2, "window": 32, "sinks": True, "ffn": "moe", "expert": "swiglu"},
     "differential-transformer": {**LLAMA, "positions": "none", "attention": "differential"},
     "linear-transformer": {"attention": "linear"},

@@ -8,13 +8,13 @@ from fractions import Fraction
 from typing import ClassVar
 
 from ctrans.depth import check_count, check_dt
-from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, AttentionOptions, ExpertOptions
+from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, ExpertOptions, MapSettings
 from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.fields.tables import check_maps, takes, usual_hidden_width
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.stack import MOST_STEPS, check_stack
 from ctrans.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
-from ctrans.option import COUNT, FINITE, POSITIVE, SEED, Range, check_options, option
+from ctrans.option import COUNT, FINITE, POSITIVE, SEED, Range, check_options, option, part_of
 from ctrans.placement import PLACEMENTS, BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
@@ -35,7 +35,7 @@ MIXED = "post/pre for attention and FFN, post*3+pre*9 block by block"
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
+class GPTConfig(MapSettings, NormOptions):
     """An architecture. Every field is checked when the object is made: ConfigError names the value
     and the fix.
 
@@ -159,7 +159,7 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
                 f"placement {mixed.attention.name}/{mixed.ffn.name} needs two sublayers, and a "
                 "parallel block has one: give one placement, or leave out parallel_blocks"
             )
-        ExpertOptions.of(self)  # first, since hidden_width needs valid ones
+        part_of(ExpertOptions, self)  # first, since hidden_width needs valid ones
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
@@ -201,7 +201,7 @@ class GPTConfig(AttentionOptions, ExpertOptions, NormOptions):
     @property
     def hidden_width(self) -> int:
         """The FFN's number of features."""
-        return self.ffn_width or usual_hidden_width(self.width, self.ffn, ExpertOptions.of(self))
+        return self.ffn_width or usual_hidden_width(self.width, self.ffn, part_of(ExpertOptions, self))
 
     @property
     def per_block(self) -> int:

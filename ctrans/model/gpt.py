@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth, Sublayers
 from ctrans.fields import FIELDS, Kind, OwnGains, ParallelMaps
-from ctrans.fields.positions import POSITIONS, Positions
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
 from ctrans.model.stack import stacked
 from ctrans.model.unit_weights import put_on_spheres
-from ctrans.norm import NORMS, WITHOUT_GAINS, Norm, norm_settings
+from ctrans.norm import NORMS, WITHOUT_GAINS, Norm, make_norm
 from ctrans.placement import BlockPlacement, Placement
 from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
@@ -49,7 +48,7 @@ class GPT(nn.Module):
         check_buildable(config, seed, on_demand=on_demand)
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
-        self.position_embedding = nn.Embedding(config.context, config.width) if places(config).embedding else None
+        self.position_embedding = nn.Embedding(config.context, config.width) if config.places.embedding else None
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for embedding in (self.token_embedding, self.position_embedding):
@@ -165,13 +164,6 @@ class GPT(nn.Module):
                 raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {self.config.vocab_size - 1}")
 
 
-def make_norm(config: GPTConfig) -> Norm:
-    """A new norm of the configuration's kind. LayerNorm has no offset if the model has no biases."""
-    kind = NORMS[config.norm]
-    options = norm_settings(config.norm, config, config.width, config.heads)
-    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)
-
-
 def make_input_norm(config: GPTConfig) -> Norm:
     """A new norm in front of a map, without gains if the map has its own."""
     return NORMS[WITHOUT_GAINS[config.norm]](config.width, config.eps) if config.branch_norms else make_norm(config)
@@ -204,14 +196,11 @@ def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) ->
 def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
     """A new map of this kind, with weights not yet drawn."""
     if kind == "parallel":
-        gains = [make_gains(config) if config.branch_norms else None for _ in FIELDS]
+        # each map has the gains, and the offset if there is one, of the norm in front of both
+        offset = config.bias and getattr(NORMS[config.norm], "has_offset", False)
+        gains = [OwnGains(config.width, offset) if config.branch_norms else None for _ in FIELDS]
         return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"), (gains[0], gains[1]))
     return FIELDS[kind][getattr(config, kind)](config)
-
-
-def make_gains(config: GPTConfig) -> OwnGains:
-    """New gains of one of two input norms, with an offset if the configuration's norm has one."""
-    return OwnGains(config.width, config.bias and getattr(NORMS[config.norm], "has_offset", False))
 
 
 def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
@@ -295,13 +284,8 @@ class _Draws:
 
 def number_of_weights(config: GPTConfig) -> int:
     """The number of entries of all weight matrices: those of embeddings and of all blocks."""
-    embedded = config.vocab_size * (1 if config.tied else 2) + (config.context if places(config).embedding else 0)
+    embedded = config.vocab_size * (1 if config.tied else 2) + (config.context if config.places.embedding else 0)
     return embedded * config.width + config.weights_in_depth * weights_of_block(config)
-
-
-def places(config: GPTConfig) -> Positions:
-    """The positional encoding."""
-    return POSITIONS[config.positions]
 
 
 def weights_of_block(config: GPTConfig) -> int:

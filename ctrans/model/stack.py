@@ -60,7 +60,7 @@ class Stack(nn.Module):
 
     def _ending(self) -> tuple[Sublayer, float]:
         sublayer = self.blocks.sublayers[-1]
-        plain = sublayer.output_norm is None and sublayer.state_norm is None and sublayer.residual is None
+        plain = sublayer.output_norm is None and sublayer.state_norm is None and sublayer.residual.is_identity
         if not plain or not isinstance(sublayer.field, HasOutputProjection):
             raise AttributeError(f"the stack does not end in a linear map{why_not(sublayer.field)}")
         return sublayer, self.blocks.lengths[-1]

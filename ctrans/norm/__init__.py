@@ -4,16 +4,20 @@ Jacobian. The table is NORMS.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ctrans.norm.boxes import Derf, DyT, SquashNorm
 from ctrans.norm.clips import ClipEntries, ClipLength, ClipNorm
 from ctrans.norm.fewer_gains import L2Norm, PlainLayerNorm, PlainNorm, PlainRMSNorm, ScaleNorm
 from ctrans.norm.groups import GroupRMSNorm
 from ctrans.norm.norm import Norm, check_norm
-from ctrans.norm.options import CHECKS, NormOptions, options_taken
+from ctrans.norm.options import NormOptions
 from ctrans.norm.spheres import LayerNorm, RMSNorm, SphereNorm, SphereOf, WithEps
+from solvers import ConfigError
 
 NORMS: dict[str, Callable[..., Norm]] = {
     "layernorm": LayerNorm,
@@ -39,11 +43,33 @@ it.
 
 
 def norm_settings(name: str, settings: Any, width: int, heads: int | None = None) -> dict[str, Any]:
-    """The keyword arguments of the norm besides width, eps and bias. Raises ConfigError for options
-    that it does not take, and for invalid values.
+    """The keyword arguments of the norm besides width, eps and bias, from `settings` with the fields
+    of `NormOptions`. The default of its groups is the number of heads.
+
+    Raises ConfigError for an option that the norm does not take, with the norms that do, and for
+    invalid values.
     """
-    taken = options_taken(name, NORMS, settings, heads)
-    return {option: CHECKS[option](value, width) for option, value in taken.items()}
+    takes: frozenset[str] = getattr(NORMS[name], "options", frozenset())
+    options = {"norm_groups": heads} if "norm_groups" in takes and heads is not None else {}
+    for option in (field.name for field in dataclasses.fields(NormOptions)):
+        value = getattr(settings, option)
+        if value is None:
+            continue
+        if option not in takes:
+            others = ", ".join(other for other, kind in NORMS.items() if option in getattr(kind, "options", ()))
+            raise ConfigError(f"{option} = {value!r} has no meaning for norm {name!r}: leave it out, or choose {others}")
+        options[option] = value
+    if options:
+        with torch.device("meta"):
+            NORMS[name](width, **options)  # raises ConfigError for invalid values
+    return options
+
+
+def make_norm(config: Any) -> Norm:
+    """A new norm of the `GPTConfig`'s kind. LayerNorm has no offset if the model has no biases."""
+    kind = NORMS[config.norm]
+    options = norm_settings(config.norm, config, config.width, config.heads)
+    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)
 
 
 __all__ = [
@@ -69,5 +95,6 @@ __all__ = [
     "SquashNorm",
     "WithEps",
     "check_norm",
+    "make_norm",
     "norm_settings",
 ]

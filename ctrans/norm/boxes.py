@@ -18,7 +18,40 @@ ALPHA = 0.5
 """The initial alpha (Zhu et al. 2025)."""
 
 
-class SquashNorm(GainParameters, Norm):
+class BoxNorm(Norm):
+    """A norm whose image is the box of all z with abs(z_i - beta_i) at most abs(gamma_i), or its
+    inside.
+    """
+
+    image = "box"
+
+    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """sum_i abs(gamma_i p_i) + <p, beta>: each entry at an end of its interval."""
+        return (self.gamma * p).abs().sum(-1) + p @ self.beta
+
+    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """beta + gamma * sign(gamma * p), a corner of the closed box. Where gamma_i p_i = 0 the
+        sign is 1.
+        """
+        return self.beta + self.gamma * torch.where(self.gamma * p >= 0, 1.0, -1.0)
+
+    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+        """Where an entry with a gain does not affect <p, z>, to rounding of the largest."""
+        size = (self.gamma * p).abs()
+        unseen = size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)
+        return (unseen & (self.gamma != 0)).any(-1)
+
+    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """The distance of u from the closed box, max(0, abs(u_i) - 1), and abs(z_i - beta_i) where
+        gamma_i = 0.
+        """
+        flat = self.gamma == 0
+        offset = (z - self.beta).abs()
+        outside = (offset / torch.where(flat, 1.0, self.gamma.abs()) - 1).clamp_min(0)
+        return torch.where(flat, offset, outside).amax(-1)
+
+
+class SquashNorm(GainParameters, BoxNorm):
     """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and
     s one number each.
 
@@ -28,7 +61,6 @@ class SquashNorm(GainParameters, Norm):
     bounds.
     """
 
-    image = "box"
     has_offset = True
     options = frozenset({"norm_alpha"})
     no_tangent = "squashes it further each time, since N(N(x)) is not N(x)"
@@ -89,37 +121,12 @@ class SquashNorm(GainParameters, Norm):
         """x = (phi^-1(u) - s)/alpha, the input with the coordinates u."""
         return (self.inverse(u) - self.shift) / self.alpha
 
-    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """sum_i abs(gamma_i p_i) + <p, beta>: each entry at an end of its interval."""
-        return (self.gamma * p).abs().sum(-1) + p @ self.beta
-
-    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """beta + gamma * sign(gamma * p), a corner of the closed box. Where gamma_i p_i = 0 the
-        sign is 1.
-        """
-        return self.beta + self.gamma * torch.where(self.gamma * p >= 0, 1.0, -1.0)
-
-    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
-        """Where an entry with a gain does not affect <p, z>, to rounding of the largest."""
-        size = (self.gamma * p).abs()
-        unseen = size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)
-        return (unseen & (self.gamma != 0)).any(-1)
-
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
         """sum_i abs(gamma_i p_i) (1 - phi(abs(alpha) r/sqrt(d))) at x = -s/alpha + r sign(alpha
         gamma * p)/sqrt(d).
         """
         reach = self.phi(self.alpha.abs() * radius / math.sqrt(self.width)).squeeze(-1)
         return (self.gamma * p).abs().sum(-1) * (1 - reach)
-
-    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """The distance of u from the closed box, max(0, abs(u_i) - 1), and abs(z_i - beta_i) where
-        gamma_i = 0.
-        """
-        flat = self.gamma == 0
-        offset = (z - self.beta).abs()
-        outside = (offset / torch.where(flat, 1.0, self.gamma.abs()) - 1).clamp_min(0)
-        return torch.where(flat, offset, outside).amax(-1)
 
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
         """J = diag(gamma * alpha phi'(alpha x + s))."""

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.norm.boxes import BoxNorm
 from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm
 from ctrans.norm.options import check_size
 
@@ -112,12 +113,10 @@ class ClipLength(ClipNorm):
         return torch.where(long, self.radius * torch.where(long, rms, 1.0).rsqrt(), 1.0)
 
 
-class ClipEntries(ClipNorm):
+class ClipEntries(ClipNorm, BoxNorm):
     """z_i = min(max(x_i, -c), c), the projection on the closed box: H(P) = c sum_j |p_j|_1, entry
     by entry (hard tanh).
     """
-
-    image = "box"
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return x.clamp(-self.radius, self.radius)
@@ -125,23 +124,6 @@ class ClipEntries(ClipNorm):
     def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """x = c u, the input with the coordinates u."""
         return self.radius * u
-
-    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """c |p|_1."""
-        return self.radius * p.abs().sum(-1)
-
-    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """c sign(p), a corner. Where p_i = 0 the sign is 1."""
-        return self.radius * torch.where(p >= 0, 1.0, -1.0).to(p)
-
-    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
-        """Where an entry does not affect <p, z>, to rounding of the largest."""
-        size = p.abs()
-        return (size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)).any(-1)
-
-    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """max(0, abs(z_i)/c - 1)."""
-        return (z.abs().amax(-1) / self.radius - 1).clamp_min(0)
 
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
         """J = diag(abs(x_i) <= c)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from ctrans.norm import LayerNorm, SphereNorm
 from ctrans.norm.random_norms import PAPERS, norm_words, random_norm
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, equal, statement
 from solvers import Segment, solve
-from solvers.segment import Map
 
 
 def _on_sphere(x: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def on_ellipsoid(draw: Draw) -> Trial:
     """|Gamma^-1 (z - beta)|^2 = d for 20 outputs z of a drawn norm with eps = 0."""
     chosen = random_norm(draw)
     z = chosen(draw.log_uniform(-3, 3) * draw.normal(20, chosen.width))
-    square = ((z - chosen.beta) / chosen.gamma).square().sum(-1)
+    square = chosen.coordinates(z).square().sum(-1)
     return equal(square, torch.full_like(square, chosen.width), f"|Gamma^-1 (z - beta)|^2 against d, {norm_words(chosen)}")
 
 
@@ -55,7 +55,7 @@ def fills_slice(draw: Draw, printed: bool) -> Trials:
         return _fills(draw, random_norm(draw, "layernorm"), centre=False)
     chosen = random_norm(draw, "layernorm")
     z = chosen(draw.normal(20, chosen.width))
-    flat = equal(((z - chosen.beta) / chosen.gamma).sum(-1) / chosen.width, 0.0 * z[:, 0], "1'Gamma^-1 (z - beta)/d")
+    flat = equal(chosen.coordinates(z).sum(-1) / chosen.width, 0.0 * z[:, 0], "1'Gamma^-1 (z - beta)/d")
     return [flat, _fills(draw, chosen, centre=True)]
 
 
@@ -220,9 +220,8 @@ def stays_on_ellipsoid(draw: Draw) -> Trial:
     """|u|^2 = d at t = 1, moved by eq. 132's part of a constant field from three image points of a
     drawn norm.
     """
-    chosen, x0, f = _motion(draw)
-    end = _solve(lambda x: printed_tangent(chosen, x, f), x0)
-    square = ((end - chosen.beta) / chosen.gamma).square().sum(-1)
+    chosen, end = _moved(draw, None, printed=True)
+    square = chosen.coordinates(end).square().sum(-1)
     return equal(square, torch.full_like(square, chosen.width), f"|u|^2 at t = 1, {norm_words(chosen)}")
 
 
@@ -241,20 +240,20 @@ def stays_on_image(draw: Draw, printed: bool) -> Trial:
 
     Printed: by eq. 132's part, without C, from outputs of LayerNorm.
     """
-    chosen, x0, f = _motion(draw, "layernorm" if printed else None)
-    end = _solve(lambda x: printed_tangent(chosen, x, f) if printed else chosen.tangent(x, f), x0)
+    chosen, end = _moved(draw, "layernorm" if printed else None, printed)
     off = float(chosen.constraint_violation(end).max())
     return Trial(off, f"off the image at t = 1, {norm_words(chosen)}: {off:.2g}")
 
 
-def _motion(draw: Draw, name: str | None = None) -> tuple[SphereNorm, Tensor, Tensor]:
-    """A norm with a constant field, from points of its image."""
+def _moved(draw: Draw, name: str | None, printed: bool) -> tuple[SphereNorm, Tensor]:
+    """A norm, and three points of its image moved for t = 1 by the tangent part of a constant field:
+    that of eq. 132 if `printed`, else with C.
+    """
     chosen = random_norm(draw, name, width=3 + draw.integer(6))
-    return chosen, chosen(draw.normal(3, chosen.width)), draw.normal(3, chosen.width)
-
-
-def _solve(velocity: Map, x0: Tensor) -> Tensor:
-    return solve([Segment(0, 1, lambda t, x: velocity(x))], x0, method="tsit5", rtol=1e-10, atol=1e-12).x1
+    x0, f = chosen(draw.normal(3, chosen.width)), draw.normal(3, chosen.width)
+    tangent = partial(printed_tangent, chosen) if printed else chosen.tangent
+    segment = Segment(0, 1, lambda t, x: tangent(x, f))
+    return chosen, solve([segment], x0, method="tsit5", rtol=1e-10, atol=1e-12).x1
 
 
 @statement(

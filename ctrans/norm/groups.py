@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm
-from ctrans.norm.options import check_groups
 from ctrans.norm.spheres import SphereOf
+from solvers import ConfigError
 
 
 class GroupRMSNorm(GainParameters, DividingNorm):
@@ -31,7 +31,10 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         super().__init__()
         check_bias("GroupRMSNorm", bias)
         self.width, self.eps = check_norm(width, eps)
-        self.groups = check_groups(1 + (width % 2 == 0) if norm_groups is None else norm_groups, width)
+        groups = 1 + (width % 2 == 0) if norm_groups is None else norm_groups
+        if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or width % groups:
+            raise ConfigError(f"norm_groups = {groups!r}: give a whole number that divides the width {width}")
+        self.groups = groups
         self.each = width // self.groups
         self.make_gains(width, bias)
 

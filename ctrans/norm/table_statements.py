@@ -7,6 +7,7 @@ import torch
 from ctrans.norm import NORMS, ClipNorm, SquashNorm
 from ctrans.norm.random_norms import SQUASHING, any_norm, norm_words
 from ctrans.statement import Draw, Trial, Trials, at_most, dense_jacobian, equal, statement
+from solvers import Segment, solve
 
 SURFACES = sorted(name for name, kind in NORMS.items() if kind(2).has_tangent)
 CLIPPING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), ClipNorm))
@@ -77,13 +78,7 @@ def projected_flow(draw: Draw) -> Trial:
     """
     norm = any_norm(draw, SURFACES)
     x, f = norm(draw.normal(3, norm.width)), 0.3 * norm.gamma.abs().min() * draw.normal(norm.width)
-    h = 1 / 200
-    for _ in range(200):
-        a = norm.tangent(x, f.expand_as(x))
-        b = norm.tangent(x + h / 2 * a, f.expand_as(x))
-        c = norm.tangent(x + h / 2 * b, f.expand_as(x))
-        d = norm.tangent(x + h * c, f.expand_as(x))
-        x = x + h / 6 * (a + 2 * b + 2 * c + d)
+    x = solve([Segment(0, 1, lambda t, x: norm.tangent(x, f.expand_as(x)))], x, method="rk4", steps=200).x1
     return Trial(float(norm.constraint_violation(x).max()), f"residual after t = 1, {norm_words(norm)}")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any
 
-from ctrans.norm import NORMS, Norm
+from ctrans.norm import NORMS, make_norm
 from ctrans.placement import Placement
 from ctrans.residual.streams import HyperConnections, ManifoldConnections
 from ctrans.residual.velocities import DepthScaled, Gain, Residual, TowardsImage
@@ -14,41 +14,11 @@ from solvers import ConfigError
 from solvers.errors import look_up
 
 
-@runtime_checkable
-class ResidualSettings(Protocol):
-    """The part of an architecture that a residual is made from. A `GPTConfig` has it."""
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def norm(self) -> str: ...
-
-    @property
-    def eps(self) -> float: ...
-
-    @property
-    def bias(self) -> bool: ...
-
-    @property
-    def per_block(self) -> int:
-        """The number of sublayers of a block."""
-
-    @property
-    def state_streams(self) -> int:
-        """The number of the state's streams."""
-
-    @property
-    def residual_start(self) -> float:
-        """The initial value of its gains."""
-
-
 @dataclasses.dataclass(frozen=True)
 class ResidualEntry:
     """A residual, defined by its ODE.
 
-    - `make`: from the settings and the sublayer's number, counted from 0, to its residual; None is
-      the plain one
+    - `make`: from a `GPTConfig` and the sublayer's number, counted from 0, to its residual
     - `ode`, `source`: the equation of a segment, and its source
     - `start`: the default initial value of its gains; None without gains that can be chosen
     - `refuses`: why a placement is invalid with it, or None
@@ -58,7 +28,7 @@ class ResidualEntry:
       after each step
     """
 
-    make: Callable[[ResidualSettings, int], Residual | None]
+    make: Callable[[Any, int], Residual]
     ode: str
     source: str
     start: float | None = None
@@ -78,11 +48,6 @@ def _leaves_streams(placement: Placement) -> str | None:
     return f"would have a norm around all streams: choose {able}" if placement.state_norm else None
 
 
-def _norm(settings: ResidualSettings) -> Norm:
-    kind = NORMS[settings.norm]
-    return kind(settings.width, settings.eps, bias=settings.bias and getattr(kind, "has_offset", False))
-
-
 def _needs_image(placement: Placement) -> str | None:
     able = "placement post or pre_post"
     bare = placement.state_norm and not placement.output_norm and not placement.residual_gain
@@ -90,7 +55,7 @@ def _needs_image(placement: Placement) -> str | None:
 
 
 RESIDUALS: dict[str, ResidualEntry] = {
-    "plain": ResidualEntry(lambda settings, k: None, "dX/dt = v", "He et al. 2015"),
+    "plain": ResidualEntry(lambda settings, k: Residual(), "dX/dt = v", "He et al. 2015"),
     "layerscale": ResidualEntry(
         lambda settings, k: Gain(settings.width, settings.residual_start),
         "dX/dt = g * v, g by channel",
@@ -111,7 +76,7 @@ RESIDUALS: dict[str, ResidualEntry] = {
         counts_blocks=True,
     ),
     "ngpt": ResidualEntry(
-        lambda settings, k: TowardsImage(_norm(settings), settings.residual_start),
+        lambda settings, k: TowardsImage(make_norm(settings), settings.residual_start),
         "dX/dt = T_X a * (N v - X), a by channel, T_X the projection on the norm's image",
         "nGPT, arXiv 2410.01131, on the sphere where the norm has no gain",
         start=0.05,
@@ -183,11 +148,11 @@ def check_residual(name: str, placements: Sequence[Placement], start: float | No
     for placement in placements:
         if (why := entry.refuses(placement)) is not None:
             raise ConfigError(f"residual {name!r} with placement {placement.name!r} {why}")
-    if start is not None and entry.start is None:
-        able = ", ".join(other for other, each in RESIDUALS.items() if each.start is not None)
-        raise ConfigError(f"residual_init = {start!r} has no meaning for residual {name!r}: leave it out, or choose {able}")
-    if streams is not None and entry.streams is None:
-        able = ", ".join(other for other, each in RESIDUALS.items() if each.streams is not None)
-        raise ConfigError(f"streams = {streams!r} has no meaning for residual {name!r}: leave it out, or choose {able}")
+    for option, value, default in (("residual_init", start, "start"), ("streams", streams, "streams")):
+        able = [other for other, each in RESIDUALS.items() if getattr(each, default) is not None]
+        if value is not None and name not in able:
+            raise ConfigError(
+                f"{option} = {value!r} has no meaning for residual {name!r}: leave it out, or choose {', '.join(able)}"
+            )
     if streams == 1:
         raise ConfigError(f"streams = 1 for residual {name!r}: give at least 2, or choose residual plain")

@@ -32,6 +32,11 @@ class Residual(nn.Module):
         return None
 
     @property
+    def is_identity(self) -> bool:
+        """Whether r = v, with a map that gets N_in X: the usual residual connection."""
+        return type(self) is Residual
+
+    @property
     def largest(self) -> float:
         """|W|_2, the largest ratio of a velocity to the map's output."""
         return 1.0 if self.gains is None else float(self.gains.detach().abs().max())

@@ -81,12 +81,8 @@ class Instrument:
 
     kept: Bool[Tensor, "*batch tokens"] | None = None
     """The tokens of this walk that are text and not padding; None if all are. Averages over tokens
-    count these only.
+    count these only. The walk sets it before `begin`.
     """
-
-    def of_text(self, kept: Bool[Tensor, "*batch tokens"] | None) -> None:
-        """Sets `kept`, before `begin`."""
-        self.kept = kept
 
     @property
     def looks_back(self) -> bool:
@@ -143,10 +139,8 @@ class Attempt(Instrument):
     def looks_back(self) -> bool:
         return self.instrument.looks_back
 
-    def of_text(self, kept: Bool[Tensor, "*batch tokens"] | None) -> None:
-        self.instrument.of_text(kept)
-
     def begin(self, depth: Depth, x0: Tensor) -> None:
+        self.instrument.kept = self.kept
         self._try("begin", depth, x0)
 
     def forward(self, at: StepContext) -> None:

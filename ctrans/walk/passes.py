@@ -121,9 +121,7 @@ def observe(
     Nothing is integrated, so the states may come from any method. `kept` has the tokens that are
     text and not padding; None if all are.
     """
-    for instrument in instruments:
-        instrument.of_text(kept_for(states[0], kept))
-        instrument.begin(depth, states[0])
+    _begin(instruments, depth, states[0], kept)
     for (k, sublayer, time, h), x, y in zip(_segments(depth), states, states[1:], strict=False):
         for instrument in instruments:
             instrument.forward(StepContext(k, sublayer, time, h, x, y))
@@ -137,9 +135,7 @@ def _segments(depth: Depth) -> Iterator[tuple[int, Sublayer, float, float]]:
 
 def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: SegmentCallback | None) -> None:
     for way in ways:
-        for instrument in way.lane.instruments:
-            instrument.of_text(way.kept)
-            instrument.begin(depth, way.x)
+        _begin(way.lane.instruments, depth, way.x, way.kept)
     for k, sublayer, time, h in _segments(depth):
         with norms_found_once():
             for way in ways:
@@ -148,9 +144,11 @@ def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: SegmentCallback
             progress(k)
 
 
-def kept_for(x0: Float[Tensor, "*batch tokens width"], kept: Tensor | None) -> Bool[Tensor, "*batch tokens"] | None:
-    """`kept` expanded to the states' batch; None if there is none."""
-    return None if kept is None else kept.to(x0.device).expand(x0.shape[:-1])
+def _begin(instruments: Sequence[Instrument], depth: Depth, x0: Tensor, kept: Tensor | None) -> None:
+    """Begins a walk from X_0. `kept` is expanded to its batch."""
+    for instrument in instruments:
+        instrument.kept = None if kept is None else kept.to(x0.device).expand(x0.shape[:-1])
+        instrument.begin(depth, x0)
 
 
 class _LaneUnderWay:
@@ -158,7 +156,7 @@ class _LaneUnderWay:
 
     def __init__(self, lane: Lane, x0: Tensor, kept: Tensor | None = None):
         self.lane, self.x, self.states = lane, x0, [x0]
-        self.kept = kept_for(x0, kept)
+        self.kept = kept
         self.p: Tensor | None = None
 
     def forward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:

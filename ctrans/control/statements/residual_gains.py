@@ -130,7 +130,7 @@ def towards_image(draw: Draw) -> Trials:
     """
     made = random_model(draw, draw.choice(("post", "pre_post")), residual="ngpt", eps=0.0)
     sublayer = draw.choice(made.depth.sublayers)
-    around, image, residual = known(sublayer.state_norm), known(sublayer.image), known(sublayer.residual)
+    around, image, residual = known(sublayer.state_norm), known(sublayer.image), sublayer.residual
     P, X = draw.normal(1 + draw.integer(3), 8), around(draw.normal(1, 8))
     X = X.expand_as(P).contiguous()
     H = certify_towards_image(sublayer, X, P, draw.normal(len(P), 16), Regularization()).hamiltonian
@@ -216,7 +216,7 @@ def radial(draw: Draw) -> Trial:
     x, p = sublayer.enter(found.states[k]), found.costates[k + 1]
     if sublayer.state_norm is not None:
         p = torch.func.vjp(sublayer.state_norm, x + dt * sublayer(x))[1](p)[0]
-    gains = known(sublayer.residual).get_parameter("write_weights" if residual == "hyper_connections" else "gain")
+    gains = sublayer.residual.get_parameter("write_weights" if residual == "hyper_connections" else "gain")
     with torch.enable_grad():
         gains.requires_grad_()
         (slope,) = torch.autograd.grad(made(ids, targets)[1], gains)

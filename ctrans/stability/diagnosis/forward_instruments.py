@@ -211,7 +211,7 @@ class EpsShare(DiagnosticInstrument):
     def forward(self, at: StepContext) -> None:
         part = at.sublayer
         if part.input_norm is not None:
-            read = at.entered if part.residual is None else part.residual.read(at.entered)
+            read = part.residual.read(at.entered)
             self._read(at.k, "input_norm", part.input_norm, read)
         if part.state_norm is None and part.output_norm is not None:
             self._read(at.k, "output_norm", part.output_norm, part.field(part.given(at.entered)))

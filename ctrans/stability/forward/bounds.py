@@ -203,7 +203,6 @@ def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) 
     needs a map's bound and that is None.
     """
     if sublayer.image is not None:
-        assert sublayer.residual is not None, "the image is the residual's"
         return sublayer.residual.largest * (_reach(sublayer.image) + radius)
     if sublayer.output_norm is not None:
         return sublayer.largest_gain * _reach(sublayer.output_norm)
@@ -282,7 +281,7 @@ class Jump(NamedTuple):
     def of(cls, sublayer: Sublayer) -> Jump:
         """|M|_2, the largest column sum of |M|, and |a|; all 1 for a state of one stream."""
         residual = sublayer.residual
-        if residual is None or not isinstance(residual, MixesStreams):
+        if not isinstance(residual, MixesStreams):
             return cls()
         mixing, reads = residual.mixing.detach().double(), residual.reads.detach().double()
         return cls(float(torch.linalg.matrix_norm(mixing, 2)), float(mixing.abs().sum(0).max()), float(reads.norm()))
@@ -314,7 +313,7 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     entries, tokens, width = x0.numel(), x0.shape[-2], x0.shape[-1]
     if any(s.state_norm is not None for s in sublayers):
         return "the papers have no bound for a state with a norm around it"
-    if any(s.residual is not None for s in sublayers):
+    if any(not s.residual.is_identity for s in sublayers):
         return "the papers' theorems need residuals without gains"
     outputs = [s.output_norm for s in sublayers if s.output_norm is not None]
     inputs = [s.input_norm for s in sublayers if s.input_norm is not None]

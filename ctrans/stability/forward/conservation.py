@@ -30,7 +30,7 @@ class ConservationLaw:
 def _mean_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
     norm = sublayer.output_norm
     assert norm is not None, "the law holds behind an output norm only"
-    moved = y - x if sublayer.residual is None or sublayer.residual.gains is None else (y - x) / sublayer.residual.gains
+    moved = y - x if sublayer.residual.gains is None else (y - x) / sublayer.residual.gains
     return ((moved - h * norm.beta) / norm.gamma).sum(-1).abs().max() / x.shape[-1]
 
 

@@ -10,10 +10,10 @@ import math
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import ExposesHeads, why_not
-from ctrans.fields.tables import attention_options
+from ctrans.fields import AttentionOptions, ExposesHeads, why_not
 from ctrans.model.config import GPTConfig
 from ctrans.model.initialisation import get_initialisation
+from ctrans.option import part_of
 from ctrans.stability.attention.by_depth import (
     AttentionByDepth,
     AttentionLayer,
@@ -181,7 +181,7 @@ def _of_the_papers(config: GPTConfig) -> bool:
     """Whether Xiong's theory covers the maps."""
     usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
     usual = usual and not config.is_stack
-    return usual and attention_options(config).idle
+    return usual and part_of(AttentionOptions, config).idle
 
 
 def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
