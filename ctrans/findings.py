@@ -259,6 +259,18 @@ class Checks(dict[str, Check]):
         findings = [self.finding(name, each[0], places=each if len(each) > 1 else []) for name, each in outside.items()]
         return self.ordered(findings)
 
+    def near(self, readings: Mapping[str, Sequence[Reading]], found: Sequence[str]) -> dict[str, Reading]:
+        """By check, the reading closest to its limit from inside, if within the factor `Check.near`
+        of it. Without checks that were found, or that these suppress.
+        """
+        left_out = {*found, *(suppressed for name in found for suppressed in self[name].suppresses)}
+        close = {}
+        for name, check in self.items():
+            each = [reading for reading in readings.get(check.quantity, ()) if check.close(reading.value)]
+            if each and name not in left_out:
+                close[name] = max(each, key=lambda reading: check.excess(reading.value))
+        return close
+
     def ordered(self, findings: Sequence[Finding]) -> list[Finding]:
         """Findings, most severe first, then farthest outside of the limits first."""
         names = list(self)

@@ -27,17 +27,16 @@ from ctrans.report.pages import (
     watch_page,
     written_page,
 )
-from ctrans.report.sections import Cell, Chapter, Column, Page, Table, Words, cell
+from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
 from solvers import ConfigError
 
-CommandResult = Mapping[str, Any]
-Chapters = Callable[[Mapping[str, Any], CommandResult], Sequence[Chapter]]
+Chapters = Callable[[JSONObject, JSONObject], Sequence[Chapter]]
 """From models by name, of one or several results, and the first result, which has what all have in
 common.
 """
 
 
-def _whole(result: CommandResult) -> Mapping[str, Any]:
+def _whole(result: JSONObject) -> JSONObject:
     """The result itself, where it is of one thing."""
     return {"": result}
 
@@ -49,11 +48,11 @@ class Sections:
     """
 
     chapters: Chapters
-    models: str | Callable[[CommandResult], Mapping[str, Any]] = _whole
+    models: str | Callable[[JSONObject], JSONObject] = _whole
 
-    def models_in(self, result: CommandResult) -> Mapping[str, Any]:
+    def models_in(self, result: JSONObject) -> JSONObject:
         """The models of a result, by name."""
-        found: Mapping[str, Any] = result[self.models] if isinstance(self.models, str) else self.models(result)
+        found: JSONObject = result[self.models] if isinstance(self.models, str) else self.models(result)
         return found
 
 
@@ -76,7 +75,7 @@ SECTIONS: dict[str, Sections] = {
 """A command that has no entry is shown as tables of all that its result holds (`other_page`)."""
 
 
-def page_of(results: Mapping[str, Any]) -> Page:
+def page_of(results: JSONObject) -> Page:
     """The page of one or several results, by a name for each. Results of one command share their
     tables and charts.
 
@@ -91,7 +90,7 @@ def page_of(results: Mapping[str, Any]) -> Page:
             raise ConfigError(
                 f"{name}: this is no result of a ctrans command: give a file that one has written by --json or --out"
             )
-        groups.setdefault(command, {})[name] = result
+        groups.setdefault(command, {})[name] = decoded(result)
     chapters: list[Chapter] = []
     for command, group in groups.items():
         chapters += [*_chapters(command, group), _options(command, group)]
@@ -100,16 +99,13 @@ def page_of(results: Mapping[str, Any]) -> Page:
     return Page(title, asked, chapters, dict(results))
 
 
-def _chapters(command: str, group: Mapping[str, CommandResult]) -> Sequence[Chapter]:
-    sections = SECTIONS.get(command)
-    several = len(group) > 1
-    if sections is None:
-        return [each for name, result in group.items() for each in other_page.chapters(name if several else "", result)]
+def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
+    sections = SECTIONS.get(command, Sections(other_page.chapters))
     try:
         models: dict[str, Any] = {}
         for label, result in group.items():
             for name, model in sections.models_in(result).items():
-                models[(f"{label}: {name}" if name else label) if several else name] = model
+                models[": ".join(filter(None, (label, name))) if len(group) > 1 else name] = model
         chapters = sections.chapters(models, next(iter(group.values())))
         return [each.shown for each in chapters if each.shown.parts]
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
@@ -118,22 +114,22 @@ def _chapters(command: str, group: Mapping[str, CommandResult]) -> Sequence[Chap
         ) from None
 
 
-def _options(command: str, group: Mapping[str, CommandResult]) -> Chapter:
+def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:
     """Options and environment of each result; what differs is marked."""
     rows = []
     for part in ("options", "environment"):
         keys = dict.fromkeys(key for result in group.values() for key in result.get(part) or {})
         for key in keys:
-            values = [cell((result.get(part) or {}).get(key)) for result in group.values()]
-            differs = len({value.text for value in values}) > 1
-            rows.append([Cell(key), *(Cell(v.text, v.value, "note" if differs else "") for v in values)])
+            values = [(result.get(part) or {}).get(key) for result in group.values()]
+            differs = len({cell(value).text for value in values}) > 1
+            rows.append([key, *(cell(value, "note" if differs else "") for value in values)])
     several = len(group) > 1
-    columns = [Column("option"), *(Column(name if several else "value") for name in group)]
+    columns = ["option", *(group if several else ["value"])]
     models = [Words(f"{name}: {words}" if several else words) for name, result in group.items() if (words := _model(result))]
-    return Chapter(f"Options and versions of {command}", [*models, Table("", columns, rows)], folded=True)
+    return Chapter(f"Options and versions of {command}", [*models, table("", columns, rows)], folded=True)
 
 
-def _model(result: CommandResult) -> str:
+def _model(result: JSONObject) -> str:
     """What was recognised in an imported model."""
     model = result.get("model")
     if not isinstance(model, Mapping):
@@ -144,7 +140,7 @@ def _model(result: CommandResult) -> str:
     return str(model.get("described", ""))
 
 
-def _line(command: str, name: str, result: CommandResult) -> str:
+def _line(command: str, name: str, result: JSONObject) -> str:
     """A result in a line: which model it is about, and its size."""
     options = result.get("options") or {}
     words = {"depth": "{} block", "width": "width {}", "heads": "{} head", "dt": "step dt = {}", "seed": "seed {}"}

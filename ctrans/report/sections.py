@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from ctrans.findings import in_words
 
+JSONObject = Mapping[str, Any]
+"""An object of a command's JSON."""
 Mark = Literal["", "bad", "note", "good"]
 EMPTY = ("–", "")
 """Texts of cells in which there is nothing."""
@@ -164,7 +166,7 @@ class Findings:
     there are several.
     """
 
-    found: Sequence[Mapping[str, Any]]
+    found: Sequence[JSONObject]
     title: str = ""
 
 
@@ -191,9 +193,16 @@ class Chapter:
 
     @property
     def shown(self) -> Chapter:
-        """The chapter without charts that have nothing to draw."""
-        parts = [part for part in self.parts if not isinstance(part, Plot) or any(line.y for line in part.lines)]
-        return dataclasses.replace(self, parts=parts)
+        """The chapter without parts that have nothing to show."""
+        return dataclasses.replace(self, parts=[part for part in self.parts if _has_content(part)])
+
+
+def _has_content(part: Section) -> bool:
+    if isinstance(part, Table):
+        return bool(part.rows)
+    if isinstance(part, Plot):
+        return any(line.y for line in part.lines)
+    return not isinstance(part, Findings) or bool(part.found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,12 +214,23 @@ class Page:
     title: str
     asked: str
     chapters: Sequence[Chapter]
-    results: Mapping[str, Any]
+    results: JSONObject
 
     @property
     def answers(self) -> list[Answer]:
         """The answer of each command, in the order of the chapters."""
         return [part for chapter in self.chapters for part in chapter.parts if isinstance(part, Answer)]
+
+
+def decoded(value: Any) -> Any:
+    """A JSON value with numbers in the place of the texts "inf", "-inf" and "nan", also inside of
+    lists and objects.
+    """
+    if isinstance(value, Mapping):
+        return {name: decoded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [decoded(each) for each in value]
+    return float(value) if value in ("inf", "-inf", "nan") else value
 
 
 def number(value: Any) -> float | None:
@@ -230,9 +250,9 @@ def numbers(values: Sequence[Any]) -> list[float | None]:
     return [number(value) for value in values]
 
 
-def finite(values: Sequence[Any] | None) -> list[float]:
+def finite(values: Sequence[float | None] | None) -> list[float]:
     """The values that are finite numbers."""
-    return [value for value in numbers(values or []) if value is not None and math.isfinite(value)]
+    return [value for value in values or [] if value is not None and math.isfinite(value)]
 
 
 def percent(value: float | None) -> str:
@@ -242,15 +262,15 @@ def percent(value: float | None) -> str:
 
 def cell(value: Any, mark: Mark = "") -> Cell:
     """A JSON value as a cell: numbers in three digits, truths as yes and no, lists with commas,
-    nothing as a dash.
+    nothing as a dash. A cell stays as it is.
     """
+    if isinstance(value, Cell):
+        return value
+    value = decoded(value)
     if isinstance(value, bool):
         return Cell("yes" if value else "no", float(value), mark)
-    known = number(value)
-    if known is not None and not isinstance(value, str):
-        return Cell(digits(known), known, mark)
-    if known is not None and value in ("inf", "-inf", "nan"):
-        return Cell({"inf": "∞", "-inf": "−∞"}.get(value, "not a number"), known if value != "nan" else None, mark)
+    if isinstance(value, (int, float)):
+        return Cell(digits(value), None if math.isnan(value) else float(value), mark)
     if value is None or value == "":
         return Cell("–", None, mark)
     if isinstance(value, (list, tuple)):
@@ -258,6 +278,14 @@ def cell(value: Any, mark: Mark = "") -> Cell:
     if isinstance(value, Mapping):
         return Cell(", ".join(f"{name}: {cell(each).text}" for name, each in value.items()), None, mark)
     return Cell(str(value), None, mark)
+
+
+def table(title: str, columns: Iterable[Column | str], rows: Iterable[Iterable[Any]], meaning: str = "", **more: Any) -> Table:
+    """A table of JSON values and cells. A column of which nothing is to be said is its name.
+    `more` are further fields of `Table`.
+    """
+    headings = [Column(column) if isinstance(column, str) else column for column in columns]
+    return Table(title, headings, [[cell(value) for value in row] for row in rows], meaning, **more)
 
 
 def digits(value: float) -> str:
@@ -279,6 +307,6 @@ OPTIONAL: dict[str, Any] = {"places": [], **dict.fromkeys(("step", "since", "dou
 """Fields that not every finding has."""
 
 
-def finding_rows(finding: Mapping[str, Any]) -> dict[str, str]:
+def finding_rows(finding: JSONObject) -> dict[str, str]:
     """A finding in words, by what each line says."""
     return in_words({**OPTIONAL, **finding})

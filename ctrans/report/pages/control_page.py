@@ -9,12 +9,12 @@ from typing import Any
 
 from ctrans.control.costate import ZERO_GRADIENT
 from ctrans.report.placement_style import equation
-from ctrans.report.sections import Answer, Cell, Chapter, Column, Line, Plot, Table, Words, cell, finite, number, numbers
+from ctrans.report.sections import Answer, Chapter, Column, JSONObject, Line, Plot, Table, Words, finite, table
 
 ALIGNMENT = "1: sublayers lower the loss as fast as they can; 0: they do not change it, as after training; below 0: they raise it"
 CONSERVED = "departure from a quantity that the ODE conserves: the solver's error"
 COLUMNS = (
-    Column("model"),
+    "model",
     Column("loss", "mean cross-entropy in nats a token"),
     Column("alignment", ALIGNMENT, "mean over segments"),
     Column(
@@ -27,37 +27,37 @@ COLUMNS = (
     ),
     Column("first-order condition", "largest decrease of the loss, to first order, that the shared weights leave"),
 )
-BY_SEGMENT = (
-    Column("segment"),
-    Column("sublayer"),
-    Column("depth-time", "", "t"),
-    Column("costate", "size of the loss's gradient by the hidden state", "|P| = |dL/dX|"),
-    Column("velocity", "size of what the sublayer adds per depth-time", "|v|", detail=True),
-    Column("descent", "rate at which the sublayer changes the loss; below 0 it lowers it", "<P, v>"),
-    Column("conservation error", CONSERVED, "drift of <P, v>", detail=True),
-    Column("steepest descent", "the fastest that any allowed velocity could lower the loss", "H(P)"),
-    Column("gap", "steepest descent plus descent", "H(P) + <P, v>"),
-    Column("alignment", ALIGNMENT, "cos(−P, v), or (<P, centre> − <P, v>)/(<P, centre> + H) where a norm bounds velocities"),
-)
-ATTAINED = (
-    Column("segment"),
-    Column("sublayer"),
-    Column("work", "change of the loss by the sublayer's output", "dt <P, v>"),
-    Column(
+BY_SEGMENT = {
+    "kinds": Column("sublayer"),
+    "times": Column("depth-time", "", "t"),
+    "costate_norm": Column("costate", "size of the loss's gradient by the hidden state", "|P| = |dL/dX|"),
+    "velocity_norm": Column("velocity", "size of what the sublayer adds per depth-time", "|v|", detail=True),
+    "product": Column("descent", "rate at which the sublayer changes the loss; below 0 it lowers it", "<P, v>"),
+    "drift": Column("conservation error", CONSERVED, "drift of <P, v>", detail=True),
+    "hamiltonian": Column("steepest descent", "the fastest that any allowed velocity could lower the loss", "H(P)"),
+    "gap": Column("gap", "steepest descent plus descent", "H(P) + <P, v>"),
+    "alignment": Column(
+        "alignment", ALIGNMENT, "cos(−P, v), or (<P, centre> − <P, v>)/(<P, centre> + H) where a norm bounds velocities"
+    ),
+}
+ATTAINED = {
+    "kinds": Column("sublayer"),
+    "work": Column("work", "change of the loss by the sublayer's output", "dt <P, v>"),
+    "radial": Column(
         "of the last weights", "the same by the size of its last weights: equal to the work, and 0 after training", "<th, dL/dth>"
     ),
-    Column("free", "loss left, to first order, by velocities that are free at each token"),
-    Column("last weights", "the same by the last weights within their norm"),
-    Column("all weights", "the same by all parameters within theirs, from below, as ascents found it"),
-    Column("condition", "its first-order condition, which holds at a saddle too"),
-)
+    "pointwise_gap": Column("free", "loss left, to first order, by velocities that are free at each token"),
+    "last_gap": Column("last weights", "the same by the last weights within their norm"),
+    "shared_gap": Column("all weights", "the same by all parameters within theirs, from below, as ascents found it"),
+    "first_order": Column("condition", "its first-order condition, which holds at a saddle too"),
+}
 MEASURES = {
     "gap": "alignment is the share of the steepest descent that the velocity achieves of what its norm allows token by token",
     "cosine": "alignment is cos(−P, v), as no norm at the output bounds velocities",
 }
 
 
-def models(result: Mapping[str, Any]) -> dict[str, Any]:
+def models(result: JSONObject) -> dict[str, Any]:
     """The readings, each with what training attains."""
     return {
         name: {**reading, "attained": result["attained"].get(name), "instead": (result.get("instead") or {}).get(name)}
@@ -65,14 +65,14 @@ def models(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The answer with a row for each model, charts by depth, then tables by segment, and what
     training attains.
     """
     by_depth = [_by_segment(name, model) for name, model in models.items()]
-    attained = [part for name, model in models.items() for part in _attained(name, model["attained"])]
+    attained = [_attained(name, model["attained"]) for name, model in models.items()]
     return [
-        Chapter("Summary", [_answer(models), Table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
+        Chapter("Summary", [_answer(models), table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
         Chapter("Remarks", [Words(line) for name, model in models.items() for line in _notes(name, model)]),
         Chapter("By depth", _charts(models), picture="control"),
         Chapter("Figures by depth", by_depth, folded=len(models) > 1),
@@ -80,7 +80,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
 
 
-def _answer(models: Mapping[str, Any]) -> Answer:
+def _answer(models: JSONObject) -> Answer:
     """Whether the layers pull with the gradient or against it."""
     if not any(finite(model["costate_norm"]) and max(finite(model["costate_norm"])) > 0 for model in models.values()):
         return Answer(f"{ZERO_GRADIENT}.", "bad")
@@ -88,29 +88,24 @@ def _answer(models: Mapping[str, Any]) -> Answer:
     for name, model in models.items():
         known = finite(model["alignment"])
         lowers = sum(value > 0 for value in known)
-        mean = sum(known) / len(known) if known else 0.0
-        parts.append(
-            f"{name}: {lowers} of {len(known)} sublayers move the state in a direction that lowers the loss (mean alignment {mean:.2g})"
-        )
+        many = f"{lowers} of {len(known)} sublayers move the state in a direction that lowers the loss"
+        parts.append(f"{name}: {many} (mean alignment {_mean(known) or 0.0:.2g})")
     return Answer(f"{'; '.join(parts)}.", "good")
 
 
-def _row(name: str, model: Mapping[str, Any]) -> list[Cell]:
-    alignment = finite(model["alignment"])
-    gaps = [value for value in numbers(model["gap"]) if value is not None]
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _row(name: str, model: JSONObject) -> list[Any]:
+    gaps = [value for value in model["gap"] if value is not None]
     attained = model["attained"]
-    condition = max(finite(attained["first_order"]), default=None) if isinstance(attained, Mapping) else None
-    return [
-        cell(name),
-        cell(model["loss"]),
-        cell(sum(alignment) / len(alignment) if alignment else None),
-        cell(max(gaps, default=None)),
-        cell(max(finite(model["drift"]), default=None)),
-        cell(condition),
-    ]
+    conditions = finite(attained["first_order"]) if isinstance(attained, Mapping) else []
+    largest = (max(values, default=None) for values in (gaps, finite(model["drift"]), conditions))
+    return [name, model["loss"], _mean(finite(model["alignment"])), *largest]
 
 
-def _notes(name: str, model: Mapping[str, Any]) -> list[str]:
+def _notes(name: str, model: JSONObject) -> list[str]:
     """What could not be had, and what replaces it."""
     lines = [] if model["instead"] is None else [str(model["instead"])]
     lines += [f"{segment} is skipped: {why}" for segment, why in (model["skipped"] or {}).items()]
@@ -119,16 +114,15 @@ def _notes(name: str, model: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {line}" for line in lines]
 
 
-def _charts(models: Mapping[str, Any]) -> list[Plot]:
-    free = [line for line in _lines(models, "hamiltonian", bound=True) if finite(line.y)]
-    gaps = [line for line in _lines(models, "gap") if finite(line.y)]
+def _charts(models: JSONObject) -> list[Plot]:
+    gaps = [*_lines(models, "gap"), *_lines(models, "hamiltonian", bound=True)]
     return [
         Plot("Costate", "depth-time t", "|P| = |dL/dX|", _lines(models, "costate_norm"), "The loss's gradient by the state."),
         Plot(
             "Gap to free velocities",
             "depth-time t",
             "H(P) + <P, v>",
-            [*gaps, *free],
+            [line for line in gaps if finite(line.y)],
             "How much faster the loss would fall if velocities were free at each token. Dashed: the gap of a layer that does nothing. "
             "There is no line where nothing bounds velocities.",
         ),
@@ -146,33 +140,27 @@ def _charts(models: Mapping[str, Any]) -> list[Plot]:
     ]
 
 
-def _lines(models: Mapping[str, Any], key: str, *, bound: bool = False) -> list[Line]:
-    return [
-        Line(name, [number(t) or 0.0 for t in model["times"]], numbers(model[key]), _placement(model), bound)
-        for name, model in models.items()
-        if model[key]
-    ]
+def _lines(models: JSONObject, key: str, *, bound: bool = False) -> list[Line]:
+    return [Line(name, model["times"], model[key], _placement(model), bound) for name, model in models.items() if model[key]]
 
 
-def _placement(model: Mapping[str, Any]) -> str:
+def _placement(model: JSONObject) -> str:
     names = set(model["placements"])
     return str(next(iter(names))) if len(names) == 1 else "mixed"
 
 
-def _by_segment(name: str, model: Mapping[str, Any]) -> Table:
-    keys = ("kinds", "times", "costate_norm", "velocity_norm", "product", "drift", "hamiltonian", "gap", "alignment")
+def _by_segment(name: str, model: JSONObject) -> Table:
     measures = "; ".join(MEASURES[measure] for measure in dict.fromkeys(model["measures"]))
-    return Table(
-        f"{name}: {equation(_placement(model))}", BY_SEGMENT, _rows(model, keys), measures, rows_shown=12, alternate=True
-    )
+    return _along(f"{name}: {equation(_placement(model))}", BY_SEGMENT, model, measures)
 
 
-def _attained(name: str, found: Any) -> list[Table | Words]:
+def _attained(name: str, found: Any) -> Table | Words:
     if not isinstance(found, Mapping):
-        return [Words(f"{name}: {found or 'not computed'}")]
-    keys = ("kinds", "work", "radial", "pointwise_gap", "last_gap", "shared_gap", "first_order")
-    return [Table(f"{name}, discrete model", ATTAINED, _rows(found, keys), rows_shown=12, alternate=True)]
+        return Words(f"{name}: {found or 'not computed'}")
+    return _along(f"{name}, discrete model", ATTAINED, found)
 
 
-def _rows(found: Mapping[str, Any], keys: Sequence[str]) -> list[list[Cell]]:
-    return [[cell(k), *(cell(found[key][k]) for key in keys)] for k in range(len(found["times"]))]
+def _along(title: str, columns: Mapping[str, Column], found: JSONObject, meaning: str = "") -> Table:
+    """A row for each segment: its figures by the keys of the columns."""
+    rows = [[k, *(found[key][k] for key in columns)] for k in range(len(found["times"]))]
+    return table(title, ["segment", *columns.values()], rows, meaning, rows_shown=12, alternate=True)

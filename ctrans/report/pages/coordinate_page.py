@@ -5,10 +5,9 @@ width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from ctrans.report.sections import Answer, Cell, Chapter, Column, Line, Plot, Table, number, numbers
+from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Plot, Table, cell, table
 from ctrans.training.coordinate_check import Coordinates, Power, powers
 
 MOST_LINES = 7
@@ -19,7 +18,7 @@ SIZE = "k of mean |activation| ~ width^k, with its standard error"
 CHANGE = "k of mean |change| ~ width^k: 0 where one learning rate suits every width, above 0 where wide models need a smaller one"
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The place that grows most, exponents by place, and sizes and changes against the width."""
     parts, charts = list[Answer | Table](), list[Plot]()
     for name, found in models.items():
@@ -28,33 +27,28 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     return [Chapter("Growth with the width", parts), Chapter("By width", charts, picture="coordinate-check")]
 
 
-def _answer(found: Mapping[str, Any]) -> Answer:
-    known = [_power(each) for each in found["change_powers"][-1]]
-    grows = any(each.exponent > SURE * (0.0 if math.isnan(each.error) else each.error) for each in known)
+def _answer(found: JSONObject) -> Answer:
+    grows = any(each.exponent > unsure(each) for each in (Power(**each) for each in found["change_powers"][-1]))
     words = found["verdict"]
     text = f"Updates move activations {words}." if words.startswith("most") else f"{words[0].upper()}{words[1:]}."
     return Answer(text, "note" if grows else "good")
 
 
-def _table(name: str, found: Mapping[str, Any]) -> Table:
+def _table(name: str, found: JSONObject) -> Table:
     after = found["coordinates"][-1]["t"]
     columns = [Column("size at the start", SIZE), Column(f"size after {after}", SIZE)]
     columns += [Column(f"change after {each['t']}", CHANGE) for each in found["coordinates"][1:]]
     values = [found["size_powers"][0], found["size_powers"][-1], *found["change_powers"][1:]]
-    rows = [[Cell(place), *(_cell(each[k]) for each in values)] for k, place in enumerate(found["places"])]
-    return Table(name, [Column("place"), *columns], rows, "Exponents k of the growth with the width, with standard errors.")
+    rows = [[place, *(_cell(each[k]) for each in values)] for k, place in enumerate(found["places"])]
+    return table(name, ["place", *columns], rows, "Exponents k of the growth with the width, with standard errors.")
 
 
-def _power(found: Mapping[str, Any]) -> Power:
-    return Power(*(math.nan if (value := number(found[key])) is None else value for key in ("exponent", "error")))
+def _cell(found: JSONObject) -> Cell:
+    power = Power(**found)
+    return cell(None) if math.isnan(power.exponent) else Cell(str(power), power.exponent)
 
 
-def _cell(found: Mapping[str, Any]) -> Cell:
-    power = _power(found)
-    return Cell("–" if math.isnan(power.exponent) else str(power), None if math.isnan(power.exponent) else power.exponent)
-
-
-def _charts(name: str, found: Mapping[str, Any]) -> list[Plot]:
+def _charts(name: str, found: JSONObject) -> list[Plot]:
     shown = _evenly(len(found["places"]))
     first, last = found["coordinates"][0], found["coordinates"][-1]
     panels = (("Size at the start", first["sizes"]), (f"Change after {last['t']} updates", last["changes"]))
@@ -63,7 +57,7 @@ def _charts(name: str, found: Mapping[str, Any]) -> list[Plot]:
             f"{name}: {title}" if name else title,
             "width",
             "mean |entry|",
-            [Line(found["places"][k], list(map(float, values)), numbers([row[k] for row in values.values()])) for k in shown],
+            [Line(found["places"][k], list(map(float, values)), [row[k] for row in values.values()]) for k in shown],
             log_x=True,
         )
         for title, values in panels
@@ -88,12 +82,16 @@ def coordinate_words(found: Sequence[Coordinates], places: Sequence[str], widths
     return f"most at {place}: its change {growth_words(power)} {after}"
 
 
+def unsure(power: Power) -> float:
+    """Up to which size an exponent is not told from 0."""
+    return 0.0 if math.isnan(power.error) else SURE * power.error
+
+
 def growth_words(power: Power) -> str:
     """The exponent in words. Within two standard errors of 0 it is "not told from standing still";
     two widths have no error.
     """
     how = f"width^{power}"
-    unsure = SURE * power.error if not math.isnan(power.error) else 0.0
-    if abs(power.exponent) <= unsure:
+    if abs(power.exponent) <= unsure(power):
         return f"is not told from standing still ({how})"
     return f"{'grows' if power.exponent > 0 else 'shrinks'} like {how}"

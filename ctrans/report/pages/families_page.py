@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.sections import Answer, Cell, Chapter, Column, Table, Words, cell
+from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Words, table
 
 COLUMNS = (
     Column("family", "the name in a config's model_type"),
-    Column("reads"),
+    "reads",
     Column(
         "placement", "where norms act; `at once`: attention and FFN as one step; dt: lengths of its steps where they are not 1"
     ),
@@ -24,7 +23,7 @@ COLUMNS = (
 KNOWN = ("theta", "bounds", "matrices", "last")
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """All families in one table; what is not known, and which cannot be opened, in words."""
     asked = bool((result.get("options") or {}).get("names"))
     opened = {name: each for name, each in models.items() if each["supported"]}
@@ -32,21 +31,21 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     details = [Words(f"{name}: {_parts(each)}", [f"not known: {why}" for why in each["unread"]]) for name, each in opened.items()]
     answer = Answer(f"ctrans opens {len(opened)} of {len(models)} families.", "good" if opened else "note")
     return [
-        Chapter("Families", [answer, Table("", COLUMNS, [_row(name, each) for name, each in models.items()])]),
+        Chapter("Families", [answer, table("", COLUMNS, [_row(name, each) for name, each in models.items()])]),
         Chapter("Cannot be opened", refused),
         Chapter("What each is made of, and what is not known", details, folded=not asked),
     ]
 
 
-def _parts(each: Mapping[str, Any]) -> str:
+def _parts(each: JSONObject) -> str:
     maps = " and ".join(name for name in (each["attention"], each["ffn"]) if name and name != "none")
     return f"{each['opened']}, {maps}{' at once, as one segment' if each['parallel'] else ''}, {each['norm']}"
 
 
-def _row(name: str, each: Mapping[str, Any]) -> list[Cell]:
+def _row(name: str, each: JSONObject) -> list[Any]:
     if not each["supported"]:
-        return [Cell(name), cell(each["reads"]), Cell("refused", mark="bad"), *[cell(None)] * (len(COLUMNS) - 3)]
+        return [name, each["reads"], Cell("refused", mark="bad"), *[None] * (len(COLUMNS) - 3)]
     lengths = "".join(f" dt {length:g}" for length in each["lengths"] if each["lengths"] != [1.0])
     placement = f"{each['placement'] or ''}{' at once' if each['parallel'] else ''}{lengths}"
     known = [Cell("yes" if each[key] else "no", mark="" if each[key] else "note") for key in KNOWN]
-    return [Cell(name), cell(each["reads"]), Cell(placement), *known, *(cell(each[key]) for key in ("norm", "attention", "ffn"))]
+    return [name, each["reads"], Cell(placement), *known, each["norm"], each["attention"], each["ffn"]]

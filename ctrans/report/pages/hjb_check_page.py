@@ -15,18 +15,16 @@ from ctrans.report.sections import (
     Chapter,
     Column,
     Findings,
+    JSONObject,
     Line,
     Mark,
     Plot,
-    Table,
     Words,
-    cell,
+    digits,
     finite,
-    number,
-    numbers,
+    table,
 )
 
-CheckJSON = Mapping[str, Any]
 FREE = {"well-posed": "nothing", "well-posed for bounded gains": "gains", "degenerate": "weights", "open": "unknown"}
 """What has to be bounded or penalised so that H is finite, by verdict."""
 NEEDS = (
@@ -34,7 +32,7 @@ NEEDS = (
     "question mark: the evidence disagrees"
 )
 SUMMARY = (
-    Column("model"),
+    "model",
     Column("needs a bound, ODE", NEEDS),
     Column("needs a bound, Transformer", NEEDS),
     Column(
@@ -58,7 +56,7 @@ EVIDENCE = {
     "gained": Column("power with gains", "the same with W, gains and offsets bounded by R together", "k of R^k"),
 }
 DETAILS = (
-    Column("model"),
+    "model",
     Column(
         "verdict, ODE",
         "well-posed: H is finite. For bounded gains: H is finite at the norm's present gains and offsets, and grows in "
@@ -76,7 +74,7 @@ DETAILS = (
 NO_ODE = "no ODE"
 
 
-def models(result: Mapping[str, Any]) -> dict[str, Any]:
+def models(result: JSONObject) -> dict[str, Any]:
     """Checks by norm and placement, each with its `norm`; a name has the norm where there are
     several.
     """
@@ -88,7 +86,7 @@ def models(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def chapters(models: Mapping[str, CheckJSON], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: Mapping[str, JSONObject], result: JSONObject) -> list[Chapter]:
     """The answer with a row for each placement, growth with the weights, figures by depth, and
     details by model.
     """
@@ -96,46 +94,47 @@ def chapters(models: Mapping[str, CheckJSON], result: Mapping[str, Any]) -> list
     refused = [Words(f"n/a: {why}") for why in dict.fromkeys((result.get("not_applicable") or {}).values())]
     joined = next((each for each in rows.values() if len(each) > 1), [])
     meaning = f"Two figures are of {', '.join(model['norm'] for model in joined)}." if joined else ""
-    summary = Table("", SUMMARY, [_row(name, each) for name, each in rows.items()], meaning)
+    summary = table("", SUMMARY, [_row(name, each) for name, each in rows.items()], meaning)
     findings = result.get("findings") or []
     wrong = [each for each in findings if each["severity"] != "note"]
     notes = _merged([each for each in findings if each["severity"] == "note"])
-    sets = [[cell(name), *_segment(segment)] for name, model in models.items() for segment in model["segments"]]
-    columns = [Column("model"), Column("segment"), Column("velocities that the placement allows"), Column("verdict"), Column("H")]
+    by_segment = [[name, *_segment(segment)] for name, model in models.items() for segment in model["segments"]]
+    columns = ["model", "segment", "velocities that the placement allows", "verdict", "H"]
+    plane = table("", ["figure", "value"], (result.get("pde") or {}).items())
     return [
         Chapter("Verdicts", [_answer(rows), summary, *refused, *map(Words, _notes(models))]),
-        Chapter("Evidence that disagrees", [Findings(wrong)] if wrong else []),
+        Chapter("Evidence that disagrees", [Findings(wrong)]),
         Chapter("Growth with the weights", _growth(models), picture="hjb-check"),
         Chapter("By depth", _by_depth(models)),
-        Chapter("Infinite or undecided", [Findings(notes)] if notes else [], folded=True),
-        Chapter("Evidence", [Table("", DETAILS, [_details(name, model) for name, model in models.items()])], folded=True),
+        Chapter("Infinite or undecided", [Findings(notes)], folded=True),
+        Chapter("Evidence", [table("", DETAILS, [_details(name, model) for name, model in models.items()])], folded=True),
         Chapter("Allowed velocities", _sets(models), folded=True),
-        Chapter("Segment by segment", [Table("", columns, sets)], folded=True),
-        Chapter("The HJB equation in the plane", _plane(result), folded=True),
+        Chapter("Segment by segment", [table("", columns, by_segment)], folded=True),
+        Chapter("The HJB equation in the plane", [plane], folded=True),
     ]
 
 
-def _rows(models: Mapping[str, CheckJSON]) -> dict[str, list[CheckJSON]]:
+def _rows(models: Mapping[str, JSONObject]) -> dict[str, list[JSONObject]]:
     """The models of each row: those that differ only in their norm and have the same verdicts."""
-    groups: dict[str, dict[str, CheckJSON]] = {}
+    groups: dict[str, dict[str, JSONObject]] = {}
     for name, model in models.items():
         groups.setdefault(_short(name, model), {})[name] = model
-    rows: dict[str, list[CheckJSON]] = {}
+    rows: dict[str, list[JSONObject]] = {}
     for short, group in groups.items():
         alike = len({(each["verdict"], each["step_verdict"], each["agrees"], *each["held"]) for each in group.values()}) == 1
         rows |= {short: list(group.values())} if alike else {name: [model] for name, model in group.items()}
     return rows
 
 
-def _merged(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _merged(findings: Sequence[JSONObject]) -> list[JSONObject]:
     """The findings of one check as one, with the places of all."""
-    merged: dict[str, list[Mapping[str, Any]]] = {}
+    merged: dict[str, list[JSONObject]] = {}
     for each in findings:
         merged.setdefault(each["check"], []).append(each)
-    return [{**all_[0], "places": [place for each in all_ for place in each["places"] or [each]]} for all_ in merged.values()]
+    return [{**alike[0], "places": [place for each in alike for place in each["places"] or [each]]} for alike in merged.values()]
 
 
-def _answer(rows: Mapping[str, Sequence[CheckJSON]]) -> Answer:
+def _answer(rows: Mapping[str, Sequence[JSONObject]]) -> Answer:
     """Which models have a finite best output, and what the others need."""
     wrong = [name for name, (model, *_) in rows.items() if not model["agrees"]]
     if wrong:
@@ -158,34 +157,34 @@ def _answer(rows: Mapping[str, Sequence[CheckJSON]]) -> Answer:
     return Answer(f"{text[0].upper()}{text[1:]}. Numerical searches agree.", "good")
 
 
-def _short(name: str, model: CheckJSON) -> str:
+def _short(name: str, model: JSONObject) -> str:
     return name.replace(f"{model['norm']}, ", "", 1)
 
 
-def _free(model: CheckJSON, verdict: str) -> str:
+def _free(model: JSONObject, verdict: str) -> str:
     """What has to be bounded; what must stay fixed where a penalty decides."""
     held = "+".join(model["held"]) if model["held"] else "the rest"
     return FREE.get(verdict, f"{held} fixed")
 
 
-def _largest(model: CheckJSON) -> Mapping[str, Any]:
+def _largest(model: JSONObject) -> JSONObject:
     """The segment with the largest costate."""
-    found: Mapping[str, Any] = next(s for s in model["segments"] if s["segment"] == model["largest"])
+    found: JSONObject = next(s for s in model["segments"] if s["segment"] == model["largest"])
     return found
 
 
-def _has_ode(model: CheckJSON) -> bool:
+def _has_ode(model: JSONObject) -> bool:
     return all(segment["ode"] for segment in model["segments"])
 
 
-def _row(name: str, models: Sequence[CheckJSON]) -> list[Cell]:
+def _row(name: str, models: Sequence[JSONObject]) -> list[Any]:
     """The verdict that the models share, and the figures of each."""
     first = models[0]
     doubt = "" if first["agrees"] else "?"
     mark: Mark = "bad" if doubt else ""
     figures = [[_supremum(_largest(model)), Cell(penalty(model["training_threshold"]))] for model in models]
     return [
-        cell(name),
+        name,
         Cell(_free(first, first["verdict"]) + doubt if _has_ode(first) else NO_ODE, mark=mark),
         Cell(_free(first, first["step_verdict"]) + doubt, mark=mark),
         *(_joined(each) for each in zip(*figures, strict=True)),
@@ -197,7 +196,7 @@ def _joined(cells: Sequence[Cell]) -> Cell:
     return Cell(", ".join(dict.fromkeys(each.text for each in cells)), cells[0].value)
 
 
-def _details(name: str, model: CheckJSON) -> list[Cell]:
+def _details(name: str, model: JSONObject) -> list[Any]:
     evidence = model["evidence"] or {}
 
     def verdict(words: str) -> Cell:
@@ -205,31 +204,31 @@ def _details(name: str, model: CheckJSON) -> list[Cell]:
         return Cell(held if model["agrees"] else f"{held}?", mark="" if model["agrees"] else "bad")
 
     return [
-        cell(name),
-        verdict(model["verdict"]) if _has_ode(model) else Cell(NO_ODE),
+        name,
+        verdict(model["verdict"]) if _has_ode(model) else NO_ODE,
         verdict(model["step_verdict"]),
-        cell(model["largest"]),
-        cell(_found(_largest(model))),
-        cell(_largest(model)["ellipsoid"]),
-        *(cell(evidence.get(key)) for key in EVIDENCE),
+        model["largest"],
+        _found(_largest(model)),
+        _largest(model)["ellipsoid"],
+        *(evidence.get(key) for key in EVIDENCE),
     ]
 
 
-def _supremum(segment: Mapping[str, Any]) -> Cell:
+def _supremum(segment: JSONObject) -> Cell:
     """H, from what was found to what is proven where its maximiser is the best that was found."""
-    known, ceiling = number(segment["hamiltonian"]), number(segment["certificate"]["ceiling"])
+    known, ceiling = segment["hamiltonian"], segment["certificate"]["ceiling"]
     if known is None:
         return Cell("open" if segment["verdict"] == "open" else "finite")
-    text = cell(segment["hamiltonian"]).text
-    return Cell(text if ceiling is None or _decayed(segment) else f"{text}..{cell(ceiling).text}", known)
+    proven = "" if ceiling is None or _decayed(segment) else f"..{digits(ceiling)}"
+    return Cell(f"{digits(known)}{proven}", known)
 
 
-def _decayed(segment: Mapping[str, Any]) -> bool:
+def _decayed(segment: JSONObject) -> bool:
     """Whether the verdict is that of the weight decay asked about."""
     return bool(segment["verdict"] != segment["certificate"]["verdict"])
 
 
-def _found(segment: Mapping[str, Any]) -> float | None:
+def _found(segment: JSONObject) -> Any:
     """The best value of a search; none where a weight decay decides, for which the search does not
     pay.
     """
@@ -237,15 +236,15 @@ def _found(segment: Mapping[str, Any]) -> float | None:
     if _decayed(segment):
         return None
     if certificate["velocities"] is not None:
-        return number(certificate["velocities"]["best"])
-    return None if certificate["growth"] is None else number(certificate["growth"]["values"][-1])
+        return certificate["velocities"]["best"]
+    return None if certificate["growth"] is None else certificate["growth"]["values"][-1]
 
 
-def penalty(threshold: Mapping[str, Any] | None) -> str:
+def penalty(threshold: JSONObject | None) -> str:
     """dt lam*, from what was found to what is proven where these differ, or a dash."""
     if threshold is None:
         return "–"
-    lower, upper = number(threshold["lower"]) or 0.0, number(threshold["upper"]) or 0.0
+    lower, upper = threshold["lower"], threshold["upper"]
     low, high, power = f"{lower:.2g}", f"{upper:.2g}", ""
     if 0 < upper < 0.1:  # one power for both takes less room
         k = math.floor(math.log10(upper))
@@ -253,7 +252,7 @@ def penalty(threshold: Mapping[str, Any] | None) -> str:
     return f"{low}{power}" if low == high else f"{low}-{high}{power}"
 
 
-def _notes(models: Mapping[str, CheckJSON]) -> list[str]:
+def _notes(models: Mapping[str, JSONObject]) -> list[str]:
     """What replaces an ODE, what was skipped, what a weight decay does, and where more than one
     velocity is optimal.
     """
@@ -272,7 +271,7 @@ def _notes(models: Mapping[str, CheckJSON]) -> list[str]:
     return lines
 
 
-def _decay_notes(model: CheckJSON) -> list[str]:
+def _decay_notes(model: JSONObject) -> list[str]:
     """What the weight decay asked about does, and what no weight decay can do."""
     threshold = model["training_threshold"]
     asked = _largest(model)["weight_decay"]
@@ -300,7 +299,7 @@ def _decay_notes(model: CheckJSON) -> list[str]:
     return lines
 
 
-def _sets(models: Mapping[str, CheckJSON]) -> list[Words]:
+def _sets(models: Mapping[str, JSONObject]) -> list[Words]:
     """The admissible sets, each with the models that have a segment with it."""
     sets: dict[str, list[str]] = {}
     for name, model in models.items():
@@ -310,54 +309,52 @@ def _sets(models: Mapping[str, CheckJSON]) -> list[Words]:
     return [Words(says, [f"{', '.join(names)}: {words}" for words, names in sets.items()])]
 
 
-def _segment(segment: Mapping[str, Any]) -> list[Cell]:
+def _segment(segment: JSONObject) -> list[Any]:
     certificate = segment["certificate"]
     where = Cell(f"{segment['segment']} ({segment['kind']})", float(segment["segment"]))
-    return [where, cell(certificate["words"]), cell(segment["verdict"]), cell(certificate["hamiltonian"])]
+    return [where, certificate["words"], segment["verdict"], certificate["hamiltonian"]]
 
 
-def _norms(models: Mapping[str, CheckJSON]) -> dict[str, dict[str, CheckJSON]]:
+def _norms(models: Mapping[str, JSONObject]) -> dict[str, dict[str, JSONObject]]:
     """The models by norm."""
-    norms: dict[str, dict[str, CheckJSON]] = {}
+    norms: dict[str, dict[str, JSONObject]] = {}
     for name, model in models.items():
         norms.setdefault(model["norm"], {})[_short(name, model)] = model
     return norms
 
 
-def _growth(models: Mapping[str, CheckJSON]) -> list[Plot]:
+def _growth(models: JSONObject) -> list[Plot]:
     """The best value with |W|_F <= R against R, at the segment with the largest costate; a chart
     for each norm.
     """
-    charts = []
-    for norm, row in _norms(models).items():
-        lines: list[Line] = []
-        for name, model in row.items():
-            segment = _largest(model)
-            certificate, growth = segment["certificate"], segment["certificate"]["growth"]
-            closed = number(certificate["hamiltonian"])
-            radii = [0.01, 100.0] if growth is None else finite(growth["radii"])
-            share = radii if growth is None else [radius / math.sqrt(radii[0] * radii[-1]) for radius in radii]
-            if growth is not None:
-                lines.append(Line(name, share, numbers(growth["values"]), model["placement"]))
-            slope = number(segment["slope"])
-            bound = [closed] * len(radii) if slope is None else [slope * radius for radius in radii]
-            if bound[0] is not None and math.isfinite(bound[0]):
-                lines.append(Line(name, share, bound, model["placement"], bound=True))
-        charts.append(
-            Plot(
-                norm,
-                "bound on the last linear map's weights, R/R_0",
-                "how fast the loss could fall, less any penalty",
-                lines,
-                "Found by search: solid. By formula: dashed. A curve that levels off is bounded; one that grows with R is not. R_0 makes "
-                "the best velocity out of the features. Gains are as they are.",
-                log_x=True,
-            )
+    return [
+        Plot(
+            norm,
+            "bound on the last linear map's weights, R/R_0",
+            "how fast the loss could fall, less any penalty",
+            [line for name, model in row.items() for line in _growth_lines(name, model)],
+            "Found by search: solid. By formula: dashed. A curve that levels off is bounded; one that grows with R is not. R_0 makes "
+            "the best velocity out of the features. Gains are as they are.",
+            log_x=True,
         )
-    return charts
+        for norm, row in _norms(models).items()
+    ]
 
 
-def _by_depth(models: Mapping[str, CheckJSON]) -> list[Plot]:
+def _growth_lines(name: str, model: JSONObject) -> list[Line]:
+    """What a search found, and where it is finite what the formula says."""
+    segment = _largest(model)
+    growth, slope = segment["certificate"]["growth"], segment["slope"]
+    lines, radii, share = list[Line](), [0.01, 100.0], [0.01, 100.0]
+    if growth is not None:
+        radii = finite(growth["radii"])
+        share = [radius / math.sqrt(radii[0] * radii[-1]) for radius in radii]
+        lines.append(Line(name, share, growth["values"], model["placement"]))
+    bound = [segment["certificate"]["hamiltonian"] if slope is None else slope * radius for radius in radii]
+    return [*lines, *([Line(name, share, bound, model["placement"], bound=True)] if finite(bound[:1]) else [])]
+
+
+def _by_depth(models: JSONObject) -> list[Plot]:
     charts = []
     for norm, row in _norms(models).items():
         costates = [_line(name, model, [s["costate_norm"] for s in model["segments"]]) for name, model in row.items()]
@@ -375,15 +372,5 @@ def _by_depth(models: Mapping[str, CheckJSON]) -> list[Plot]:
     return charts
 
 
-def _line(name: str, model: CheckJSON, values: Sequence[Any]) -> Line:
-    return Line(name, [number(s["time"]) or 0.0 for s in model["segments"]], numbers(values), model["placement"])
-
-
-def _plane(result: Mapping[str, Any]) -> list[Table]:
-    """What --pde found, as it is in the JSON."""
-    study = result.get("pde")
-    return (
-        [Table("", [Column("figure"), Column("value")], [[cell(key), cell(value)] for key, value in study.items()])]
-        if study
-        else []
-    )
+def _line(name: str, model: JSONObject, values: Sequence[Any]) -> Line:
+    return Line(name, [segment["time"] for segment in model["segments"]], values, model["placement"])

@@ -17,6 +17,7 @@ from ctrans.report.sections import (
     Chapter,
     Column,
     Findings,
+    JSONObject,
     Line,
     Mark,
     Plot,
@@ -24,8 +25,7 @@ from ctrans.report.sections import (
     Words,
     cell,
     digits,
-    number,
-    numbers,
+    table,
 )
 from ctrans.report.words import terms_in, verdicts
 from ctrans.stability.screening.predicted_rate import CAVEAT
@@ -100,7 +100,7 @@ PLACES = {"updates": ("updates", "updates", "adam", "segments"), "attention": ("
 BOUND = ("forward", "bounds", "mean_abs")
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """Verdicts by step, findings, quantities, charts, the predicted learning rate, and reasons."""
     quantities = result["quantities"]
     rates, words = _rates(models)
@@ -117,20 +117,20 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
 
 
-def _answers(models: Mapping[str, Any]) -> list[Answer]:
+def _answers(models: JSONObject) -> list[Answer]:
     if len(models) <= NAMED:
         return [_answer(name, model) for name, model in models.items()]
     within = sum(not model["flags"] and model["broken"] is None for model in models.values())
     return [Answer(f"{within} of {len(models)} models have all measured quantities within their limits.")]
 
 
-def _answer(name: str, model: Mapping[str, Any]) -> Answer:
+def _answer(name: str, model: JSONObject) -> Answer:
     """How many quantities are outside of their limits, are unknown, and how much the diagnosis
     found.
     """
     if model["broken"] is not None:
         return Answer(f"{name}: the hidden states are not finite from segment {model['broken']} on.", "bad")
-    values = [number(value) for value in _values(model).values()]
+    values = _values(model).values()
     known = sum(value is not None and not math.isnan(value) for value in values)
     found = (model.get("diagnosis") or {}).get("findings") or []
     inside = f"{known} of {known} measured quantities within limits"
@@ -143,43 +143,30 @@ def _answer(name: str, model: Mapping[str, Any]) -> Answer:
     return Answer(f"{name}: {', '.join(parts)}.", mark)
 
 
-def _verdicts(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
+def _verdicts(models: JSONObject, quantities: JSONObject) -> Table:
     steps = list(dict.fromkeys(step for model in models.values() for step in model["steps"]))
     cells = {name: [_verdict(model["steps"].get(step), quantities) for step in steps] for name, model in models.items()}
     questions = [STEPS[step].question if step in STEPS else "" for step in steps]
-    return _beside(
-        "",
-        [Column(*each) for each in zip(steps, questions, strict=True)],
-        cells,
-        Column("step"),
-        [(Column("question"), [Cell(question) for question in questions])],
-    )
+    return _beside("", "step", list(map(Column, steps, questions)), cells, "question", [Cell(each) for each in questions])
 
 
-def _verdict(found: Mapping[str, Any] | None, quantities: Mapping[str, Any]) -> Cell:
+def _verdict(found: JSONObject | None, quantities: JSONObject) -> Cell:
     return cell(None) if found is None else Cell(found["verdict"], mark=_mark(found["flags"], quantities))
 
 
 def _beside(
-    title: str,
-    items: Sequence[Column],
-    cells: Mapping[str, Sequence[Cell]],
-    what: Column,
-    about: Sequence[tuple[Column, Sequence[Cell]]],
+    title: str, what: str, items: Sequence[Column], cells: Mapping[str, Sequence[Cell]], about: str, said: Sequence[Cell]
 ) -> Table:
     """Items against models. A few models are columns, after what is said about each item; many are
     rows.
     """
     if len(cells) > FEW:
-        return Table(title, [Column("model"), *items], [[Cell(name), *row] for name, row in cells.items()])
-    columns = [what, *(column for column, _ in about), *map(Column, cells)]
-    rows = [
-        [Cell(item.name), *(each[i] for _, each in about), *(row[i] for row in cells.values())] for i, item in enumerate(items)
-    ]
-    return Table(title, columns, rows)
+        return table(title, ["model", *items], [[name, *row] for name, row in cells.items()])
+    rows = zip((item.name for item in items), said, *cells.values(), strict=True)
+    return table(title, [what, about, *cells], rows)
 
 
-def _findings(models: Mapping[str, Any]) -> list[Findings]:
+def _findings(models: JSONObject) -> list[Findings]:
     """Of each model what the screening and the diagnosis of single parts found, the most severe
     first.
     """
@@ -187,22 +174,22 @@ def _findings(models: Mapping[str, Any]) -> list[Findings]:
     for name, model in models.items():
         each = [*model["findings"], *((model.get("diagnosis") or {}).get("findings") or ())]
         each.sort(key=lambda finding: list(SEVERITIES).index(finding["severity"]) if finding["severity"] in SEVERITIES else 0)
-        found += [Findings(each, name if len(models) > 1 else "")] if each else []
+        found.append(Findings(each, name if len(models) > 1 else ""))
     return found
 
 
-def _words_used(models: Mapping[str, Any]) -> Words:
+def _words_used(models: JSONObject) -> Words:
     used = {finding["verdict"] for model in models.values() for finding in model["steps"].values()}
     used |= {word for model in models.values() for word in model["flags"].values()}
     return Words("", [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used])
 
 
-def _terms(models: Mapping[str, Any]) -> Words:
+def _terms(models: JSONObject) -> Words:
     said = " ".join(line for name, model in models.items() for line in _reasons(name, model).lines)
     return Words("Terms in these sentences:", terms_in(said))
 
 
-def _mark(flagged: Iterable[str], quantities: Mapping[str, Any]) -> Mark:
+def _mark(flagged: Iterable[str], quantities: JSONObject) -> Mark:
     """Red where a quantity outside of its limits is of the weights as they are, yellow where all
     are of larger weights.
     """
@@ -210,7 +197,7 @@ def _mark(flagged: Iterable[str], quantities: Mapping[str, Any]) -> Mark:
     return "bad" if "bad" in marks else "note" if marks else ""
 
 
-def _rates(models: Mapping[str, Any]) -> tuple[Table, list[Words]]:
+def _rates(models: JSONObject) -> tuple[Table, list[Words]]:
     """The largest stable learning rate that is predicted of each model, and how good such
     predictions were.
     """
@@ -218,21 +205,20 @@ def _rates(models: Mapping[str, Any]) -> tuple[Table, list[Words]]:
     for name, model in models.items():
         rate = model.get("rate")
         if rate:
-            outside = cell("; ".join(rate["outside"]))
-            rows.append([Cell(name), *(cell(rate[key]) for key in ("rate", "low", "high")), outside])
+            rows.append([name, rate["rate"], rate["low"], rate["high"], "; ".join(rate["outside"])])
             sealed = rate["sealed"] | {"learned": rate["architectures"]}
         else:
-            rows.append([Cell(name), *[cell(None)] * 3, Cell(f"none predicted: {model.get('no_rate')}")])
-    columns = [Column("model"), Column("rate"), Column("from"), Column("to"), Column("outside of what was studied")]
+            rows.append([name, None, None, None, f"none predicted: {model.get('no_rate')}"])
+    columns = ["model", "rate", "from", "to", "outside of what was studied"]
     words = sealed and Words(
         f"Learned from short trainings of {sealed['learned']} small architectures. Of {sealed['architectures']:g} others "
         f"{sealed['in the interval']:.0%} lay in such an interval and {sealed['within a factor of 3']:.0%} within a factor of 3 of the "
         f"rate. {CAVEAT}"
     )
-    return Table("", columns, rows), [*([words] if words else []), Words(NO_SGD)]
+    return table("", columns, rows), [*([words] if words else []), Words(NO_SGD)]
 
 
-def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> list[Table]:
+def _quantities(models: JSONObject, quantities: JSONObject) -> list[Table]:
     """A table for each step that measured something."""
     tables = []
     for step in dict.fromkeys(step for model in models.values() for step in model["steps"]):
@@ -246,52 +232,47 @@ def _quantities(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> lis
         ]
         limits = [Cell(_sides(quantities[quantity])) if quantity in quantities else cell(None) for quantity in names]
         title = f"{step}: {STEPS[step].question}" if step in STEPS else step
-        tables.append(_beside(title, items, cells, Column("quantity"), [(Column("limits"), limits)]))
+        tables.append(_beside(title, "quantity", items, cells, "limits", limits))
     return tables
 
 
-def _value(model: Mapping[str, Any], step: str, quantity: str, quantities: Mapping[str, Any]) -> Cell:
+def _value(model: JSONObject, step: str, quantity: str, quantities: JSONObject) -> Cell:
     found = model["steps"].get(step)
     if found is None or quantity not in found["quantities"]:
         return cell(None)
-    value, word = number(found["quantities"][quantity]), found["flags"].get(quantity)
-    error = number((found.get("errors") or {}).get(quantity))
+    value, word = found["quantities"][quantity], found["flags"].get(quantity)
+    error = (found.get("errors") or {}).get(quantity)
     known = {name: each for name, each in quantities.get(quantity, {}).items() if name in QUANTITY}
     text = Quantity(**{"description": "", **known}).shown(math.nan if value is None else value, error)
     return Cell(f"{text} ({word})" if word else text, value, _mark([quantity] if word else [], quantities))
 
 
-def _meanings(models: Mapping[str, Any], quantities: Mapping[str, Any]) -> Table:
+def _meanings(models: JSONObject, quantities: JSONObject) -> Table:
     known = {key for model in models.values() for key in _values(model)}
-    rows = [
-        [cell(name), cell(each["description"]), Cell(_sides(each)), cell(each["gauge"])]
-        for name, each in quantities.items()
-        if name in known
-    ]
-    columns = [Column("quantity"), Column("what it is"), Column("limits"), Column("why equal functions may differ in it")]
-    return Table("", columns, rows)
+    rows = [[name, each["description"], _sides(each), each["gauge"]] for name, each in quantities.items() if name in known]
+    return table("", ["quantity", "what it is", "limits", "why equal functions may differ in it"], rows)
 
 
-def _sides(quantity: Mapping[str, Any]) -> str:
+def _sides(quantity: JSONObject) -> str:
     """A quantity's limits, and what it is called beyond each."""
     sides = [
         f"{word} {digits(limit)}: {quantity[word]}"
         for word, side in (("below", "low"), ("above", "high"))
-        if (limit := number(quantity[side])) is not None
+        if (limit := quantity[side]) is not None
     ]
     return "; ".join(sides) or "–"
 
 
-def _starred(quantity: str, quantities: Mapping[str, Any]) -> str:
+def _starred(quantity: str, quantities: JSONObject) -> str:
     return quantity + "*" * bool(quantities.get(quantity, {}).get("gauge"))
 
 
-def _values(model: Mapping[str, Any]) -> dict[str, Any]:
+def _values(model: JSONObject) -> dict[str, Any]:
     """Every quantity that was measured, of all steps."""
     return {key: value for finding in model["steps"].values() for key, value in finding["quantities"].items()}
 
 
-def _figures(model: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
+def _figures(model: JSONObject, path: Sequence[str]) -> list[Any]:
     """The list of figures at that path among the results of a step, empty where they were not
     measured.
     """
@@ -303,22 +284,22 @@ def _figures(model: Mapping[str, Any], path: Sequence[str]) -> list[Any]:
     return list(found or [])
 
 
-def _chart(models: Mapping[str, Any], title: str) -> Plot:
+def _chart(models: JSONObject, title: str) -> Plot:
     x, y, meaning, path = DRAWN[title]
     lines = []
     for name, model in models.items():
-        values = numbers(_figures(model, path))
+        values = _figures(model, path)
         if path[-1] == "similarity":
             values = [None if value is None else 1 - value for value in values]
         at = _figures(model, PLACES[path[0]]) if path[0] in PLACES else range(len(values))
-        lines.append(Line(name, [float(k) for k in at], values, model["placement"]))
+        lines.append(Line(name, list(at), values, model["placement"]))
         if title == "Hidden states":
-            bound = numbers(_figures(model, BOUND))[: len(values)]
-            lines.append(Line(name, list(map(float, range(len(bound)))), bound, model["placement"], bound=True))
+            bound = _figures(model, BOUND)[: len(values)]
+            lines.append(Line(name, list(range(len(bound))), bound, model["placement"], bound=True))
     return Plot(title, x, y, [line for line in lines if line.y], meaning)
 
 
-def _reasons(name: str, model: Mapping[str, Any]) -> Words:
+def _reasons(name: str, model: JSONObject) -> Words:
     lines = []
     for step, finding in model["steps"].items():
         lines += [f"{step}: {finding['verdict']}. {finding['why']}", *dict.fromkeys(finding["notes"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,17 +14,16 @@ from ctrans.report.sections import (
     Chapter,
     ColouredText,
     Column,
+    JSONObject,
     Line,
     Plot,
     Table,
     Token,
     Words,
-    cell,
     digits,
     finite,
-    number,
-    numbers,
     percent,
+    table,
 )
 from ctrans.report.token_colours import colours, visible
 
@@ -34,7 +34,7 @@ SHARE = "size over bound. Above 100% the method takes too few steps"
 APART = "relative distance between the Transformer (one Euler step a sublayer) and the ODE that it discretises"
 FORMULA = "|X_discrete − X_ODE| / |X_ODE|"
 COLUMNS = (
-    Column("model"),
+    "model",
     Column("solved to the end", "whether the solution reached the end of the depth"),
     Column("size at the start", "mean absolute value of the hidden state's entries, before the first layer", "mean |X_0|"),
     Column("size at the end", "the same behind the last layer", "mean |X_T|"),
@@ -42,22 +42,22 @@ COLUMNS = (
     Column("conservation error", CONSERVED, "the largest of all segments"),
     Column("distance to the ODE", APART, FORMULA),
 )
-BY_SEGMENT = (
-    Column("segment", "sublayers done"),
-    Column("depth-time", "the sum of the sublayers' lengths dt", "t"),
-    Column("size", "mean absolute value of the hidden state's entries", "mean |x|"),
-    Column("variance", "sample variance of all entries of the hidden state"),
-    Column("root mean square", "of all entries", "rms", detail=True),
-    Column("paper's bound", "bound on the size as the paper prints it", detail=True),
-    Column("bound", "the most that theory allows the size to be"),
-    Column("share of the bound", SHARE),
-    Column("conservation error", CONSERVED),
-    Column("distance to the ODE", APART, FORMULA),
-    Column("method's error", "relative distance of the chosen method's solution from the ODE's"),
-)
+SEGMENT = Column("segment", "sublayers done")
+BY_SEGMENT = {
+    "times": Column("depth-time", "the sum of the sublayers' lengths dt", "t"),
+    "mean_abs": Column("size", "mean absolute value of the hidden state's entries", "mean |x|"),
+    "variance": Column("variance", "sample variance of all entries of the hidden state"),
+    "rms": Column("root mean square", "of all entries", "rms", detail=True),
+    "paper": Column("paper's bound", "bound on the size as the paper prints it", detail=True),
+    "bound": Column("bound", "the most that theory allows the size to be"),
+    "share": Column("share of the bound", SHARE),
+    "drift": Column("conservation error", CONSERVED),
+    "discrete_distance": Column("distance to the ODE", APART, FORMULA),
+    "error": Column("method's error", "relative distance of the chosen method's solution from the ODE's"),
+}
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The answer with a row for each model, then figures by depth, tokens, matrices, contributions
     and remarks.
     """
@@ -65,7 +65,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     theory = [Words(f"{name}: {text}") for name, model in models.items() for text in _theory(model)]
     by_depth = [_by_segment(name, model) for name, model in models.items()]
     return [
-        Chapter("Summary", [_answer(models), Table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
+        Chapter("Summary", [_answer(models), table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
         Chapter("Remarks", remarks),
         Chapter("By depth", _charts(models), picture="simulate"),
         *_analyses(models),
@@ -74,7 +74,7 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
 
 
-def _answer(models: Mapping[str, Any]) -> Answer:
+def _answer(models: JSONObject) -> Answer:
     """How far the states grow, and whether the solution can be trusted."""
     failed = [name for name, model in models.items() if model["status"] != "success"]
     if failed:
@@ -97,48 +97,39 @@ def _answer(models: Mapping[str, Any]) -> Answer:
     return Answer(f"{text}.", "note" if large else "good")
 
 
-def _row(name: str, model: Mapping[str, Any]) -> list[Cell]:
+def _row(name: str, model: JSONObject) -> list[Any]:
     good = model["status"] == "success"
     used = finite(model["used"])[1:]  # before the first segment it is 100% by definition
     share = max(used, default=None)
     return [
-        cell(name),
+        name,
         Cell("yes" if good else str(model["message"]), mark="" if good else "bad"),
-        cell(model["mean_abs"][0]),
-        cell(model["mean_abs"][-1]),
+        model["mean_abs"][0],
+        model["mean_abs"][-1],
         Cell(percent(share), share, "bad" if share is not None and share > 1 + ROUNDING else ""),
-        cell(max(finite(model["drift"]), default=None)),
-        cell(max(finite(model["discrete_distance"]), default=None)),
+        max(finite(model["drift"]), default=None),
+        max(finite(model["discrete_distance"]), default=None),
     ]
 
 
-def _by_segment(name: str, model: Mapping[str, Any]) -> Table:
+def _by_segment(name: str, model: JSONObject) -> Table:
     bounds = model["bounds"] or {}
-    lists = {
-        "times": model["times"],
-        "mean_abs": model["mean_abs"],
-        "variance": model["variance"],
-        "rms": model["rms"],
+    figures = {
+        **model,
         "paper": bounds.get("seed_mean_abs"),
         "bound": bounds.get("mean_abs"),
-        "used": model["used"],
+        "share": [Cell(percent(used), used) for used in model["used"] or []],
         "drift": [None, *(model["drift"] or [])],
-        "discrete": model["discrete_distance"],
-        "method": None if model["discrete"] else model["distance"],
+        "error": None if model["discrete"] else model["distance"],
     }
-
-    def at(key: str, k: int) -> Cell:
-        values: Sequence[Any] = lists[key] or []
-        value = values[k] if k < len(values) else None
-        return Cell(percent(number(value)), number(value)) if key == "used" else cell(value)
-
-    rows = [[cell(k), *(at(key, k) for key in lists)] for k in range(len(model["times"]))]
+    columns = [figures[key] or [] for key in BY_SEGMENT]
+    rows = itertools.zip_longest(range(len(model["times"])), *columns)
     step = equation(model["placement"]).partition(", v = ")[0]
     cost = f"{model['evaluations']} evaluations, {model['accepted']} steps, {model['rejected']} rejected"
-    return Table(f"{name}: {step}", BY_SEGMENT, rows, f"{cost}, {model['seconds']:.2f} s", rows_shown=7)
+    return table(f"{name}: {step}", [SEGMENT, *BY_SEGMENT.values()], rows, f"{cost}, {model['seconds']:.2f} s", rows_shown=7)
 
 
-def _charts(models: Mapping[str, Any]) -> list[Plot]:
+def _charts(models: JSONObject) -> list[Plot]:
     return [
         Plot(
             "Hidden states",
@@ -165,35 +156,29 @@ def _charts(models: Mapping[str, Any]) -> list[Plot]:
     ]
 
 
-def _lines(models: Mapping[str, Any], key: str, *, bound: bool = False) -> list[Line]:
+def _lines(models: JSONObject, key: str, *, bound: bool = False) -> list[Line]:
     lines = []
     for name, model in models.items():
         values = (model["bounds"] or {}).get(key) if bound else model[key]
         if values:
-            times = [number(time) or 0.0 for time in model["times"]][: len(values)]
-            lines.append(Line(name, times, numbers(values), model["placement"], bound))
+            lines.append(Line(name, model["times"][: len(values)], values, model["placement"], bound))
     return lines
 
 
-def _remarks(model: Mapping[str, Any]) -> list[str]:
+def _remarks(model: JSONObject) -> list[str]:
     """What could not be computed, and warnings."""
-    unbounded = [str(model["unbounded"])] if model.get("unbounded") else []
-    reference = (
-        [f"the ODE to compare with could not be solved to the end, so that distances end early: {model['unreferenced']}"]
-        if model.get("unreferenced")
-        else []
-    )
-    return [*unbounded, *reference, *map(str, model.get("warnings") or [])]
+    unreferenced = model.get("unreferenced")
+    why = unreferenced and f"the ODE to compare with could not be solved to the end, so that distances end early: {unreferenced}"
+    return [*filter(None, (model.get("unbounded"), why)), *(model.get("warnings") or [])]
 
 
-def _theory(model: Mapping[str, Any]) -> list[str]:
+def _theory(model: JSONObject) -> list[str]:
     """What the placement conserves, and why the paper's bound differs."""
-    law = [f"conserved: {model['law']}"] if model.get("law") else []
-    note = (model.get("bounds") or {}).get("seed_note")
-    return [*law, *([f"the paper's bound: {note}"] if note else [])]
+    said = {"conserved": model.get("law"), "the paper's bound": (model.get("bounds") or {}).get("seed_note")}
+    return [f"{what}: {words}" for what, words in said.items() if words]
 
 
-def _analyses(models: Mapping[str, Any]) -> list[Chapter]:
+def _analyses(models: JSONObject) -> list[Chapter]:
     """Chapters of the analyses that the user asked for."""
     tokens = [_tokens(name, model["lyapunov"]) for name, model in models.items() if model.get("lyapunov")]
     spectra = {name: model["spectra"] for name, model in models.items() if model.get("spectra")}
@@ -201,21 +186,20 @@ def _analyses(models: Mapping[str, Any]) -> list[Chapter]:
     parts = {name: model["contributions"] for name, model in models.items() if model.get("contributions")}
     return [
         Chapter("Exponents by input token", tokens),
-        Chapter("Spectra of matrix products", [*(_spectra(spectra) if spectra else []), *without], picture="spectra"),
-        Chapter("Contributions", _contributions(parts) if parts else [], picture="contributions"),
+        Chapter("Spectra of matrix products", [*_spectra(spectra), *without], picture="spectra"),
+        Chapter("Contributions", _contributions(parts), picture="contributions"),
     ]
 
 
 NO_SPECTRA = "no map of this model gives access to its heads or its matrices, so that there are no spectra"
 
 
-def _tokens(name: str, found: Mapping[str, Any]) -> ColouredText:
-    values = [number(each) for each in found["exponents"]]
-    known = [-math.inf if value is None else value for value in values]
-    ends = sorted(value for value in known if math.isfinite(value))
+def _tokens(name: str, found: JSONObject) -> ColouredText:
+    known = [-math.inf if value is None else value for value in found["exponents"]]
+    ends = sorted(finite(known))
     scale = f"{digits(ends[0])} to {digits(ends[-1])}" if ends else "no token reaches it"
     tokens = [
-        Token(visible(word), colour, f"{digits(value)} (token {token})")
+        Token(visible(str(word)), colour, f"{digits(value)} (token {token})")
         for word, colour, value, token in zip(found["words"], colours(known), known, found["tokens"], strict=True)
     ]
     return ColouredText(
@@ -228,13 +212,13 @@ def _tokens(name: str, found: Mapping[str, Any]) -> ColouredText:
 PRODUCTS = {"QK": "Q'K of a head", "OV": "O V of a head", "W_2 W_1": "W_2 W_1 of an FFN or expert"}
 
 
-def _spectra(spectra: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Table | Plot]:
+def _spectra(spectra: Mapping[str, Sequence[JSONObject]]) -> list[Table | Plot]:
     """Largest over heads and experts in a table; every head in the JSON; eigenvalues in the complex
     plane.
     """
     columns = (
-        Column("model"),
-        Column("segment"),
+        "model",
+        "segment",
         Column("product", "; ".join(PRODUCTS.values())),
         Column("largest singular value", "over heads or experts", "sigma_max"),
         Column("largest eigenvalue", "in absolute value, over heads or experts", "|lambda|_max"),
@@ -242,26 +226,25 @@ def _spectra(spectra: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Table |
     )
     rows, charts = [], []
     for name, every in spectra.items():
-        groups: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+        groups: dict[tuple[int, str], list[JSONObject]] = {}
         for each in every:
             groups.setdefault((each["segment"], each["product"]), []).append(each)
         for (segment, product), own in groups.items():
             positive = sum(each["positive"] for each in own) / len(own)
             sizes = max(each["singular"][0] for each in own), max(each["radius"] for each in own)
-            rows.append([cell(name), cell(segment), cell(product), *map(cell, sizes), Cell(f"{positive:.0%}", positive)])
+            rows.append([name, segment, product, *sizes, Cell(f"{positive:.0%}", positive)])
         for product in PRODUCTS:
             own = [each for each in every if each["product"] == product]
-            real = [value for each in own for value in each["real"]]
-            imaginary = [value for each in own for value in each["imaginary"]]
-            shade = [float(each["segment"]) for each in own for _ in each["real"]]
+            real, imaginary = ([value for each in own for value in each[part]] for part in ("real", "imaginary"))
+            shade = [each["segment"] for each in own for _ in each["real"]]
             line = Line(name, real, imaginary, name, shade=shade)
             charts.append(
                 Plot(f"{name}: eigenvalues of {product}", "real part", "imaginary part", [line], log=False, kind="points")
             )
-    return [Table("", columns, rows, rows_shown=7 * len(spectra), alternate=True), *charts]
+    return [table("", columns, rows, rows_shown=7 * len(spectra), alternate=True), *charts]
 
 
-def _contributions(found: Mapping[str, Mapping[str, Any]]) -> list[Table | Plot]:
+def _contributions(found: Mapping[str, JSONObject]) -> list[Table | Plot]:
     columns = (
         Column("part", "embedding, sublayers in order, offsets"),
         Column("share of the last state", "mean over tokens: the shares sum to 1", "<part, X>/|X|^2"),
@@ -271,10 +254,9 @@ def _contributions(found: Mapping[str, Mapping[str, Any]]) -> list[Table | Plot]
     tables = []
     for name, each in found.items():
         logit = each["logit"] or [None] * len(each["names"])
-        rows = [[cell(value) for value in row] for row in zip(each["names"], each["state"], each["size"], logit, strict=True)]
-        total = cell(sum(each["logit"]) if each["logit"] else None)
-        rows.append([Cell("sum of all"), cell(sum(each["state"])), cell(None), total])
-        tables.append(Table(name, columns, rows, str(each.get("note") or ""), rows_shown=13))
+        total = "sum of all", sum(each["state"]), None, sum(each["logit"]) if each["logit"] else None
+        rows = [*zip(each["names"], each["state"], each["size"], logit, strict=True), total]
+        tables.append(table(name, columns, rows, each.get("note") or "", rows_shown=13))
     charts = [
         Plot(title, "embedding, sublayers in order, offsets", title, _bars(found, key), log=False, kind="bars")
         for key, title in (("state", "share of the last state"), ("logit", "added to the target's logit"))
@@ -282,9 +264,5 @@ def _contributions(found: Mapping[str, Mapping[str, Any]]) -> list[Table | Plot]
     return [*tables, *charts]
 
 
-def _bars(found: Mapping[str, Mapping[str, Any]], key: str) -> list[Line]:
-    return [
-        Line(name, [float(k) for k in range(len(each[key]))], numbers(each[key]), name)
-        for name, each in found.items()
-        if each[key]
-    ]
+def _bars(found: Mapping[str, JSONObject], key: str) -> list[Line]:
+    return [Line(name, list(range(len(each[key]))), each[key], name) for name, each in found.items() if each[key]]

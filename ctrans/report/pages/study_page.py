@@ -7,9 +7,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
-from ctrans.report.sections import Answer, Cell, Chapter, Column, Line, Mark, Plot, Table, Words, cell, digits, number, numbers
+from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Mark, Plot, Table, Words, cell, digits, table
 from ctrans.study.outcomes import LEARNED
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, Effect
 
@@ -31,7 +30,7 @@ OUTCOMES = {
 EFFECTS = (
     Column("effect", "a difference that is positive where the claim holds"),
     Column("figure", "the figure that is compared"),
-    Column("seeds"),
+    "seeds",
     Column("mean", "over the seeds"),
     Column("95% interval", "over the seeds: the wider of bootstrap and Student's t"),
     Column("verdict", "holds: the interval lies above 0; refuted: below 0; open: neither"),
@@ -51,23 +50,22 @@ PLACES = {
 """By key of the result: the key of its horizontal axis, and title and axes of its chart."""
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The chapters of each study."""
     return [chapter for name, each in models.items() for chapter in _study(f"{name}: " if name else "", each)]
 
 
-def _study(prefix: str, study: Mapping[str, Any]) -> list[Chapter]:
+def _study(prefix: str, study: JSONObject) -> list[Chapter]:
     cost = [_costs(study["cost"])] if study["cost"] else []
-    outcomes = [_outcomes(study["outcomes"])] if study["outcomes"] else []
     plateau = [] if study["frequencies_loss"] is None else [_plateau(study["outcomes"], study["frequencies_loss"])]
     return [
         Chapter(f"{prefix}Result", [_answer(study), *_claim(study["verdict"]), *cost]),
-        Chapter(f"{prefix}By case", [*outcomes, *plateau]),
+        Chapter(f"{prefix}By case", [_outcomes(study["outcomes"]), *plateau]),
         Chapter(f"{prefix}Charts", [_chart(study, key) for key in PLACES], picture="study"),
     ]
 
 
-def _answer(study: Mapping[str, Any]) -> Answer:
+def _answer(study: JSONObject) -> Answer:
     left = study["runs"] - study["done"]
     done = f"{study['done']:,} of {study['runs']:,} runs are done"
     if study["cost"]:
@@ -81,44 +79,37 @@ def _answer(study: Mapping[str, Any]) -> Answer:
     return Answer(f"The claim is {verdict}. {done}.", VERDICTS.get(verdict, "note"))
 
 
-def _claim(verdict: Mapping[str, Any] | None) -> list[Words | Table]:
+def _claim(verdict: JSONObject | None) -> list[Words | Table]:
     """The claim, and what was measured of it."""
     if verdict is None:
         return []
     rows = []
     for each in verdict["effects"]:
-        mean, low, high = (math.nan if number(each[key]) is None else float(each[key]) for key in ("mean", "low", "high"))
-        alike = "all seeds alike" if low == high else f"{digits(low)} to {digits(high)}"
-        interval = Cell("–") if math.isnan(low) else Cell(alike, low)
-        holds = Effect(each["says"], each["figure"], each["seeds"], mean, low, high).holds
-        rows.append([cell(each["says"]), cell(each["figure"]), cell(each["seeds"]), cell(each["mean"]), interval, HOLDS[holds]])
+        effect = Effect(**each)
+        alike = "all seeds alike" if effect.low == effect.high else f"{digits(effect.low)} to {digits(effect.high)}"
+        interval = cell(None) if math.isnan(effect.low) else Cell(alike, effect.low)
+        rows.append([effect.says, effect.figure, effect.seeds, effect.mean, interval, HOLDS[effect.holds]])
     notes = [Words(f"Note: {verdict['notes']}.")] if verdict["notes"] else []
-    return [Words(f"Claim: {verdict['claim']} ({verdict['source']})."), Table("", EFFECTS, rows), *notes]
+    return [Words(f"Claim: {verdict['claim']} ({verdict['source']})."), table("", EFFECTS, rows), *notes]
 
 
-def _costs(cost: Mapping[str, Any]) -> Table:
-    rows = [[Cell(words.format(cost["processes"])), cell(cost["all"][key]), cell(cost[key])] for key, words in COSTS.items()]
-    return Table("What it costs on this machine", [Column("cost"), Column("in all"), Column("left")], rows)
+def _costs(cost: JSONObject) -> Table:
+    rows = [[words.format(cost["processes"]), cost["all"][key], cost[key]] for key, words in COSTS.items()]
+    return table("What it costs on this machine", ["cost", "in all", "left"], rows)
 
 
-def _outcomes(outcomes: Mapping[str, Mapping[str, Any]]) -> Table:
-    columns = [Column("case"), *(Column(name, meaning) for name, meaning in OUTCOMES.items())]
-    rows = [[Cell(case_name(case)), *(_figure(each, name) for name in OUTCOMES)] for case, each in outcomes.items()]
-    return Table("", columns, rows)
+def _outcomes(outcomes: Mapping[str, JSONObject]) -> Table:
+    columns = ["case", *(Column(name, meaning) for name, meaning in OUTCOMES.items())]
+    known = {case: each | {"failed": each.get("failed") or None} for case, each in outcomes.items()}  # only where some failed
+    return table("", columns, [[case_name(case), *map(each.get, OUTCOMES)] for case, each in known.items()])
 
 
-def _figure(outcomes: Mapping[str, Any], name: str) -> Cell:
-    """Failures only where there are some."""
-    value = outcomes.get(name)
-    return cell(None if name == "failed" and not value else value)
-
-
-def _plateau(outcomes: Mapping[str, Mapping[str, Any]], frequencies: float) -> Words:
+def _plateau(outcomes: Mapping[str, JSONObject], frequencies: float) -> Words:
     """Which cases ended no lower than what token frequencies alone are worth: their losses cannot
     be compared.
     """
-    best = {case: number(each.get("best loss")) for case, each in outcomes.items()}
-    names = [case_name(case) for case, loss in best.items() if loss is None or loss > frequencies - LEARNED]
+    best = {case_name(case): each.get("best loss") for case, each in outcomes.items()}
+    names = [name for name, loss in best.items() if loss is None or loss > frequencies - LEARNED]
     known = f"A model that only knows how often each token comes has a loss of {digits(frequencies)} nats a token"
     if not names:
         return Words(f"{known}; every case learned more.")
@@ -127,16 +118,15 @@ def _plateau(outcomes: Mapping[str, Mapping[str, Any]], frequencies: float) -> W
     return Words(f"{known}. These cases ended at most {LEARNED:g} below it, so that their losses cannot be compared:", names)
 
 
-def _chart(study: Mapping[str, Any], key: str) -> Plot:
+def _chart(study: JSONObject, key: str) -> Plot:
     """Mean, lowest and highest over runs, for cases that have more than one point."""
     axis, title, x, y = PLACES[key]
     lines = []
     for case, each in (study.get(key) or {}).items():
         if len(each[axis]) > 1:
-            mean, low, high = (numbers(each[name]) for name in ("mean", "lowest", "highest"))
             placement = json.loads(case).get("placement")
             known = placement if isinstance(placement, str) else None
-            lines.append(Line(case_name(case), list(map(float, each[axis])), mean, known, low=low, high=high))
+            lines.append(Line(case_name(case), each[axis], each["mean"], known, low=each["lowest"], high=each["highest"]))
     meaning = "Mean over runs, from the lowest to the highest one."
     if key == "losses":
         meaning += " A run that diverged counts as its loss before the first step."

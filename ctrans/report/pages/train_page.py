@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ctrans.report.sections import Answer, Cell, Chapter, Column, Line, Plot, Table, cell, digits, number, numbers
+from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Plot, Table, cell, digits, table
 
 FIGURES = {
     "ending": Column("how it ended"),
@@ -31,20 +31,19 @@ CURVES = {
 LINEAR = ("training", "validation", "learning_rate")
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The answer with a row for each run, its curves, and its loss with other numbers of blocks."""
     runs = {name or str((each.get("model") or {}).get("placement", "run")): each for name, each in models.items()}
-    columns = [Column("run"), *FIGURES.values()]
-    rows = [[cell(name), *(_figure(key, run) for key in FIGURES)] for name, run in runs.items()]
+    rows = [[name, *(_figure(key, run) for key in FIGURES)] for name, run in runs.items()]
     return [
-        Chapter("Result", [*(_answer(name, run) for name, run in runs.items()), Table("", columns, rows)]),
+        Chapter("Result", [*(_answer(name, run) for name, run in runs.items()), table("", ["run", *FIGURES.values()], rows)]),
         Chapter("By iteration", [_curve(runs, key) for key in CURVES], picture="loss"),
         Chapter("Other depths", _other_depths(runs)),
     ]
 
 
-def _answer(name: str, run: Mapping[str, Any]) -> Answer:
-    first, last, best = (number(run.get(f"{which}validation_loss")) for which in ("first_", "", "best_"))
+def _answer(name: str, run: JSONObject) -> Answer:
+    first, last, best = (run.get(f"{which}validation_loss") for which in ("first_", "", "best_"))
     ending, step = run.get("ending"), run.get("step")
     said = f"{name}: {ending} after {step:,} iterations"
     if first is not None and last is not None:
@@ -55,33 +54,29 @@ def _answer(name: str, run: Mapping[str, Any]) -> Answer:
     return Answer(f"{said}.", "bad" if ending == "diverged" else "" if finished else "note")
 
 
-def _figure(key: str, run: Mapping[str, Any]) -> Cell:
-    shown = cell(run.get(key))
+def _figure(key: str, run: JSONObject) -> Cell:
     if key == "trained_parameters" and run.get(key) == run.get("parameters"):
         return cell(None)
-    return Cell(shown.text, shown.value, "note" if key == "ending" and run.get(key) != "finished" else "")
+    return cell(run.get(key), "note" if key == "ending" and run.get(key) != "finished" else "")
 
 
-def _curve(runs: Mapping[str, Any], key: str) -> Plot:
+def _curve(runs: JSONObject, key: str) -> Plot:
     title, axis, meaning = CURVES[key]
-    lines = []
-    for name, run in runs.items():
-        known = {**(run.get("losses") or {}), **(run.get("curves") or {})}.get(key) or []
-        lines.append(_line(name, run, known))
+    figures = {name: {**(run.get("losses") or {}), **(run.get("curves") or {})} for name, run in runs.items()}
+    lines = [_line(name, runs[name], each.get(key) or []) for name, each in figures.items()]
     return Plot(title, "iteration", axis, lines, meaning, log=key not in LINEAR)
 
 
-def _other_depths(runs: Mapping[str, Any]) -> list[Table | Plot]:
+def _other_depths(runs: JSONObject) -> list[Table | Plot]:
     """The loss of the same weights in other numbers of blocks."""
     found = {name: sorted((int(d), loss) for d, loss in (run.get("other_depths") or {}).items()) for name, run in runs.items()}
-    rows = [[Cell(name), cell(depth), cell(loss)] for name, each in found.items() for depth, loss in each]
-    columns = [Column("run"), Column("blocks"), Column("validation loss", "nats a token, of the same weights")]
+    rows = [[name, depth, loss] for name, each in found.items() for depth, loss in each]
+    columns = ["run", "blocks", Column("validation loss", "nats a token, of the same weights")]
     lines = [_line(name, runs[name], each) for name, each in found.items()]
     chart = Plot("The same weights in other numbers of blocks", "blocks", "validation loss, nats a token", lines, log=False)
-    return [Table("", columns, rows), chart] if rows else []
+    return [table("", columns, rows), chart]
 
 
-def _line(name: str, run: Mapping[str, Any], pairs: Sequence[Sequence[Any]]) -> Line:
+def _line(name: str, run: JSONObject, pairs: Sequence[Sequence[Any]]) -> Line:
     placement = (run.get("model") or {}).get("placement")
-    x, y = [float(at) for at, _ in pairs], numbers([value for _, value in pairs])
-    return Line(name, x, y, placement if isinstance(placement, str) else None)
+    return Line(name, [at for at, _ in pairs], [value for _, value in pairs], placement if isinstance(placement, str) else None)

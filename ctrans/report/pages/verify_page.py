@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
-from ctrans.report.sections import Answer, Cell, Chapter, Column, Findings, Mark, Table, cell
+from ctrans.report.sections import Answer, Cell, Chapter, Column, Findings, JSONObject, Mark, Table, table
 from ctrans.verify.table import SECTIONS
 
 MARKS: dict[str, Mark] = {"as printed": "good", "sharpened": "good", "corrected": "note", "new": "good", "violated": "bad"}
@@ -18,9 +17,9 @@ VERDICT = Column(
     "new: no source states it; violated: a form that should hold does not",
 )
 COLUMNS = (
-    Column("statement"),
+    "statement",
     VERDICT,
-    Column("what holds"),
+    "what holds",
     Column("source", detail=True),
     Column("printed form", "as the source prints it", detail=True),
     Column("fate of the printed form", detail=True),
@@ -29,12 +28,12 @@ COLUMNS = (
         "the worst case: measured/bound − 1 for a bound, so that −0.1 is 10% of slack; a relative difference for an equality; how far a "
         "slope, order or mean lies outside its range, negative inside",
     ),
-    Column("cases"),
+    "cases",
     Column("seconds", detail=True),
 )
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """How many statements hold, by section; then every statement."""
     several = len(models) > 1
     statements = [
@@ -45,12 +44,12 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     found = [finding for each in models.values() for finding in each.get("findings") or []]
     sections = list(dict.fromkeys(each["section"] for _, each in statements))
     tables = [
-        Table(f"{k}. {SECTIONS[k]}", COLUMNS, [_row(name, each) for name, each in statements if each["section"] == k])
+        table(f"{k}. {SECTIONS[k]}", COLUMNS, [_row(name, each) for name, each in statements if each["section"] == k])
         for k in sections
     ]
     return [
         Chapter("Summary", [_answer(statements), _by_section(statements)]),
-        Chapter("Violated", [Findings(found)] if found else []),
+        Chapter("Violated", [Findings(found)]),
         Chapter("Statements", tables, folded=len(statements) > FEW),
     ]
 
@@ -71,27 +70,18 @@ def _by_section(statements: list[tuple[str, Any]]) -> Table:
     rows = []
     for k in dict.fromkeys(each["section"] for _, each in statements):
         counts = Counter(each["verdict"] for _, each in statements if each["section"] == k)
-        rows.append(
-            [
-                Cell(f"{k}. {SECTIONS[k]}"),
-                *(Cell(str(counts[v] or "–"), float(counts[v]), MARKS[v] if v == "violated" else "") for v in verdicts),
-            ]
-        )
+        cells = (Cell(str(counts[v] or "–"), float(counts[v]), MARKS[v] if v == "violated" else "") for v in verdicts)
+        rows.append([f"{k}. {SECTIONS[k]}", *cells])
     meanings = dict(part.split(": ", 1) for part in VERDICT.meaning.split("; "))
-    return Table("", [Column("section"), *(Column(v, meanings.get(v, "")) for v in verdicts)], rows)
+    return table("", ["section", *(Column(v, meanings.get(v, "")) for v in verdicts)], rows)
 
 
-def _row(name: str, each: Mapping[str, Any]) -> list[Cell]:
+def _row(name: str, each: JSONObject) -> list[Any]:
     seed = each["seed"]
     fate = None if seed is None or not each["printed"] else "holds" if seed["holds"] else f"fails: {seed['words']}"
+    verdict = Cell(each["verdict"], mark=MARKS[each["verdict"]])
+    found = each["corrected"]
     return [
-        Cell(name),
-        Cell(each["verdict"], mark=MARKS[each["verdict"]]),
-        cell(each["says"]),
-        cell(each["source"]),
-        cell(each["printed"]),
-        cell(fate),
-        cell(each["corrected"]["excess"]),
-        cell(each["corrected"]["cases"]),
-        cell(each["seconds"]),
+        *(name, verdict, each["says"], each["source"], each["printed"], fate),
+        *(found["excess"], found["cases"], each["seconds"]),
     ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,20 @@ import numpy as np
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
 from ctrans.report.progress import duration
-from ctrans.report.sections import Answer, Cell, Chapter, Column, Findings, Line, Mark, Plot, Table, Words, cell, number, numbers
+from ctrans.report.sections import (
+    Answer,
+    Cell,
+    Chapter,
+    Column,
+    Findings,
+    JSONObject,
+    Line,
+    Mark,
+    Plot,
+    Table,
+    Words,
+    table,
+)
 
 OVER_TIME = {
     "loss": ("Loss", "loss, nats a token"),
@@ -49,11 +62,11 @@ MOMENTS = 200
 BARS = "▁▂▃▄▅▆▇█"
 TIME, DEPTH = 16, 14
 """Characters of a sparkline over time, and over depth."""
-NEWEST = 8
-"""Newest findings that are shown without --verbose."""
+EARLY, LATE = slice(-8), slice(-8, None)
+"""Findings shown with --verbose only, and the newest ones."""
 
 
-def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """How each run goes and what was found, its last figures, charts over the steps and by depth."""
     runs = {name or "run": _with_findings(each) for name, each in models.items()}
     unseen = [f"{name}: {words}" if len(runs) > 1 else words for name, run in runs.items() for words in _not_seen(run)]
@@ -73,12 +86,12 @@ def chapters(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     ]
 
 
-def _with_findings(run: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_findings(run: JSONObject) -> JSONObject:
     """The run, each finding with its step before its place."""
     return {**run, "findings": [{**each, "place": f"step {each['step']}: {each['place']}"} for each in run["findings"]]}
 
 
-def _answer(name: str, run: Mapping[str, Any]) -> Answer:
+def _answer(name: str, run: JSONObject) -> Answer:
     """How far it is, how fast, how long it will take, how it ended, and the worst that was found."""
     known = [finding["severity"] for finding in run["findings"]]
     counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
@@ -88,10 +101,10 @@ def _answer(name: str, run: Mapping[str, Any]) -> Answer:
     return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark)
 
 
-def _progress(run: Mapping[str, Any]) -> list[str]:
+def _progress(run: JSONObject) -> list[str]:
     if not run["steps"]:
         return ["no report yet"]
-    step, total, seconds = run["steps"][-1], run["log"]["total"], number(run["last"].get("seconds"))
+    step, total, seconds = run["steps"][-1], run["log"]["total"], run["last"].get("seconds")
     parts = [f"step {step:,}" + (f" of {total:,} ({step / total:.0%})" if total else "")]
     if seconds is not None and seconds > 0:
         parts.append(f"{1 / seconds:.3g} steps/s")
@@ -100,49 +113,41 @@ def _progress(run: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _runs(runs: Mapping[str, Any]) -> Table:
+def _runs(runs: JSONObject) -> Table:
     columns = [
-        Column("run"),
-        Column("model"),
-        Column("sublayers"),
-        Column("steps between reports"),
+        *("run", "model", "sublayers", "steps between reports"),
         Column("step", "training step of the last report"),
-        Column("of"),
+        "of",
         Column("first loss", "training loss of the first report, in nats a token"),
-        Column("last loss"),
+        "last loss",
         Column("loss", "the loss over the steps, from its least to its largest"),
-        Column("learning rate"),
+        "learning rate",
         Column("gradient", "norm of the gradient by all weights"),
     ]
     rows = []
     for name, run in runs.items():
         steps, losses, log, last = run["steps"] or [None], run["loss"] or [None], run["log"], run["last"]
         figures = [log["model"].split(",")[0], len(log["places"]), log["every"], steps[-1], log["total"], losses[0], losses[-1]]
-        bars = sparkline(_floats(run["loss"]), 2 * TIME)
-        rows.append(
-            [Cell(name), *map(cell, figures), Cell(bars), cell(last.get("learning_rate")), cell(last.get("gradient_norm"))]
-        )
-    return Table("", columns, rows)
+        bars = Cell(sparkline(_floats(run["loss"]), 2 * TIME))
+        rows.append([name, *figures, bars, last.get("learning_rate"), last.get("gradient_norm")])
+    return table("", columns, rows)
 
 
-def _not_seen(run: Mapping[str, Any]) -> list[str]:
+def _not_seen(run: JSONObject) -> list[str]:
     """What the run, its last report and its last probe could not look at, and why."""
     last = (run["probes"] or [{}])[-1].get("unknown") or {}
     known = {**(run.get("unknown") or {}), **last}
     return [*filter(None, [run["log"].get("unseen")]), *(f"{where}: {why}" for where, why in known.items())]
 
 
-def _found(runs: Mapping[str, Any]) -> tuple[list[Findings], list[Findings]]:
+def _found(runs: JSONObject) -> tuple[list[Findings], list[Findings]]:
     """The newest findings of each run, and the ones before."""
-    newest, older = [], []
-    for name, run in runs.items():
-        title, found = name if len(runs) > 1 else "", run["findings"]
-        newest += [Findings(found[-NEWEST:], title)] if found else []
-        older += [Findings(found[:-NEWEST], title)] if found[:-NEWEST] else []
+    runs = {name if len(runs) > 1 else "": run["findings"] for name, run in runs.items()}
+    newest, older = ([Findings(found[part], title) for title, found in runs.items()] for part in (LATE, EARLY))
     return newest, older
 
 
-def _figures(name: str, run: Mapping[str, Any]) -> Table:
+def _figures(name: str, run: JSONObject) -> Table:
     """Each figure by depth of the last report, and how its largest value moved over the steps."""
     rows = []
     for gauge, (title, _) in WATCHED.items():
@@ -151,20 +156,20 @@ def _figures(name: str, run: Mapping[str, Any]) -> Table:
             continue
         last = np.array(series[-1])
         known = last[np.isfinite(last)]
-        three = (known.min(), float(np.median(known)), known.max()) if len(known) else (None,) * 3
+        three = [known.min(), np.median(known), known.max()] if len(known) else [None] * 3
         largest = [max(filter(math.isfinite, each), default=math.nan) for each in series]
         deep = known if gauge in ("routing", "costate") else last
         bars = [Cell(sparkline(deep, DEPTH)), Cell(sparkline(largest, TIME))]
-        rows.append([Cell(title), *(cell(None if v is None else float(v)) for v in three), *bars])
+        rows.append([title, *three, *bars])
     columns = [
-        Column("figure"),
+        "figure",
         Column("least", "over the depth, at the last report"),
-        Column("median"),
-        Column("largest"),
+        "median",
+        "largest",
         Column("by depth", "from the first sublayer to the last, at the last report"),
         Column("largest over time", "the largest value over the depth, from the first report to the last"),
     ]
-    return Table(name, columns, rows)
+    return table(name, columns, rows)
 
 
 def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
@@ -188,11 +193,11 @@ def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
     return "".join("x" if math.isnan(value) else BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in levels)
 
 
-def _over_time(runs: Mapping[str, Any], gauge: str) -> Plot:
+def _over_time(runs: JSONObject, gauge: str) -> Plot:
     """A figure of the whole run, with a line where each kind of serious finding was first reported."""
     title, unit = OVER_TIME[gauge]
     lines = [
-        Line(name, [float(step) for step in run["steps"]], numbers(values))
+        Line(name, run["steps"], values)
         for name, run in runs.items()
         if len(values := run["history"]["over_time"].get(gauge, ())) > 1
     ]
@@ -204,7 +209,7 @@ def _over_time(runs: Mapping[str, Any], gauge: str) -> Plot:
     return Plot(title, "training step", unit, lines, says, log=gauge not in ("loss", "highest_loss"), events=events)
 
 
-def _by_depth(runs: Mapping[str, Any], gauge: str) -> Plot:
+def _by_depth(runs: JSONObject, gauge: str) -> Plot:
     """Each run's figures along the depth; at a moment, those of its last report until then."""
     title, unit = WATCHED[gauge]
     shown = {name: run for name, run in runs.items() if gauge in run["history"]["by_depth"]}
@@ -213,17 +218,18 @@ def _by_depth(runs: Mapping[str, Any], gauge: str) -> Plot:
     places = {name: len(run["history"]["by_depth"][gauge][-1]) for name, run in shown.items()}
     frames = {f"{step:,}": [_until(run["history"], gauge, step, places[name]) for name, run in shown.items()] for step in moments}
     last = list(frames.values())[-1] if frames else []
-    lines = [Line(name, [float(k) for k in range(len(y))], y) for name, y in zip(shown, last, strict=True)]
+    lines = [Line(name, list(range(len(y))), y) for name, y in zip(shown, last, strict=True)]
     scope = ALONG[GAUGES[gauge].scope]
     return Plot(title.capitalize(), scope, unit, lines, GAUGES[gauge].description, frames=frames, over="Training step")
 
 
-def _until(history: Mapping[str, Any], gauge: str, step: int, places: int) -> Sequence[float | None]:
+def _until(history: JSONObject, gauge: str, step: int, places: int) -> Sequence[float | None]:
     at = bisect_right(history["steps"], step) - 1
-    return numbers(history["by_depth"][gauge][at]) if at >= 0 else [None] * places
+    found: Sequence[float | None] = history["by_depth"][gauge][at] if at >= 0 else [None] * places
+    return found
 
 
-def _slider(runs: Mapping[str, Any]) -> str:
+def _slider(runs: JSONObject) -> str:
     kept = ", ".join(f"{len(each['history']['steps'])} of {len(each['steps'])}" for each in runs.values())
     return (
         f"The slider moves over {kept} reports of the log, which keeps fewer of the older ones. "
@@ -233,4 +239,4 @@ def _slider(runs: Mapping[str, Any]) -> str:
 
 def _floats(values: Sequence[Any]) -> list[float]:
     """With nan for what is not known."""
-    return [math.nan if value is None else value for value in numbers(values)]
+    return [math.nan if value is None else value for value in values]

@@ -4,13 +4,10 @@ of a text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from ctrans.report.sections import Answer, Chapter, Column, Table, Words, cell
+from ctrans.report.sections import Answer, Chapter, JSONObject, Words, table
 
 
-def exported(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def exported(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """What the model is there, and its files."""
     parts = list[Answer | Words]()
     for name, each in models.items():
@@ -19,10 +16,9 @@ def exported(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapt
     return [Chapter("Export", parts)]
 
 
-def generated(models: Mapping[str, Any], result: Mapping[str, Any]) -> list[Chapter]:
+def generated(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The continuations."""
-    columns = (Column("seed"), Column("text"), Column("tokens"), Column("seconds"))
     samples = [sample for each in models.values() for sample in each["samples"]]
-    rows = [[cell(each["seed"]), cell(each["text"]), cell(len(each["tokens"])), cell(each["seconds"])] for each in samples]
+    rows = [[each["seed"], each["text"], len(each["tokens"]), each["seconds"]] for each in samples]
     answer = Answer(f"{len(samples)} continuation{'s' * (len(samples) != 1)} of the prompt.", "good")
-    return [Chapter("Continuations", [answer, Table("", columns, rows)])]
+    return [Chapter("Continuations", [answer, table("", ["seed", "text", "tokens", "seconds"], rows)])]

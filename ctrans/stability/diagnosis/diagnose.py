@@ -73,14 +73,7 @@ class Diagnosis:
 
         Without checks that are findings or that findings suppress.
         """
-        found = {finding.check for finding in self.findings}
-        left_out = found | {suppressed for name in found for suppressed in CHECKS[name].suppresses}
-        close = {}
-        for name, check in CHECKS.items():
-            each = [reading for reading in self.readings.get(check.quantity, []) if check.close(reading.value)]
-            if each and name not in left_out:
-                close[name] = max(each, key=lambda reading: check.excess(reading.value))
-        return close
+        return CHECKS.near(self.readings, [finding.check for finding in self.findings])
 
     @property
     def summary(self) -> str:
