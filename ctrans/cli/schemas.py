@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ctrans.cli import COMMANDS
 from ctrans.control.attained import Attained
@@ -22,7 +22,7 @@ from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
 from ctrans.monitor.log_lines import Header
-from ctrans.report.schema import NUMBER, Schema, a_map, an_object, described, one_of, schema_of, with_definitions
+from ctrans.report.schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.diagnose import Diagnosis
 from ctrans.stability.forward.contributions import ContributionsByDepth
@@ -40,18 +40,8 @@ from ctrans.training.coordinate_check import Coordinates, Power
 from ctrans.training.settings import TrainConfig
 from ctrans.verify.run import Result
 
-WORD, TRUTH, WHOLE = schema_of(str), schema_of(bool), schema_of(int)
-WORDS = schema_of(list[str])
-NUMBER_OR_NULL = schema_of(float | None)
 OBJECT: Schema = {"type": "object"}
 OBJECT_OR_NULL: Schema = {"type": ["object", "null"]}
-
-
-def list_of(schema: Schema) -> Schema:
-    """A list of such values."""
-    return {"type": "array", "items": schema}
-
-
 OPTIONS = described("The command's options by name, with the values that the model or its size decided.", OBJECT)
 ENVIRONMENT = described("What else the result depends on: versions, device, threads, plugins.", OBJECT)
 MODEL = described(
@@ -63,7 +53,7 @@ EVIDENCE = a_map(
     "The weakest evidence of all segments; null if it does not apply. gap: (H - best)/|H| of the ascent over velocities. weights: the "
     "same over the last map's weights. kkt: residual of the closed form's maximiser. uniqueness: distance between maximisers from "
     "different starts. exponent: the k in value ~ R^k that is farthest from its verdict's. gained: the same with trained gains.",
-    NUMBER_OR_NULL,
+    float | None,
 )
 RESULTS: dict[str, type] = {
     "well-posedness": ModelCheck,
@@ -75,50 +65,50 @@ RESULTS: dict[str, type] = {
     "initialisation": InitialisationStep,
 }
 """The class of the result of each screening step."""
-FINDINGS = described("The most severe first; empty if ctrans found nothing.", schema_of(list[Finding]))
-FLAGS = a_map("Quantities outside their limits, and the word for it.", WORD)
+FINDINGS = described("The most severe first; empty if ctrans found nothing.", list[Finding])
+FLAGS = a_map("Quantities outside their limits, and the word for it.", str)
 
 
-def _checks() -> dict[str, Schema]:
+def _checks() -> Schema:
     segment = schema_of(
         SegmentCheck,
-        verdict=described("Of the ODE, with the weight decay if one is given.", WORD),
-        hamiltonian=described("H under the verdict's assumptions; null if its size is unknown.", NUMBER_OR_NULL),
+        verdict=described("Of the ODE, with the weight decay if one is given.", str),
+        hamiltonian=described("H under the verdict's assumptions; null if its size is unknown.", float | None),
     )
     check = schema_of(
         ModelCheck,
         segments=list_of(segment),
-        verdict=described("The weakest of the segments', for the ODE.", WORD),
-        step_verdict=described("The same for the discrete model.", WORD),
-        agrees=TRUTH,
-        failures=described("Findings that contradict the verdicts.", WORDS),
+        verdict=described("The weakest of the segments', for the ODE.", str),
+        step_verdict=described("The same for the discrete model.", str),
+        agrees=bool,
+        failures=described("Findings that contradict the verdicts.", list[str]),
         evidence=EVIDENCE,
         step_evidence={"anyOf": [EVIDENCE, {"type": "null"}]},
-        training_threshold=schema_of(DecayThreshold | None),
-        held=described("Parameters that a weight decay does not bound and that must stay fixed: biases, gains.", WORDS),
-        largest=described("The segment with the largest costate.", WHOLE),
+        training_threshold=DecayThreshold | None,
+        held=described("Parameters that a weight decay does not bound and that must stay fixed: biases, gains.", list[str]),
+        largest=described("The segment with the largest costate.", int),
     )
     return {
         "findings": FINDINGS,
         "checks": a_map("By norm, then by placement.", a_map("By placement.", check)),
-        "not_applicable": a_map("Why the regularization does not apply to a placement.", WORD),
+        "not_applicable": a_map("Why the regularization does not apply to a placement.", str),
         "pde": OBJECT_OR_NULL,
     }
 
 
-def _screenings() -> dict[str, Schema]:
+def _screenings() -> Schema:
     def verdict(step: str) -> Schema:
-        result = one_of(RESULTS[step], type(None)) if step in RESULTS else {}
+        result: Any = RESULTS[step] | None if step in RESULTS else {}
         return schema_of(StepVerdict, result=result, flags=FLAGS)
 
     steps = an_object("By step.", **{step: verdict(step) for step in STEPS})
     screening = schema_of(Screening, steps=steps, findings=FINDINGS, flags=FLAGS)
     sides = {
-        "low": NUMBER_OR_NULL,
-        "below": WORD,
-        "high": NUMBER_OR_NULL,
-        "above": WORD,
-        "mark": schema_of(Literal["bad", "note"]),
+        "low": float | None,
+        "below": str,
+        "high": float | None,
+        "above": str,
+        "mark": Literal["bad", "note"],
     }
     return {
         "quantities": a_map(
@@ -133,44 +123,44 @@ def _without(schema: Schema, name: str) -> Schema:
     return {**schema, "properties": properties, "required": list(properties)}
 
 
-def _statements() -> dict[str, Schema]:
-    statement = schema_of(Result, verdict=WORD)
-    return {"holds": TRUTH, "findings": FINDINGS, "seconds": NUMBER, "statements": a_map("By name.", statement)}
+def _statements() -> Schema:
+    statement = schema_of(Result, verdict=str)
+    return {"holds": bool, "findings": FINDINGS, "seconds": float, "statements": a_map("By name.", statement)}
 
 
-PAIRS = list_of(list_of(NUMBER))
+PAIRS = list[list[float]]
 
 
-def _trained() -> dict[str, Schema]:
+def _trained() -> Schema:
     return {
-        "ending": WORD,
-        "message": schema_of(str | None),
-        "step": WHOLE,
-        "model": schema_of(GPTConfig),
-        "training": schema_of(TrainConfig),
-        "parameters": WHOLE,
-        "trained_parameters": described("The number of trained parameters: fewer with low-rank adapters.", WHOLE),
-        "first_validation_loss": NUMBER_OR_NULL,
-        "validation_loss": NUMBER_OR_NULL,
-        "best_validation_loss": NUMBER_OR_NULL,
-        "best_step": schema_of(int | None),
-        "accuracy": described("The share of correct held-out answers; null for a task without answers.", NUMBER_OR_NULL),
+        "ending": str,
+        "message": str | None,
+        "step": int,
+        "model": GPTConfig,
+        "training": TrainConfig,
+        "parameters": int,
+        "trained_parameters": described("The number of trained parameters: fewer with low-rank adapters.", int),
+        "first_validation_loss": float | None,
+        "validation_loss": float | None,
+        "best_validation_loss": float | None,
+        "best_step": int | None,
+        "accuracy": described("The share of correct held-out answers; null for a task without answers.", float | None),
         "losses": an_object("Pairs of a step and a loss.", training=PAIRS, validation=PAIRS),
         "curves": an_object(
             "Pairs of a step and a figure.", learning_rate=PAIRS, gradient_norm=PAIRS, growth=PAIRS, largest=PAIRS
         ),
-        "other_depths": a_map("Validation loss by number of blocks.", NUMBER),
-        "seconds": NUMBER,
+        "other_depths": a_map("Validation loss by number of blocks.", float),
+        "seconds": float,
     }
 
 
-def _studied() -> dict[str, Schema]:
-    figures = a_map("Figures by name; null if unknown.", NUMBER_OR_NULL)
-    spread = a_map("By name.", schema_of(list[float]))
+def _studied() -> Schema:
+    figures = a_map("Figures by name; null if unknown.", float | None)
+    spread = a_map("By name.", list[float])
     return {
         "study": described("The description: base configuration, what varies, learning rates, seeds, data.", OBJECT),
-        "runs": described("The number of runs.", WHOLE),
-        "done": described("The number of finished runs.", WHOLE),
+        "runs": described("The number of runs.", int),
+        "done": described("The number of finished runs.", int),
         "cost": described("With --dry-run, the remaining runs and their cost on this machine.", OBJECT_OR_NULL),
         "outcomes": a_map("By case, as JSON text of what varies.", figures),
         "losses": a_map(
@@ -180,7 +170,7 @@ def _studied() -> dict[str, Schema]:
         ),
         "curves": a_map("By case with one learning rate: iterations, and over its runs the validation loss.", spread),
         "states": a_map("By case that measured moments: segments, and over its trained models the mean |x|.", spread),
-        "verdict": one_of(Verdict, type(None)),
+        "verdict": Verdict | None,
         "frequencies_loss": described(
             "The loss in nats per token of a model that knows only how frequent each token is; null for a task.",
             {"type": ["number", "null"]},
@@ -189,70 +179,70 @@ def _studied() -> dict[str, Schema]:
     }
 
 
-def _beside() -> dict[str, Schema]:
+def _beside() -> Schema:
     """The optional analyses of simulate; null without their options."""
     return {
-        "lyapunov": {"anyOf": [schema_of(TokenExponents, words=WORDS), schema_of(type(None))]},
-        "spectra": one_of(list[SpectrumFigures], type(None)),
-        "contributions": one_of(ContributionsByDepth, type(None)),
+        "lyapunov": {"anyOf": [schema_of(TokenExponents, words=list[str]), {"type": "null"}]},
+        "spectra": list[SpectrumFigures] | None,
+        "contributions": ContributionsByDepth | None,
     }
 
 
-RESULT_KEYS: dict[str, Callable[[], dict[str, Schema]]] = {
+RESULT_KEYS: dict[str, Callable[[], Schema]] = {
     "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation, **_beside()))},
-    "convergence": lambda: {"results": list_of(schema_of(Convergence, order=NUMBER))},
+    "convergence": lambda: {"results": list_of(schema_of(Convergence, order=float))},
     "hjb-check": _checks,
     "control": lambda: {
-        "placements": a_map("By placement: the maximum principle token by token.", schema_of(MaximumPrinciple)),
-        "attained": a_map("By placement: what training attains, or why that is unknown.", one_of(Attained, str)),
-        "instead": a_map("By placement: why the costate is the discrete model's, if it is.", WORD),
+        "placements": a_map("By placement: the maximum principle token by token.", MaximumPrinciple),
+        "attained": a_map("By placement: what training attains, or why that is unknown.", Attained | str),
+        "instead": a_map("By placement: why the costate is the discrete model's, if it is.", str),
     },
     "diagnose": lambda: {
-        "checks": a_map("The checks by name.", _without(schema_of(Check, measure=WORD), "measure")),
-        "placements": a_map("By placement.", schema_of(Diagnosis)),
+        "checks": a_map("The checks by name.", _without(schema_of(Check, measure=str), "measure")),
+        "placements": a_map("By placement.", Diagnosis),
     },
     "screen": _screenings,
-    "families": lambda: {"families": a_map("By the name in a config's model_type.", schema_of(FoundFamily))},
+    "families": lambda: {"families": a_map("By the name in a config's model_type.", FoundFamily)},
     "verify": _statements,
     "train": _trained,
     "study": _studied,
     "coordinate-check": lambda: {
-        "widths": list_of(NUMBER),
-        "places": WORDS,
-        "coordinates": list_of(schema_of(Coordinates)),
-        "size_powers": described("By update and place: k and its standard error.", schema_of(list[list[Power]])),
-        "change_powers": described("By update and place: k and its standard error.", schema_of(list[list[Power]])),
-        "verdict": WORD,
+        "widths": list[float],
+        "places": list[str],
+        "coordinates": list[Coordinates],
+        "size_powers": described("By update and place: k and its standard error.", list[list[Power]]),
+        "change_powers": described("By update and place: k and its standard error.", list[list[Power]]),
+        "verdict": str,
     },
     "export": lambda: {
-        "family": described("The family of transformers, or nanoGPT.", WORD),
-        "directory": WORD,
-        "files": WORDS,
+        "family": described("The family of transformers, or nanoGPT.", str),
+        "directory": str,
+        "files": list[str],
     },
     "watch": lambda: {
-        "log": schema_of(Header),
-        "ended": described("How the run ended; empty for a run that continues or was killed.", WORD),
-        "steps": described("The steps of the reports.", schema_of(list[int])),
-        "loss": schema_of(list[float]),
-        "last": a_map("The last report's figures by gauge; lists are by depth.", one_of(float, list[float])),
+        "log": Header,
+        "ended": described("How the run ended; empty for a run that continues or was killed.", str),
+        "steps": described("The steps of the reports.", list[int]),
+        "loss": list[float],
+        "last": a_map("The last report's figures by gauge; lists are by depth.", float | list[float]),
         "history": an_object(
             "Over time: figures of the run at every report, and by depth at `steps`, which are evenly chosen if there are many.",
-            over_time=a_map("By gauge, at every report.", schema_of(list[float])),
-            steps=schema_of(list[int]),
-            by_depth=a_map("By gauge, a list for each of `steps`.", schema_of(list[list[float]])),
+            over_time=a_map("By gauge, at every report.", list[float]),
+            steps=list[int],
+            by_depth=a_map("By gauge, a list for each of `steps`.", list[list[float]]),
         ),
-        "findings": described("In the order in which they were reported.", schema_of(list[Finding])),
+        "findings": described("In the order in which they were reported.", list[Finding]),
         "probes": described("Figures of each pass over the fixed batch, with its step.", list_of(OBJECT)),
-        "unknown": a_map("What the last report could not measure, and why.", WORD),
+        "unknown": a_map("What the last report could not measure, and why.", str),
     },
     "generate": lambda: {
         "scheme": described("How the model's ODE is integrated, as in training.", OBJECT),
-        "prompt": schema_of(list[int]),
+        "prompt": list[int],
         "samples": described("A continuation for each seed.", {"type": "array"}),
     },
     "report": lambda: {
         "results": a_map("By the parts of the files' paths that differ.", OBJECT),
-        "chapters": described("The page's headings.", WORDS),
+        "chapters": described("The page's headings.", list[str]),
     },
 }
 """The own keys of each command's result, after the common ones."""

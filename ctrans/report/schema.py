@@ -29,13 +29,15 @@ SIMPLE: dict[Any, Schema] = {
 }
 
 
-def schema_of(kind: Any, /, **instead: Schema) -> Schema:
-    """What `ctrans.report.files.plain` makes of a value of that type. `instead` has schemas in the
-    place of fields' own.
+def schema_of(kind: Any, /, **instead: Any) -> Schema:
+    """What `ctrans.report.files.plain` makes of a value of that type. `instead` has types or schemas
+    in the place of fields' own.
 
     A dataclass is an object with exactly its fields, described by its docstring; None is null, an
-    enum its member's name in small letters.
+    enum its member's name in small letters. A schema stays as it is.
     """
+    if isinstance(kind, dict):
+        return kind
     if kind in SIMPLE:
         return SIMPLE[kind]
     origin, inner = get_origin(kind), get_args(kind)
@@ -52,42 +54,41 @@ def schema_of(kind: Any, /, **instead: Schema) -> Schema:
         if issubclass(made, Mapping):
             return {"type": "object", "additionalProperties": schema_of(inner[1]) if inner else {}}
         if issubclass(made, Sequence):
-            return {"type": "array", "items": schema_of(inner[0]) if inner else {}}
+            return list_of(schema_of(inner[0]) if inner else {})
     raise TypeError(f"{kind!r} has no JSON schema: annotate the field with plain types")
 
 
-def an_object(says: str, /, **properties: Schema) -> Schema:
-    """An object with exactly these keys."""
+def an_object(says: str, /, **properties: Any) -> Schema:
+    """An object with exactly these keys, of these types or schemas."""
     return {
         "description": says,
         "type": "object",
-        "properties": properties,
+        "properties": {name: schema_of(each) for name, each in properties.items()},
         "required": list(properties),
         "additionalProperties": False,
     }
 
 
-def a_map(says: str, values: Schema) -> Schema:
-    """An object with any keys, and values alike."""
-    return {"description": says, "type": "object", "additionalProperties": values}
+def a_map(says: str, values: Any) -> Schema:
+    """An object with any keys, and values of one type or schema."""
+    return {"description": says, "type": "object", "additionalProperties": schema_of(values)}
 
 
-def described(says: str, schema: Schema) -> Schema:
-    """The schema with a description."""
-    return {"description": says, **schema}
+def list_of(schema: Schema) -> Schema:
+    """A list of such values."""
+    return {"type": "array", "items": schema}
 
 
-def one_of(*kinds: Any) -> Schema:
-    """Any of these types."""
-    return {"anyOf": [schema_of(kind) for kind in kinds]}
+def described(says: str, kind: Any) -> Schema:
+    """The type's schema, or the schema, with a description."""
+    return {"description": says, **schema_of(kind)}
 
 
-def _of_dataclass(kind: type, instead: Mapping[str, Schema]) -> Schema:
+def _of_dataclass(kind: type, instead: Mapping[str, Any]) -> Schema:
     hints = typing.get_type_hints(kind)
-    own = {field.name: instead.get(field.name) or schema_of(hints[field.name]) for field in dataclasses.fields(kind)}
+    own = {field.name: hints[field.name] for field in dataclasses.fields(kind)} | instead
     own |= {name: described(about.help, own[name]) for name, about in options_of(kind).items()}
-    more = {name: schema for name, schema in instead.items() if name not in own}
-    return {"title": kind.__name__, **an_object(inspect.cleandoc(kind.__doc__ or ""), **own, **more)}
+    return {"title": kind.__name__, **an_object(inspect.cleandoc(kind.__doc__ or ""), **own)}
 
 
 def with_definitions(schema: Schema) -> Schema:

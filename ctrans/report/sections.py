@@ -280,7 +280,7 @@ def cell(value: Any, mark: Mark = "") -> Cell:
     return Cell(str(value), None, mark)
 
 
-def table(title: str, columns: Iterable[Column | str], rows: Iterable[Iterable[Any]], meaning: str = "", **more: Any) -> Table:
+def table(title: str, columns: Iterable[Any], rows: Iterable[Iterable[Any]], meaning: str = "", **more: Any) -> Table:
     """A table of JSON values and cells. A column of which nothing is to be said is its name.
     `more` are further fields of `Table`.
     """

@@ -100,7 +100,7 @@ def _costs(cost: JSONObject) -> Table:
 
 def _outcomes(outcomes: Mapping[str, JSONObject]) -> Table:
     columns = ["case", *(Column(name, meaning) for name, meaning in OUTCOMES.items())]
-    known = {case: each | {"failed": each.get("failed") or None} for case, each in outcomes.items()}  # only where some failed
+    known = {case: {**each, "failed": each.get("failed") or None} for case, each in outcomes.items()}  # only where some failed
     return table("", columns, [[case_name(case), *map(each.get, OUTCOMES)] for case, each in known.items()])
 
 
