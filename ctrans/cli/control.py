@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import InputSummary, read_inputs
-from ctrans.cli.model_sources import check_loss, find_models, settle_threads
-from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
+from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_sources import check_loss, find_models
+from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import continuous_or_discrete
 from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
@@ -48,31 +48,28 @@ def command(request: ControlRequest) -> None:
     ctrans control --placement all --dt 0.1 --rtol 1e-8
     ctrans control out/ckpt.pt --ids data/val.bin
     """
-    dtype, device = get_dtype(request.dtype), get_device(request.device)
-    check_solver("tsit5", 1, request.rtol, request.atol, dtype)
+    check_solver("tsit5", 1, request.rtol, request.atol, get_dtype(request.dtype))
     found = find_models(request)
     check_loss(found, "control")
-    text = read_inputs(request, found)
-    tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
-    settle_threads(found, tokens, dtype)
+    batch = read_batch(request, found)
     directory = directory_of(request)
     readings: dict[str, MaximumPrinciple] = {}
     trained: dict[str, Attained | str] = {}
     instead: dict[str, str] = {}
     with progress_bar("control", sum(source.segments for source in found)) as advance:
         for source in found:
-            model = source.model(dtype, device)
-            p, why = continuous_or_discrete(model, tokens, targets, rtol=request.rtol, atol=request.atol)
+            model = source.model(request)
+            p, why = continuous_or_discrete(model, batch.tokens, batch.targets, rtol=request.rtol, atol=request.atol)
             readings[source.name] = maximum_principle(model.depth, p)
             instead |= {} if why is None else {source.name: why}
             try:
                 word = partial(lambda name, k: advance(name), source.name)
-                trained[source.name] = attained(model, tokens, targets, progress=word)
+                trained[source.name] = attained(model, batch.tokens, batch.targets, progress=word)
             except ConfigError as error:
                 trained[source.name] = str(error)
     end(
         request,
         directory,
-        inputs=InputSummary(request, found, text, tokens),
+        inputs=batch,
         result={"placements": readings, "attained": trained, "instead": instead},
     )

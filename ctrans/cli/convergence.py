@@ -42,7 +42,7 @@ class ConvergenceRequest(WrittenRequest):
     norm: str = option("layernorm", "The norm.", choices=NORMS)
     seed: int = option(0, "Seed of weights and state.")
 
-    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"methods", "placements", "limits", "norm", "seed"}
+    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"methods", "placements", "limits"}
 
 
 @command_of(ConvergenceRequest, "convergence")
@@ -75,12 +75,7 @@ def command(request: ConvergenceRequest) -> None:
         for word, job in jobs:
             advance(word)
             results.append(job())
-    end(
-        request,
-        directory,
-        options={"norm": request.norm, "seed": request.seed},
-        result={"results": [{**vars(r), "order": r.order} for r in results]},
-    )
+    end(request, directory, result={"results": [{**vars(r), "order": r.order} for r in results]})
 
 
 def _jobs(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ctrans.cli.click_options import settings_of
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.request import Request, WrittenRequest, command_of
+from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
 from ctrans.option import Range, option
@@ -47,7 +47,6 @@ class CoordinateRequest(WrittenRequest):
         "learning_rate": 1e-3,
         "weight_decay": 0.0,
     }
-    unshown: ClassVar[frozenset[str]] = Request.unshown | {"out"}
 
     @property
     def model(self) -> GPTConfig:

@@ -7,9 +7,9 @@ import textwrap
 from functools import partial
 
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import InputSummary, read_inputs
-from ctrans.cli.model_sources import ModelSource, find_models, settle_threads
-from ctrans.cli.request import ComparisonRequest, command_of, get_device, get_dtype
+from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_sources import ModelSource, find_models
+from ctrans.cli.request import ComparisonRequest, command_of
 from ctrans.findings import as_object, limits_in_words
 from ctrans.option import NOT_NEGATIVE, Range, option
 from ctrans.report.progress import progress_bar
@@ -52,16 +52,10 @@ def command(request: DiagnoseRequest) -> None:
     ctrans diagnose out/train --weight-decay 0.1 --seeds 5
     ctrans diagnose --placement none --init large
     """
-    device, dtype = get_device(request.device), get_dtype(request.dtype)
     seeds = request.seeds
     found = find_models(request)
-    text = read_inputs(request, found)
-    opened, length = found[0].opened, min(source.context for source in found)
-    if opened is None or opened.loss != "none":
-        tokens, targets = (part.to(device) for part in text.pairs(request.batch, length, seeds))
-    else:  # only checks without a loss run
-        tokens, targets = text.sequences(request.batch, length, seeds).to(device), None
-    settle_threads(found, tokens[::seeds], dtype)
+    opened = found[0].opened  # without a loss only some checks run
+    batch = read_batch(request, found, targets=opened is None or opened.loss != "none", walks=seeds)
     directory = directory_of(request)
     results: dict[str, Diagnosis] = {}
     with progress_bar("diagnose", 2 * seeds * sum(source.segments for source in found)) as advance:
@@ -69,14 +63,14 @@ def command(request: DiagnoseRequest) -> None:
             several = []
             for s in range(seeds):
                 word = partial(lambda name, k: advance(name), source.name)
-                x, y = tokens[s::seeds], None if targets is None else targets[s::seeds]
-                model = _drawn_anew(request, source, i, s).model(dtype, device)
+                x, y = batch.tokens[s::seeds], None if batch.targets is None else batch.targets[s::seeds]
+                model = _drawn_anew(request, source, i, s).model(request)
                 several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=word))
             results[source.name] = several[0] if seeds == 1 else merged(several)
     end(
         request,
         directory,
-        inputs=InputSummary(request, found, text, tokens),
+        inputs=batch,
         result={"checks": {name: as_object(check) for name, check in CHECKS.items()}, "placements": results},
     )
 

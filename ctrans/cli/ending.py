@@ -11,10 +11,9 @@ from typing import Any
 import click
 import torch
 from rich.console import Console
-from rich.markup import escape
 
 from ctrans import __version__
-from ctrans.cli.inputs import InputSummary
+from ctrans.cli.inputs import Batch
 from ctrans.cli.model_sources import resolved
 from ctrans.cli.plugins import LOADED
 from ctrans.cli.request import Request, WrittenRequest
@@ -72,7 +71,7 @@ def end(
     result: Mapping[str, Any],
     *,
     options: Mapping[str, Any] = MappingProxyType({}),
-    inputs: InputSummary | None = None,
+    inputs: Batch | None = None,
     files: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
     report: Page | None = None,
     failures: Sequence[str] = (),
@@ -84,7 +83,7 @@ def end(
 
     - `result`: its own keys, after `command`, `options`, `environment` and `model`; `SECTIONS` has
       what is shown of it
-    - `options`: values that replace those of the request, or options that are shown last
+    - `options`: values that replace those of the request
     - `inputs`: models and text, for commands that run models
     - `files`: further files of the directory: names, and functions that make the content
     - `report`: the page to show, if it is not that of the result
@@ -93,19 +92,14 @@ def end(
     decided = {} if inputs is None else resolved(inputs.found)
     begin = result_of(request, request.shown(**decided, **options), CPU if inputs is None else inputs.tokens.device)
     about = {} if inputs is None else {"model": inputs.summary}
-    text = write_json(request, directory, {**begin, **about, **result}, report)
-    page = report or page_of({request.command: json.loads(text)})
+    page = write_result(request, directory, {**begin, **about, **result}, report)
     files = {**(pictures(page) if report is None else {}), **files}
     if directory is not None:
         for name, make in files.items():
             write_atomic(directory / name, make())
-    if not request.quiet:
-        console = Console()
-        show(page, console, looked_at=None if inputs is None else inputs.words, verbose=request.verbose)
-        places = [] if directory is None else [f"{directory}/{name}" for name in (f"{request.command}.json", *files)]
-        places += [] if request.html_path is None else [request.html_path]
-        if places:
-            console.print(escape("Written: " + ", ".join(places)), soft_wrap=True, highlight=False)
+    written = [] if directory is None else [f"{directory}/{name}" for name in (f"{request.command}.json", *files)]
+    written += [] if request.html_path is None else [request.html_path]
+    print_page(request, page, written, looked_at=None if inputs is None else inputs.words)
     for failure in failures:
         click.echo(f"ctrans: {failure}", err=True)
     if failures:
@@ -122,21 +116,29 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
     return {"command": request.command, "options": options, "environment": environment}
 
 
-def write_json(request: Request, directory: Path | None, result: Mapping[str, Any], report: Page | None = None) -> str:
-    """Writes the result to the directory, to --json and as the page of --html. Returns the JSON's
-    text.
-    """
+def print_page(request: Request, page: Page, written: Sequence[str], *, looked_at: str | None = None) -> None:
+    """Prints the page and the files that were written, unless stdout holds the JSON."""
+    if request.quiet:
+        return
+    console = Console()
+    show(page, console, looked_at=looked_at, verbose=request.verbose)
+    if written:
+        console.print(f"Written: {', '.join(written)}", soft_wrap=True, markup=False, highlight=False)
+
+
+def write_result(request: Request, directory: Path | None, result: Mapping[str, Any], report: Page | None = None) -> Page:
+    """Writes the result to the directory, to --json and as the page of --html. Returns the page."""
     text = save_json(request, directory, result)
     if request.quiet:
         click.echo(text, nl=False)
+    page = report or page_of({request.command: json.loads(text)})
     if request.html_path is not None:
-        page = report or page_of({request.command: json.loads(text)})
         write_atomic(Path(request.html_path), render(page).encode())
-    return text
+    return page
 
 
 def save_json(request: Request, directory: Path | None, result: Mapping[str, Any]) -> str:
-    """The same without stdout and the page."""
+    """Writes the JSON to the directory and to --json, but not to stdout. Returns its text."""
     text = to_json(result) + "\n"
     if directory is not None:
         write_atomic(directory / f"{request.command}.json", text.encode())

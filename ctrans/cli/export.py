@@ -54,8 +54,6 @@ class ExportRequest(Request):
     )
     out: Path = option(REQUIRED, "The directory to write.", group="Output")
 
-    unshown = Request.unshown | {"out"}
-
 
 @command_of(ExportRequest, "export")
 def command(request: ExportRequest) -> None:
@@ -79,9 +77,4 @@ def command(request: ExportRequest) -> None:
         target_of(load_config(request.checkpoint))
     family = write(load(request.checkpoint), request.out)
     files = sorted(path.name for path in request.out.iterdir() if path.name in ("config.json", "model.safetensors", CHECKPOINT))
-    end(
-        request,
-        None,
-        options={"out": str(request.out)},
-        result={"family": family, "directory": str(request.out), "files": files},
-    )
+    end(request, None, result={"family": family, "directory": str(request.out), "files": files})

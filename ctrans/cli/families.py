@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
 
 from ctrans.cli.click_options import argument
 from ctrans.cli.ending import check_json, end
@@ -20,8 +19,6 @@ class FamiliesRequest(Request):
     """The request of `families`. No names stand for all families."""
 
     names: tuple[str, ...] = argument("[NAME]...")
-
-    unshown: ClassVar[frozenset[str]] = Request.unshown | {"names"}
 
 
 @command_of(FamiliesRequest, "families")
@@ -52,9 +49,4 @@ def command(request: FamiliesRequest) -> None:
         for name in names:
             found.append(found_family(name))
             advance(name)
-    end(
-        request,
-        None,
-        options={"names": list(request.names)},
-        result={"families": {each.family: each for each in found}},
-    )
+    end(request, None, result={"families": {each.family: each for each in found}})

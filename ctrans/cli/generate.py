@@ -15,7 +15,7 @@ import click
 import torch
 
 from ctrans.cli.click_options import once
-from ctrans.cli.ending import check_json, result_of, write_json
+from ctrans.cli.ending import check_json, result_of, write_result
 from ctrans.cli.request import Request, command_of, get_device
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
@@ -89,7 +89,7 @@ def command(request: GenerateRequest) -> None:
             samples.append(_sample(model, prompt, request, k, scheme, show, progress))
             show("\n" if k + 1 == request.samples else "\n---\n")
     found = {"scheme": scheme, "prompt": prompt, "samples": samples}
-    write_json(request, None, {**result_of(request, request.shown(), device), **found})
+    write_result(request, None, {**result_of(request, request.shown(), device), **found})
 
 
 def trained_with(directory: Path) -> Scheme:

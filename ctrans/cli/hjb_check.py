@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from ctrans.cli.click_options import settings_of
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import InputSummary, read_inputs
-from ctrans.cli.model_sources import ModelSource, check_loss, find_models, settle_threads
-from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
+from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_sources import ModelSource, check_loss, find_models
+from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb_study import pde_study
 from ctrans.control.hopf_lax import velocity_hull
@@ -91,31 +91,28 @@ def command(request: HJBCheckRequest) -> None:
     regularization = Regularization(**{field.name: getattr(request, field.name) for field in dataclasses.fields(Regularization)})
     if request.pde and request.quiet and request.out is None:
         raise ConfigError("--pde draws a picture, but --json - writes no files: add --out DIRECTORY")
-    dtype, device = get_dtype(request.dtype), get_device(request.device)
-    check_solver("tsit5", 1, None, None, dtype)
+    check_solver("tsit5", 1, None, None, get_dtype(request.dtype))
     found = find_models(request)
     check_loss(found, "hjb-check")
     refused = _refused(found, regularization)
     jobs = [source for source in found if source.config.placement not in refused]
     if not jobs:
         raise ConfigError(next(iter(refused.values())))
-    text = read_inputs(request, found)
-    tokens, targets = (part.to(device) for part in text.pairs(request.batch, found[0].context))
-    settle_threads(found, tokens, dtype)
+    batch = read_batch(request, found)
     directory = directory_of(request)
     checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in found}
     with progress_bar("hjb-check", sum(source.segments for source in jobs)) as advance:
         for source in jobs:
             norm = source.config.norm
             progress = partial(lambda word, k: advance(word), f"{norm}, {source.config.placement}")
-            check = check_model(source.model(dtype, device), tokens, targets, regularization, progress=progress)
+            check = check_model(source.model(request), batch.tokens, batch.targets, regularization, progress=progress)
             checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
     failures = [f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures]
     end(
         request,
         directory,
-        inputs=InputSummary(request, found, text, tokens),
+        inputs=batch,
         result={
             "findings": [
                 finding for norm, row in checks.items() for c in row for finding in findings_of(f"{norm}, {c.placement}", c)

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from ctrans.cli.model_sources import ModelSource, tokens_of
-from ctrans.cli.request import ModelRequest
+from ctrans.cli.model_sources import ModelSource, settle_threads, tokens_of
+from ctrans.cli.request import ModelRequest, get_device, get_dtype
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.opened import Opened
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
@@ -188,13 +188,16 @@ def _check_alike(one: ModelSource, other: ModelSource) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class InputSummary:
-    """The models that a command ran, and the tokens that they read."""
+class Batch:
+    """The models that a command runs, and what they read, on the request's device. `targets` are
+    None for a pass without a loss.
+    """
 
     request: ModelRequest
     found: Sequence[ModelSource]
     text: Text | InputRows
     tokens: Tensor
+    targets: Any
 
     @property
     def words(self) -> str | None:
@@ -231,3 +234,17 @@ class InputSummary:
             "sequences": self.tokens.shape[0],
             "tokens": tokens_of(source, self.tokens),
         }
+
+
+def read_batch(request: ModelRequest, found: Sequence[ModelSource], *, targets: bool = True, walks: int = 1) -> Batch:
+    """`batch` sequences for each of these walks, as long as all of the models can read, with their
+    targets if asked for. Sets the number of threads that the largest model needs for one walk.
+
+    Raises ConfigError as `read_inputs`.
+    """
+    text, device = read_inputs(request, found), get_device(request.device)
+    length = min(source.context for source in found)
+    read = text.pairs(request.batch, length, walks) if targets else [text.sequences(request.batch, length, walks)]
+    x, *y = (part.to(device) for part in read)
+    settle_threads(found, x[::walks], get_dtype(request.dtype))
+    return Batch(request, found, text, x, *(y or [None]))

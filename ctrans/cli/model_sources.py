@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.cli.click_options import expand, expand_placements, one_model_only
 from ctrans.cli.plugins import called, function_of
-from ctrans.cli.request import ModelRequest, get_dtype
+from ctrans.cli.request import ModelRequest, get_device, get_dtype
 from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
@@ -79,11 +79,11 @@ class ModelSource:
         """The model's name in results: label, else own name, else placement."""
         return self.label or self.called or self.config.placement
 
-    def model(self, dtype: torch.dtype, device: torch.device) -> AnyModel | ModelWithLoss:
-        """The model in evaluation mode, without gradients."""
-        made = self.make().to(device=device).requires_grad_(False).eval()
+    def model(self, request: ModelRequest) -> AnyModel | ModelWithLoss:
+        """The model on the request's device, in evaluation mode, without gradients."""
+        made = self.make().to(device=get_device(request.device)).requires_grad_(False).eval()
         # an imported model was opened in its dtype; its library keeps some tables in float32
-        return made if self.opened is not None else made.to(dtype=dtype)
+        return made if self.opened is not None else made.to(dtype=get_dtype(request.dtype))
 
 
 def find_models(request: ModelRequest) -> list[ModelSource]:

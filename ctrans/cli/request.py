@@ -84,6 +84,12 @@ class WrittenRequest(Request):
     unshown: ClassVar[frozenset[str]] = Request.unshown | {"out"}
 
 
+def _available(context: click.Context, parameter: click.Parameter, device: str) -> str:
+    """Callback that raises ConfigError for a device that this machine does not have."""
+    get_device(device)
+    return device
+
+
 def _in_single_precision(context: click.Context, parameter: click.Parameter, values: Any) -> Any:
     """Callback that makes float32 the default of --dtype if the option has a value."""
     if values:
@@ -127,7 +133,7 @@ class ModelRequest(WrittenRequest):
     )
     batch: int = option(4, "Sequences, spread evenly over the text.", group="Data", limits=COUNT)
     dtype: str = option("float64", "Type of the numbers.", group="Device", choices=DTYPES)
-    device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
+    device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device", callback=_available)
     checkpoint: tuple[Path, ...] = option(
         (),
         "Use a model that ctrans saved (a directory with config.json and model.safetensors) or a training run instead of a seeded "

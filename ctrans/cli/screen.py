@@ -6,14 +6,13 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import ClassVar
 
 from ctrans.cli.click_options import expand, expand_placements
 from ctrans.cli.comparison import SETTINGS, architectures_of, axes_of
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import InputSummary, read_inputs
-from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_models, seeded, settle_threads
-from ctrans.cli.request import ComparisonRequest, ModelRequest, command_of, get_device, get_dtype
+from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_models, seeded
+from ctrans.cli.request import ComparisonRequest, command_of
 from ctrans.model.architectures import ARCHITECTURES, PLAIN
 from ctrans.norm import NORMS
 from ctrans.option import option
@@ -40,8 +39,6 @@ class ScreenRequest(ComparisonRequest):
         "Take seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances, no curvature and no spectrum.",
     )
 
-    unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"compare", "quick"}
-
 
 @command_of(ScreenRequest, "screen")
 def command(request: ScreenRequest) -> None:
@@ -65,37 +62,36 @@ def command(request: ScreenRequest) -> None:
     """
     if request.dtype == "bfloat16":
         raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
-    device, dtype = get_device(request.device), get_dtype(request.dtype)
     jobs = _jobs(request)
     found = list(jobs.values())
-    text = read_inputs(request, found)
-    shortest = min(source.context for source in found)
+    batch = read_batch(request, found, walks=2)
     # every second sequence is of another text, which the transport step needs
-    sequences, pairs = (part.to(device) for part in text.pairs(request.batch, shortest, 2))
-    tokens, targets, other = sequences[::2], pairs[::2], sequences[1::2]
-    settle_threads(found, tokens, dtype)
+    other, batch = batch.tokens[1::2], dataclasses.replace(batch, tokens=batch.tokens[::2], targets=batch.targets[::2])
     directory = directory_of(request)
     effort = EFFORTS["quick" if request.quick else "full"]
     results: dict[str, Screening] = {}
     with progress_bar("screen", 2 * sum(source.segments for source in found)) as advance:
         for name, source in jobs.items():
-            model = source.model(dtype, device)
-            watch(model, partial(lambda name, piece: advance.say(f"{name}, weights of {piece}"), name))
+            model = source.model(request)
+            watch(model, partial(lambda name, piece: advance(f"{name}, weights of {piece}", 0), name))
             progress = partial(lambda name, step: advance(f"{name}, {step}"), name)
             results[name] = screen(
-                model, tokens, targets, effort, other=other, seed=request.seed, trained=source.trained, progress=progress
+                model,
+                batch.tokens,
+                batch.targets,
+                effort,
+                other=other,
+                seed=request.seed,
+                trained=source.trained,
+                progress=progress,
             )
     if len(results) > MOST_LINES:
         results = by_verdict(results)
     end(
         request,
         directory,
-        options={
-            "placements": list(dict.fromkeys(name for source in found for name in source.placements)),
-            "compare": request.compare,
-            "quick": request.quick,
-        },
-        inputs=InputSummary(request, found, text, tokens),
+        options={"placements": list(dict.fromkeys(name for source in found for name in source.placements))},
+        inputs=batch,
         result=as_result(results),
         failures=[
             f"{name}: activations become non-finite in segment {screening.broken}"

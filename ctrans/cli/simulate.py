@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 import torch
-from torch import Tensor
 
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import InputRows, InputSummary, Text, read_inputs
-from ctrans.cli.model_sources import find_models, settle_threads
-from ctrans.cli.request import ModelRequest, command_of, get_device, get_dtype
+from ctrans.cli.inputs import Batch, Text, read_batch
+from ctrans.cli.model_sources import find_models
+from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.model.gpt import GPT
 from ctrans.option import Range, option
@@ -57,8 +56,6 @@ class SimulateRequest(ModelRequest):
         False, "Show what each sublayer adds to the last state and to the target's logit: contributions.png."
     )
 
-    unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"reference"}
-
 
 @command_of(SimulateRequest, "simulate")
 def command(request: SimulateRequest) -> None:
@@ -77,13 +74,10 @@ def command(request: SimulateRequest) -> None:
     ctrans simulate --architecture llama-7b --tokens 32 --batch 1 --no-reference
     ctrans simulate --checkpoint out/train --lyapunov 64 --spectra --contributions
     """
-    device, dtype = get_device(request.device), get_dtype(request.dtype)
-    solver = _scheme(request, dtype)
+    solver = _scheme(request, get_dtype(request.dtype))
     found = find_models(request)
-    text = read_inputs(request, found)
-    tokens = text.sequences(request.batch, found[0].context).to(device)
-    settle_threads(found, tokens, dtype)
-    if request.lyapunov and not isinstance(text, Text):
+    batch = read_batch(request, found, targets=False)
+    if request.lyapunov and not isinstance(batch.text, Text):
         raise ConfigError("--lyapunov shows tokens of a text, and this model reads none: leave it out")
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
@@ -91,11 +85,11 @@ def command(request: SimulateRequest) -> None:
     analyses: list[dict[str, Any]] = []
     with progress_bar("simulate", passes * sum(source.segments for source in found)) as advance:
         for source in found:
-            model = source.model(dtype, device)
+            model = source.model(request)
             results.append(
                 simulate(
                     model,
-                    tokens,
+                    batch.tokens,
                     method=request.method,
                     steps=solver.steps,
                     rtol=request.rtol,
@@ -105,21 +99,19 @@ def command(request: SimulateRequest) -> None:
                     progress=partial(lambda name, k: advance(name), source.name),
                 )
             )
-            analyses.append(_analyses(request, text, tokens, model))
+            analyses.append(_analyses(request, batch, model))
     end(
         request,
         directory,
-        options={"reference": request.reference},
-        inputs=InputSummary(request, found, text, tokens),
+        inputs=batch,
         result={"placements": {s.placement: {**vars(s), **more} for s, more in zip(results, analyses, strict=True)}},
         failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
     )
 
 
-def _analyses(
-    request: SimulateRequest, text: Text | InputRows, tokens: Tensor, model: AnyModel | ModelWithLoss
-) -> dict[str, Any]:
+def _analyses(request: SimulateRequest, batch: Batch, model: AnyModel | ModelWithLoss) -> dict[str, Any]:
     """The results of the optional analyses; None for those that the user did not ask for."""
+    text, tokens = batch.text, batch.tokens
     found: dict[str, Any] = dict.fromkeys(("lyapunov", "spectra", "contributions"))
     if request.lyapunov and isinstance(text, Text):
         sequence = tokens[0, : request.lyapunov]

@@ -57,7 +57,7 @@ def command(request: StudyRequest) -> None:
         with kept as store:
             plan = prospect(study, store)
         result = {**begins(plan), "cost": costs(plan, processes(request.workers))}
-        end(request, None, result=result, options={"formats": list(request.formats)})
+        end(request, None, result=result)
         return
     with open_store(directory, write=not request.report) as store:
         plan = prospect(study, store, as_begun=request.report)
@@ -126,7 +126,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "verdict": _verdict(request, plan, runs),
     }
     files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    end(request, directory, result=result, options={"formats": list(request.formats)}, files=files)
+    end(request, directory, result=result, files=files)
 
 
 def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) -> Verdict | None:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -51,8 +51,6 @@ class StudyRequest(WrittenRequest):
     out: Path | None = option(
         None, f"Directory of {FILE}, study.json and study.png.", group="Output", default_words="out/study/NAME"
     )
-
-    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"formats"}
 
     @property
     def source(self) -> dict[str, str | None]:

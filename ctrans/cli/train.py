@@ -13,10 +13,9 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from ctrans.cli.ending import check_json, result_of, save_json, write_json
+from ctrans.cli.ending import check_json, print_page, result_of, save_json, write_result
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import check_exclusive, command_of, get_device
 from ctrans.cli.train_options import TrainRequest
@@ -30,7 +29,6 @@ from ctrans.report.files import to_json, write_atomic
 from ctrans.report.picture import pictures
 from ctrans.report.progress import bar_words, evaluation_line, progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
-from ctrans.report.terminal import show
 from ctrans.threads import choose_threads, flops
 from ctrans.training import log
 from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, Watcher, carry_out
@@ -254,7 +252,7 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
 def _add_depths(request: TrainRequest, result: dict[str, Any], run: TrainingRun, *, finished: bool) -> None:
     """Evaluates a finished run at other depths, and writes the result with these losses."""
     losses = losses_at(request.eval_depth if finished else (), run)
-    write_json(request, run.store.directory, {**result, "other_depths": losses})
+    write_result(request, run.store.directory, {**result, "other_depths": losses})
     if not request.quiet:
         for depth, loss in losses.items():
             _say(f"Validation loss at depth {depth}: {loss:.4f}")
@@ -267,11 +265,7 @@ def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outco
     drawn = pictures(page)
     for name, make in drawn.items():
         write_atomic(directory / name, make())
-    if not request.quiet:
-        console = Console()
-        show(page, console, verbose=request.verbose)
-        written = ", ".join(f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", *drawn))
-        console.print(f"Written: {written}", soft_wrap=True, markup=False, highlight=False)
+    print_page(request, page, [f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", *drawn)])
     if outcome.ending is not Ending.FINISHED:
         advice = ADVICE[run.store.exists, outcome.ending].format(rate=run.config.learning_rate / 2)
         click.echo(f"ctrans: {outcome.ending.value}: {outcome.message}; {advice} --out {directory}", err=True)

@@ -37,7 +37,7 @@ class VerifyRequest(WrittenRequest):
         None, "Write the table into this Markdown file, between its marker comments, or into a new file."
     )
 
-    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"only", "cases", "seed", "markdown"}
+    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"markdown"}
 
 
 @command_of(VerifyRequest, "verify")
@@ -72,7 +72,6 @@ def command(request: VerifyRequest) -> None:
     end(
         request,
         directory,
-        options={"only": list(request.only), "cases": request.cases, "seed": request.seed},
         result={
             "holds": not violated,
             "findings": findings_of(results),

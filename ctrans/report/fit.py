@@ -4,15 +4,11 @@ number is ever cut.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 
-from rich.table import Column, Table
-from rich.text import Text
-
-FURTHER = "further columns"
-"""Title of a table with the columns that did not fit."""
+GAP = 2
+"""Characters between two columns."""
 
 
 def shown_rows(count: int, wanted: int, *, alternate: bool = False) -> list[int]:
@@ -33,48 +29,13 @@ def shown_rows(count: int, wanted: int, *, alternate: bool = False) -> list[int]
     return sorted({*range(0, count, step), way})
 
 
-def fitted(table: Table, width: int) -> list[Table]:
-    """The table; or where its columns do not fit, several with the same rows: each begins with the
-    table's own first columns.
-
-    Those are the ones that are aligned left, or the first. A column that may fold takes no more
-    than its longest word.
+def groups_of(needs: Sequence[int], lead: int, width: int) -> list[list[int]]:
+    """Columns of these least widths in groups that fit a terminal: all of them, or several groups
+    that each begin with the first `lead` columns. A column that may fold needs its longest word.
     """
-    needs = [_need(column) for column in table.columns]
-    lead = next((i for i, column in enumerate(table.columns) if column.justify == "right"), 1) or 1
     groups, own = [list[int]()], list(range(lead))
     for i in range(lead, len(needs)):
-        if groups[-1] and _width(table, needs, [*own, *groups[-1], i]) > width:
+        if groups[-1] and sum(needs[k] + GAP for k in (*own, *groups[-1], i)) > width + 1:
             groups.append([])
         groups[-1].append(i)
-    if len(groups) == 1:
-        return [table]
-    parts = [_part(table, [*own, *group]) for group in groups]
-    for part in parts[1:]:
-        part.title = FURTHER if table.title is None else f"{table.title}, {FURTHER}"
-    for part in parts[:-1]:
-        part.caption = None
-    return parts
-
-
-def _part(table: Table, chosen: Sequence[int]) -> Table:
-    part = copy.copy(table)
-    part.columns = [copy.copy(table.columns[i]) for i in chosen]
-    for place, column in enumerate(part.columns):
-        column._index = place
-    return part
-
-
-def _need(column: Column) -> int:
-    """The least width of the column."""
-    every = (column.header, *column.cells)
-    texts = [each if isinstance(each, Text) else Text.from_markup(str(each)) for each in every]
-    if column.no_wrap:
-        return max(line.cell_len for text in texts for line in text.split(allow_blank=True))
-    return max([column.min_width or 0, *(len(word) for text in texts for word in text.plain.split())])
-
-
-def _width(table: Table, needs: Sequence[int], chosen: Sequence[int]) -> int:
-    _, right, _, left = table.padding
-    between = (len(chosen) - 1) + 2 * table.show_edge if table.box is not None else 0
-    return sum(needs[i] + left + right for i in chosen) + between
+    return [[*own, *group] for group in groups]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -32,7 +31,7 @@ def duration(seconds: float) -> str:
 
 class Bar:
     """Called as each of `total` pieces of work is done, or several at once, with a word on what is
-    under way; `say` changes the word alone.
+    under way; with 0 pieces the word alone changes.
     """
 
     def __init__(self, what: str, total: int, done: int):
@@ -42,23 +41,15 @@ class Bar:
         self._what, self._task = what, self._progress.add_task(what, total=total, completed=done)
         self._started, self._shown = time.perf_counter(), False
         self._total, self._done, self._said = total - done, 0, 0.0  # the last estimate that was said, in seconds
-        self._first: tuple[float, int] | None = (
-            None  # when the first piece was done, which has what is made once in it, and how many
-        )
-
-    def __call__(self, word: str, done: int = 1) -> None:
-        self._update(word, done)
-
-    def say(self, word: str) -> None:
-        """What is under way, where a piece of work takes long."""
-        self._update(word, 0)
+        # when the first piece was done, which has what is made once in it, and how many
+        self._first: tuple[float, int] | None = None
 
     def close(self) -> None:
         """Removes the bar if it is shown."""
         if self._shown:
             self._progress.stop()
 
-    def _update(self, word: str, done: int) -> None:
+    def __call__(self, word: str, done: int = 1) -> None:
         self._progress.update(self._task, advance=done, description=f"{self._what}: {word}")
         self._done += done
         elapsed = time.perf_counter() - self._started
@@ -83,18 +74,13 @@ class Bar:
                     self._console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
-@contextlib.contextmanager
-def progress_bar(what: str, total: int, done: int = 0) -> Iterator[Bar]:
+def progress_bar(what: str, total: int, done: int = 0) -> contextlib.closing[Bar]:
     """Gives a `Bar` over `total` pieces of work, of which `done` were before.
 
     Where stderr is no terminal it says how long the work will take, if that is over `LONG` seconds,
     and again where that was `AMISS`.
     """
-    bar = Bar(what, total, done)
-    try:
-        yield bar
-    finally:
-        bar.close()
+    return contextlib.closing(Bar(what, total, done))
 
 
 def bar_words(row: dict[str, Any]) -> str:

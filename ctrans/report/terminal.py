@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
+from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ctrans.report.fit import fitted, shown_rows
+from ctrans.report.fit import groups_of, shown_rows
 from ctrans.report.sections import (
     EMPTY,
     SEVERITY_MARKS,
@@ -27,6 +30,8 @@ from ctrans.report.sections import (
 )
 
 STYLES: dict[Mark, str] = {"": "", "bad": "bold red", "note": "yellow", "good": "green"}
+FURTHER = "further columns"
+"""Title of a table with the columns that did not fit."""
 HEADING, LONGEST_NAME = 10, 24
 """Letters of a heading's line at least, and of a row's name that is never broken."""
 
@@ -69,7 +74,7 @@ def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: b
             console.print(Text(line), highlight=False)
     elif isinstance(part, Table):
         table = part.only(False, verbose)
-        for piece in fitted(_table(table, verbose=verbose), console.width):
+        for piece in _fitted(table, console.width, verbose=verbose):
             console.print(piece, highlight=False)
         if part.meaning:
             console.print(Text(part.meaning), highlight=False)
@@ -89,23 +94,35 @@ def _meaning(column: Column, *, verbose: bool) -> str:
     return column.legend if verbose else column.meaning
 
 
-def _table(table: Table, *, verbose: bool) -> RichTable:
-    title = Text(table.title) if table.title else None
-    made = RichTable(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    made.title_style, made.title_justify = "bold", "left"
+def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
+    """The table, or where its columns do not fit, several with the same rows: each begins with the
+    table's first columns, up to the first of numbers.
+    """
+    rows = [row for row in table.rows if len(row) == 1 or any(cell.text not in EMPTY for cell in row[1:])]
+    wanted = table.rows_shown if table.rows_shown and not verbose else len(rows)
+    shown = [rows[i] for i in shown_rows(len(rows), wanted, alternate=table.alternate)] if rows else []
+    headings, styles, needs = list[str](), list[dict[str, Any]](), list[int]()
     for k, column in enumerate(table.columns):
         known = [row[k] for row in table.rows if row[k].text not in EMPTY]
         widest = max((len(cell.text) for cell in known), default=1)
-        heading = Text("\n".join(textwrap.wrap(column.name, max(HEADING, widest), break_long_words=False)))
-        if k > 0 and all(cell.value is not None for cell in known):
-            made.add_column(heading, justify="right", no_wrap=True)
-        else:
-            made.add_column(heading, overflow="fold", no_wrap=k == 0 and widest <= LONGEST_NAME)
-    rows = [row for row in table.rows if len(row) == 1 or any(cell.text not in EMPTY for cell in row[1:])]
-    wanted = table.rows_shown if table.rows_shown and not verbose else len(rows)
-    for i in shown_rows(len(rows), wanted, alternate=table.alternate) if rows else []:
-        made.add_row(*(Text(cell.text, STYLES[cell.mark]) for cell in rows[i]))
-    return made
+        headings.append("\n".join(textwrap.wrap(column.name, max(HEADING, widest), break_long_words=False)))
+        figures = k > 0 and all(cell.value is not None for cell in known)
+        whole = figures or (k == 0 and widest <= LONGEST_NAME)
+        styles.append({"justify": "right" if figures else "left", "overflow": "fold", "no_wrap": whole})
+        texts = [headings[-1], *(row[k].text for row in shown)]
+        needs.append(
+            max((cell_len(part) for text in texts for part in (text.splitlines() if whole else text.split())), default=0)
+        )
+    lead = next((k for k, style in enumerate(styles) if style["justify"] == "right"), 1)
+    for i, group in enumerate(groups_of(needs, lead, width)):
+        title = ", ".join(filter(None, (table.title, FURTHER if i else "")))
+        made = RichTable(title=Text(title) if title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        made.title_style, made.title_justify, made.show_edge = "bold", "left", False
+        for k in group:
+            made.add_column(Text(headings[k]), **styles[k])
+        for row in shown:
+            made.add_row(*(Text(row[k].text, STYLES[row[k].mark]) for k in group))
+        yield made
 
 
 def _findings(part: Findings) -> RichTable:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rich.text import Text
-
 RED, BLUE, WHITE = (214, 69, 65), (67, 113, 203), (255, 255, 255)
 SHOWN = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 """Visible marks for characters that move the cursor."""
@@ -30,11 +28,3 @@ def visible(word: str) -> str:
     """The token's text in one line: control characters as marks, or as their numbers."""
     made = "".join(SHOWN.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in word)
     return made or "∅"
-
-
-def coloured_text(words: Sequence[str], values: Sequence[float]) -> Text:
-    """The tokens one after the other on their colours. Nothing of a token is taken for markup."""
-    text = Text(no_wrap=False)
-    for word, colour in zip(words, colours(values), strict=True):
-        text.append(visible(word), style=f"black on {colour}")
-    return text

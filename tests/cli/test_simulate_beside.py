@@ -4,8 +4,11 @@ import json
 
 import pytest
 import torch
+from rich.console import Console
 
-from ctrans.report.token_colours import coloured_text, colours, visible
+from ctrans.report.sections import Chapter, ColouredText, Page, Token
+from ctrans.report.terminal import show
+from ctrans.report.token_colours import colours, visible
 from tests.cli.test_commands import run
 
 BESIDE = ["--lyapunov", "6", "--spectra", "--contributions", "--no-reference", "--batch", "1"]
@@ -44,7 +47,12 @@ def test_a_token_is_text_on_the_page_and_never_markup(tmp_path):
 def test_colours_say_the_sign_and_the_size():
     assert colours([1.0, 0.0, -1.0, -float("inf")]) == ["#d64541", "#ffffff", "#4371cb", "#bbbbbb"]
     assert visible("\x1b[31m\n") == "\\x1b[31m⏎"
-    assert coloured_text(["[red]", "x"], [1.0, -1.0]).plain == "[red]x"
+
+
+def test_a_token_on_a_terminal_is_never_markup(capsys):
+    tokens = ColouredText("words", [Token("[red]", "#d64541", "1"), Token("x", "#4371cb", "-1")])
+    show(Page("", "", [Chapter("", [tokens])], {}), Console())
+    assert "[red]x" in capsys.readouterr().out
 
 
 @pytest.mark.cases(1)

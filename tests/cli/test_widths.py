@@ -5,14 +5,14 @@ import re
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from ctrans.model.orders import Convergence
 from ctrans.placement import PLACEMENTS
 from ctrans.report.contents import page_of
 from ctrans.report.files import plain
-from ctrans.report.fit import FURTHER, fitted, shown_rows
-from ctrans.report.terminal import show
+from ctrans.report.fit import shown_rows
+from ctrans.report.sections import Chapter, Page, table
+from ctrans.report.terminal import FURTHER, show
 from tests.cli.test_commands import run
 
 SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
@@ -53,21 +53,18 @@ def _numbers(page):
 
 @pytest.mark.parametrize("width", [20, 30, 60])
 def test_columns_that_do_not_fit_go_on_below_with_the_first_again(width):
-    table = Table(title="numbers", caption="said once")
-    table.add_column("name", no_wrap=True)
-    for i in range(6):
-        table.add_column(f"c{i}", justify="right", no_wrap=True)
-    table.add_row("first", *(f"{i}.5e-10" for i in range(6)))
-    parts = fitted(table, width)
+    numbers = table(
+        "numbers", ["name", *(f"c{i}" for i in range(6))], [["first", *(i * 1.0001e-10 for i in range(1, 7))]], "once"
+    )
     console = Console(width=width)
     with console.capture() as capture:
-        for part in parts:
-            console.print(part)
+        show(Page("", "", [Chapter("", [numbers])], {}), console)
     page = capture.get()
-    assert all(f"{i}.5e-10" in page for i in range(6))
-    assert page.count("first") == len(parts)
-    assert [part.title for part in parts] == ["numbers"] + [f"numbers, {FURTHER}"] * (len(parts) - 1)
-    assert page.count("said once") == 1
+    assert all(f"{i}.0e-10" in page for i in range(1, 7))
+    assert max(map(len, page.splitlines())) <= width
+    assert page.count("first") == page.count("numbers") == " ".join(page.split()).count(FURTHER) + 1
+    assert page.count("first") > (width < 60)
+    assert page.count("once") == 1
     assert "…" not in page
 
 
