@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
 
 from ctrans.cli.click_options import expand, expand_placements, placements_option
 from ctrans.cli.ending import directory_of, end
@@ -42,7 +41,7 @@ class ConvergenceRequest(WrittenRequest):
     norm: str = option("layernorm", "The norm.", choices=NORMS)
     seed: int = option(0, "Seed of weights and state.")
 
-    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"methods", "placements", "limits"}
+    unshown = WrittenRequest.unshown | {"methods", "placements", "limits"}
 
 
 @command_of(ConvergenceRequest, "convergence")

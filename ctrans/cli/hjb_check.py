@@ -65,7 +65,7 @@ class HJBCheckRequest(ModelRequest):
     pde: bool = option(False, "Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half a minute.")
 
     defaults: ClassVar[Mapping[str, Any]] = {"placements": ("all",), "depth": 3, "context": 64, "batch": 1}
-    unshown: ClassVar[frozenset[str]] = ModelRequest.unshown | {"pde"}
+    unshown = ModelRequest.unshown | {"pde"}
 
 
 @command_of(HJBCheckRequest, "hjb-check")

@@ -217,7 +217,7 @@ class Batch:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The same for JSON; of several named models, by name."""
-        if any(source.label is not None for source in self.found):
+        if len(self.request.named_models) > 1:
             return {"several": {source.name: self._of(source) for source in self.found}}
         return self._of(self.found[0])
 
@@ -247,4 +247,4 @@ def read_batch(request: ModelRequest, found: Sequence[ModelSource], *, targets: 
     read = text.pairs(request.batch, length, walks) if targets else [text.sequences(request.batch, length, walks)]
     x, *y = (part.to(device) for part in read)
     settle_threads(found, x[::walks], get_dtype(request.dtype))
-    return Batch(request, found, text, x, *(y or [None]))
+    return Batch(request, found, text, x, y[0] if y else None)

@@ -45,7 +45,8 @@ class ModelSource:
 
     - `config`: the architecture
     - `make`: builds the model
-    - `vocabulary`, `segments`, `width`: the number of tokens and of sublayers, and d
+    - `name`: its name in results
+    - `vocabulary`, `segments`: the number of tokens and of sublayers
     - `context`, `longest`: the length of the sequences that it reads, and the largest length that
       it can read (None if it has no limit)
     - `placements`: the names of its sublayers' placements
@@ -53,16 +54,14 @@ class ModelSource:
     - `opened`: the model itself, if it is of another library
     - `streamed`: whether its weights are made on demand
     - `trained`: whether its weights may differ from an initialisation
-    - `called`: its name, if that is not the placement
-    - `label`: its name among several models that the user named
     - `given`: rows and targets of --example
     """
 
     config: Described
     make: Callable[[], AnyModel | ModelWithLoss]
+    name: str
     vocabulary: int
     segments: int
-    width: int
     context: int
     longest: int | None
     placements: tuple[str, ...]
@@ -70,14 +69,7 @@ class ModelSource:
     opened: Opened | None = None
     streamed: bool = False
     trained: bool = False
-    called: str | None = None
-    label: str | None = None
     given: tuple[Tensor, Tensor | None] | None = None
-
-    @property
-    def name(self) -> str:
-        """The model's name in results: label, else own name, else placement."""
-        return self.label or self.called or self.config.placement
 
     def model(self, request: ModelRequest) -> AnyModel | ModelWithLoss:
         """The model on the request's device, in evaluation mode, without gradients."""
@@ -109,7 +101,7 @@ def find_models(request: ModelRequest) -> list[ModelSource]:
     if len(found) == 1:
         return found
     names = labels([str(value) for _, value in named])
-    return [dataclasses.replace(source, label=label) for source, label in zip(found, names, strict=True)]
+    return [dataclasses.replace(source, name=name) for source, name in zip(found, names, strict=True)]
 
 
 def check_foreign_options(request: ModelRequest, source: str | None = None) -> None:
@@ -166,9 +158,9 @@ def _of_config(config: GPTConfig, make: Callable[[], GPT], **more: Any) -> Model
     return ModelSource(
         config=config,
         make=make,
+        name=config.placement,
         vocabulary=config.vocab_size,
         segments=config.segments,
-        width=config.width,
         longest=config.context,
         placements=placements,
         **more,
@@ -270,25 +262,24 @@ def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
     return _of_opened(open_imported(model, directory, _loss(request)), request, path.name)
 
 
-def _of_opened(opened: Opened, request: ModelRequest, called: str, **more: Any) -> ModelSource:
+def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) -> ModelSource:
     """A model of another library with this name. `more` are further fields of `ModelSource`."""
     config, depth = opened.config, opened.model.depth
     context = opened.longest(request.context)
     longest = context if config.context is None and context < request.context else config.context
-    unknown = dict.fromkeys(name for name in request.config if name not in ("context", "dt"))
+    unknown = dict.fromkeys(key for key in request.config if key not in ("context", "dt"))
     return ModelSource(
         config=config,
         make=lambda: opened.model,
+        name=name,
         vocabulary=opened.vocabulary,
         segments=len(depth.sublayers),
-        width=config.width,
         context=context,
         longest=longest,
         placements=tuple(dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers)),
         resolved={**unknown, "depth": depth.blocks, "width": config.width, "norm": config.norm, "context": context},
         opened=opened,
         streamed=depth.streamed,
-        called=called,
         **more,
     )
 
@@ -314,7 +305,7 @@ def settle_threads(found: Sequence[ModelSource], tokens: Tensor, dtype: torch.dt
     (`ctrans.threads`).
     """
     if tokens.device.type == "cpu":
-        sizes = (flops(source.width, len(tokens), tokens_of(source, tokens)) for source in found)
+        sizes = (flops(source.config.width, len(tokens), tokens_of(source, tokens)) for source in found)
         choose_threads(max(sizes), dtype.itemsize)
 
 

@@ -81,7 +81,7 @@ class WrittenRequest(Request):
         None, "Directory for the result's files.", group="Output", default_words="out/COMMAND; none with --json -"
     )
 
-    unshown: ClassVar[frozenset[str]] = Request.unshown | {"out"}
+    unshown = Request.unshown | {"out"}
 
 
 def _available(context: click.Context, parameter: click.Parameter, device: str) -> str:
@@ -204,7 +204,7 @@ class ModelRequest(WrittenRequest):
     defaults: ClassVar[Mapping[str, Any]] = {"depth": 12, "context": 128}
     compares: ClassVar[bool] = False
     """Whether the command takes several models."""
-    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"placements", "norms"}
+    unshown = WrittenRequest.unshown | {"placements", "norms"}
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -299,6 +299,11 @@ def check_exclusive(request: Request, *pairs: tuple[str, str]) -> None:
         if all(getattr(request, name) not in (None, False) for name in pair):
             first, second = (about[name].flag(name) for name in pair)
             raise ConfigError(f"{first} and {second} exclude each other: choose one")
+
+
+def absolute_paths(**paths: Path | None) -> dict[str, str | None]:
+    """Paths as text that any directory may read."""
+    return {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
 
 
 def get_dtype(name: str) -> torch.dtype:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ctrans.cli.click_options import settings_of
-from ctrans.cli.request import Request, WrittenRequest
+from ctrans.cli.request import Request, WrittenRequest, absolute_paths
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
 from ctrans.monitor.reactions import REACTIONS
@@ -103,7 +103,7 @@ class TrainRequest(WrittenRequest):
     """A size that two cores train in two minutes, and the initialisation that trains best at that
     size.
     """
-    unshown: ClassVar[frozenset[str]] = Request.unshown
+    unshown = Request.unshown
 
     @property
     def model(self) -> GPTConfig:
@@ -126,7 +126,7 @@ class TrainRequest(WrittenRequest):
         """The task, or the data's paths."""
         if self._task is not None:
             return {"task": self.task}
-        return {name: None if path is None else str(path.absolute()) for name, path in (("file", self.file), ("bin", self.bin))}
+        return absolute_paths(file=self.file, bin=self.bin)
 
     @property
     def _task(self) -> Task | None:

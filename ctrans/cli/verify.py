@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import ClassVar
 
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
@@ -37,7 +36,7 @@ class VerifyRequest(WrittenRequest):
         None, "Write the table into this Markdown file, between its marker comments, or into a new file."
     )
 
-    unshown: ClassVar[frozenset[str]] = WrittenRequest.unshown | {"markdown"}
+    unshown = WrittenRequest.unshown | {"markdown"}
 
 
 @command_of(VerifyRequest, "verify")

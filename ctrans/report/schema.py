@@ -86,7 +86,7 @@ def described(says: str, kind: Any) -> Schema:
 
 def _of_dataclass(kind: type, instead: Mapping[str, Any]) -> Schema:
     hints = typing.get_type_hints(kind)
-    own = {field.name: hints[field.name] for field in dataclasses.fields(kind)} | instead
+    own = {field.name: hints[field.name] for field in dataclasses.fields(kind)} | dict(instead)
     own |= {name: described(about.help, own[name]) for name, about in options_of(kind).items()}
     return {"title": kind.__name__, **an_object(inspect.cleandoc(kind.__doc__ or ""), **own)}
 

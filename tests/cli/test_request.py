@@ -52,7 +52,7 @@ def test_finding_a_model_leaves_the_request_as_it_was(tmp_path):
     before = dict(request.options)
     (source,) = find_models(request)
     assert dict(request.options) == before
-    assert (source.context, source.longest, source.segments, source.width, source.trained) == (12, 12, 2, 16, True)
+    assert (source.context, source.longest, source.segments, source.config.width, source.trained) == (12, 12, 2, 16, True)
     assert resolved([source])["norm"] == "rmsnorm"
     assert request.context == 99
 
