@@ -21,7 +21,7 @@ from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.stability.backward.token_exponents import token_exponents
 from ctrans.stability.forward.contributions import contributions_by_depth
 from ctrans.stability.forward.simulation import Simulation, simulate
-from ctrans.stability.forward.spectra import Spectra, spectrum_figures
+from ctrans.stability.forward.spectra import Spectra
 from ctrans.walk import walk
 from solvers import ERROR_NORMS, ConfigError, Status
 from solvers.methods import get_method
@@ -117,8 +117,7 @@ def _analyses(request: SimulateRequest, batch: Batch, model: AnyModel | ModelWit
         sequence = tokens[0, : request.lyapunov]
         found["lyapunov"] = {**vars(token_exponents(model, sequence)), "words": text.words(sequence.tolist())}
     if request.spectra:
-        (spectra,) = walk(model, tokens[:1], None, [Spectra()])
-        found["spectra"] = [spectrum_figures(each) for each in spectra]
+        (found["spectra"],) = walk(model, tokens[:1], None, [Spectra()])
     if request.contributions:
         targets = tokens[:, 1:] if isinstance(text, Text) and isinstance(model, GPT) else None
         found["contributions"] = contributions_by_depth(model, tokens if targets is None else tokens[:, :-1], targets)

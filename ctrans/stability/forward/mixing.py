@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,9 +31,5 @@ def mixing_gains(depth: Depth) -> list[float]:
 
 def product_gains(mixing: Float[Tensor, "segments n n"]) -> list[float]:
     """|M_k ... M_0|_2 of given matrices for each k."""
-    product = torch.eye(mixing.shape[-1], dtype=mixing.dtype)
-    gains = []
-    for each in mixing:
-        product = each @ product
-        gains.append(float(torch.linalg.matrix_norm(product, 2)))
-    return gains
+    products = itertools.accumulate(mixing, lambda product, each: each @ product)
+    return [float(torch.linalg.matrix_norm(product, 2)) for product in products]

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
@@ -16,30 +16,18 @@ from ctrans.fields import ExposesHeads, ExposesWeights
 from ctrans.walk import Instrument, StepContext
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ProductSpectrum:
-    """The spectrum of the product `name` ("QK", "OV" or "W_2 W_1") in segment `k`; `part` is the
-    number of the head or expert.
-
-    `singular` values, largest first, and `eigenvalues`: as many as the largest possible rank, the
-    others are zero. A score is x_i' Q'K x_j, so with a symmetric part of positive eigenvalues
-    tokens read similar tokens. O V maps a token to what a head that reads it alone adds to the
-    stream.
-    """
-
-    k: int
-    kind: str
-    name: str
-    part: int
-    singular: Float[Tensor, " rank"]
-    eigenvalues: Complex[Tensor, " rank"]
-
-
 @dataclasses.dataclass(frozen=True)
 class SpectrumFigures:
-    """A `ProductSpectrum` as lists: real and imaginary parts of the eigenvalues, largest first.
-    `radius` is their largest modulus, `positive` the share of the sum of moduli with positive real
-    part.
+    """The spectrum of a `product` ("QK", "OV" or "W_2 W_1"); `part` is the number of the head or
+    expert. Both lists have as many values as the largest possible rank; the others are zero.
+
+    - `singular`: the singular values, largest first
+    - `real`, `imaginary`: the parts of the eigenvalues, largest modulus first
+    - `radius`: their largest modulus
+    - `positive`: the share of the sum of moduli with positive real part
+
+    A score is x_i' Q'K x_j, so with a symmetric part of positive eigenvalues tokens read similar
+    tokens. O V maps a token to what a head that reads it alone adds to the stream.
     """
 
     segment: int
@@ -53,36 +41,26 @@ class SpectrumFigures:
     positive: float
 
 
-def spectrum_figures(spectrum: ProductSpectrum) -> SpectrumFigures:
-    """`SpectrumFigures` of one spectrum."""
-    values = spectrum.eigenvalues[spectrum.eigenvalues.abs().argsort(descending=True)]
-    sizes = values.abs()
-    return SpectrumFigures(
-        segment=spectrum.k,
-        kind=spectrum.kind,
-        product=spectrum.name,
-        part=spectrum.part,
-        singular=spectrum.singular.tolist(),
-        real=values.real.tolist(),
-        imaginary=values.imag.tolist(),
-        radius=float(sizes[0]),
-        positive=float((sizes * (values.real > 0)).sum() / sizes.sum()),
-    )
-
-
 class Spectra(Instrument):
-    """All `ProductSpectrum`s in order. Maps that expose neither heads nor matrices have none."""
+    """`SpectrumFigures` of all products in order. Maps that expose neither heads nor matrices have
+    none.
+    """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found: list[ProductSpectrum] = []
+        self._found: list[SpectrumFigures] = []
 
     @torch.no_grad()
     def forward(self, at: StepContext) -> None:
         for kind, branch in at.sublayer.branches.items():
             for name, part, left, right in _products(branch.field):
-                self._found.append(ProductSpectrum(at.k, kind, name, part, *spectrum_of_product(left, right)))
+                singular, eigenvalues = spectrum_of_product(left, right)
+                values = eigenvalues[eigenvalues.abs().argsort(descending=True)]
+                sizes = values.abs()
+                positive = float((sizes * (values.real > 0)).sum() / sizes.sum())
+                parts = singular.tolist(), values.real.tolist(), values.imag.tolist()
+                self._found.append(SpectrumFigures(at.k, kind, name, part, *parts, float(sizes[0]), positive))
 
-    def figures(self) -> list[ProductSpectrum]:
+    def figures(self) -> list[SpectrumFigures]:
         return self._found
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields import AroundMap, Scalable
-from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -22,12 +21,12 @@ FACTORS = (1.0, 10.0, 100.0, 1000.0)
 @dataclasses.dataclass(frozen=True)
 class Scaling:
     """A way to scale weights by c: the kind of map, whether f becomes exactly c f for any phi, and
-    the function that scales the map.
+    whether the weights are inside the map, which then scales them itself.
     """
 
     kind: str
     exact: bool
-    of: Callable[[nn.Module, float], nn.Module]
+    inside: bool
 
 
 class Times(AroundMap):
@@ -44,26 +43,13 @@ class Times(AroundMap):
         return self.c * y
 
 
-def _inside(name: str) -> Callable[[nn.Module, float], nn.Module]:
-    """Scaling of weights inside a map, by the map's own method `scaled`."""
-
-    def of(field: nn.Module, c: float) -> nn.Module:
-        if not (isinstance(field, Scalable) and name in field.scalings):
-            raise ConfigError(
-                f"a field of type {type(field).__name__} has no scaling {name!r} of the weights inside it: choose W or W2"
-            )
-        return field.scaled(name, c)
-
-    return of
-
-
 # In Kan, W and V are the output and the value matrix, W1 and W2 those of the FFN.
 SCALINGS: dict[str, Scaling] = {
-    "W": Scaling("attention", True, Times),
-    "V": Scaling("attention", True, _inside("V")),
-    "WV": Scaling("attention", True, _inside("WV")),
-    "W2": Scaling("ffn", True, Times),
-    "W1": Scaling("ffn", False, _inside("W1")),
+    "W": Scaling("attention", exact=True, inside=False),
+    "V": Scaling("attention", exact=True, inside=True),
+    "WV": Scaling("attention", exact=True, inside=True),
+    "W2": Scaling("ffn", exact=True, inside=False),
+    "W1": Scaling("ffn", exact=False, inside=True),
 }
 
 
@@ -80,22 +66,25 @@ def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = No
     if rule.kind != sublayer.kind:
         fitting = ", ".join(name for name, each in SCALINGS.items() if each.kind == sublayer.kind)
         raise ConfigError(f"scaling {scaling!r} is for {rule.kind} sublayers, this one is {sublayer.kind}: choose {fitting}")
-    return _with(sublayer, rule.of(sublayer.field, c), eps)
+    field = sublayer.field
+    if not rule.inside:
+        twin = times(sublayer, c)
+    elif isinstance(field, Scalable) and scaling in field.scalings:
+        twin = sublayer.with_field(field.scaled(scaling, c))
+    else:
+        raise ConfigError(
+            f"a field of type {type(field).__name__} has no scaling {scaling!r} of the weights inside it: choose W or W2"
+        )
+    for role in ("input_norm", "output_norm", "state_norm"):
+        norm = getattr(twin, role)
+        if norm is not None and eps is not None:
+            setattr(twin, role, norm.with_eps(eps))
+    return twin
 
 
 def times(sublayer: Sublayer, c: float | Tensor) -> Sublayer:
     """f -> c f, c a number or one number per lane of the batch. All weights are shared."""
-    return _with(sublayer, Times(sublayer.field, c), None)
-
-
-def _with(sublayer: Sublayer, field: nn.Module, eps: float | None) -> Sublayer:
-    def norm(own: Norm | None) -> Norm | None:
-        return own if own is None or eps is None else own.with_eps(eps)
-
-    twin = sublayer.with_field(field)
-    for role in ("input_norm", "output_norm", "state_norm"):
-        setattr(twin, role, norm(getattr(sublayer, role)))
-    return twin
+    return sublayer.with_field(Times(sublayer.field, c))
 
 
 def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:
