@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import ExposesHeads, ExposesWeights, mixes_tokens, reference_kernels, spectral_norm
+from ctrans.fields import ExposesHeads, ExposesWeights, mixes_tokens, reference_kernels, spectral_norm, why_not
 from ctrans.stability.attention.attention_path import attention_path_gain
 from ctrans.stability.attention.block_norm import gain_of_rows, map_gain, one_for_each, step_at
 from ctrans.stability.attention.bounds import BothBounds, Pathways, attention_bound, attention_theta, step_bound
@@ -204,7 +204,10 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     assert sublayer.attention is not None, "asked of attention alone"
     field = sublayer.attention.field
     if not (isinstance(field, ExposesHeads) and isinstance(field, ExposesWeights) and isinstance(field, nn.Module)):
-        raise ConfigError(f"attention of type {type(field).__name__} does not expose its rows and the matrices of its heads")
+        raise ConfigError(
+            "theta and theorem 5.1 need each head's rows and matrices, which attention of type "
+            f"{type(field).__name__} does not expose{why_not(field)}"
+        )
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not bool(torch.isfinite(u).all()):
         unknown = [math.nan] * field.heads

@@ -15,7 +15,7 @@ from ctrans.findings import Reading, Readings
 from ctrans.norm import Norm, SphereNorm
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
 from ctrans.stability.diagnosis.reading import DiagnosticInstrument, at_entry, named, place_of
-from ctrans.stability.forward.depth_share import token_similarity
+from ctrans.stability.forward.depth_share import token_similarity, without_map
 from ctrans.walk import StepContext
 from ctrans.walk.instrument import of_text
 from solvers import ConfigError
@@ -128,9 +128,7 @@ class BlockMoves(DiagnosticInstrument):
         each = self.depth.per_block
         if at.k % each == 0:
             self._without = at.x
-        norm = at.sublayer.state_norm
-        self._without = at.sublayer.enter(self._without)
-        self._without = self._without if norm is None else norm(self._without)
+        self._without = without_map(at.sublayer, self._without)
         if at.k % each == each - 1 and finite(at.y):
             moved = torch.linalg.vector_norm(at.y - self._without, dim=-1) / torch.linalg.vector_norm(at.y, dim=-1)
             share = float(moved.double().median())
@@ -145,13 +143,11 @@ class HeadRows(DiagnosticInstrument):
 
     offers = ("least entropy of a head",)
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
-        self._tokens = x0.shape[-2]
-
     def forward(self, at: StepContext) -> None:
+        if at.x.shape[-2] < 2:
+            raise ConfigError("each sequence has one token, which reads itself alone")
         attention = at.sublayer.attention
-        if attention is None or not isinstance(attention.field, ExposesHeads) or at.x.shape[-2] < 2 or not finite(at.x):
+        if attention is None or not isinstance(attention.field, ExposesHeads) or not finite(at.x):
             return
         x = attention.given(at.sublayer.given(at.entered))
         rows = attention.field.probabilities(x).double()
@@ -176,11 +172,6 @@ class HeadRows(DiagnosticInstrument):
         size = float(x.detach().double().square().mean().sqrt())
         read = f"; what it reads has a root mean square of {size:.3g}" if size > LARGE_INPUT else ""
         self.add("least entropy of a head", float(entropy.min()), f"{named(each)}{read}", at.k)
-
-    def figures(self) -> Readings:
-        if self._tokens < 2:
-            raise ConfigError("each sequence has one token, which reads itself alone")
-        return self.found
 
 
 def _apart(logits: float) -> str:

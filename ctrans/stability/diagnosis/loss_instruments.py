@@ -107,11 +107,8 @@ class TiedGradients(DiagnosticInstrument):
 
     offers = ("cosine of tied gradients",)
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
-        self._head: dict[int, Tensor] = {}
-
     def head(self, model: Model, at: Turn) -> None:
+        self._head: dict[int, Tensor] = {}
         if self.depth.streamed or not isinstance(model, ModelOfModules):
             return
         self._parts = outside(model)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, StepContext
 from ctrans.walk.instrument import of_text
 
@@ -41,9 +42,7 @@ class DepthShares(Instrument):
         self._sizes, self._added, self._similarity = [self._size(x0)], [0.0], [token_similarity(x0, self.kept)]
 
     def forward(self, at: StepContext) -> None:
-        norm = at.sublayer.state_norm
-        self._without = at.sublayer.enter(self._without)
-        self._without = self._without if norm is None else norm(self._without)
+        self._without = without_map(at.sublayer, self._without)
         self._sizes.append(self._size(at.y))
         self._added.append(self._size(at.y - self._without))
         self._similarity.append(token_similarity(at.y, self.kept))
@@ -61,6 +60,12 @@ class DepthShares(Instrument):
             return math.nan
         start, end = self._added[half], self._added[-1]
         return math.log(end / start) / math.log(reached / half) if start > 0 and 0 < end < math.inf else math.nan
+
+
+def without_map(sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    """What the segment makes of X if its map adds nothing: the streams mix, and the state norm acts."""
+    x = sublayer.enter(x)
+    return x if sublayer.state_norm is None else sublayer.state_norm(x)
 
 
 def token_similarity(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None = None) -> float:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, minimize_scalar
 
 Array = NDArray[np.float64]
+Fitted = tuple[dict[str, float], Array]
+"""The parameters of a fitted law by name, and the fitted log m."""
 RESOLVED = 1e-10
 """Relative misfits below this count as exact, so that of two exact laws the one with fewer
 parameters wins.
@@ -52,22 +54,22 @@ class Law:
     """
 
     count: int
-    fit: Callable[[Array, Array], tuple[dict[str, float], Array]]
+    fit: Callable[[Array, Array], Fitted]
 
 
-def _constant(s: Array, log: Array) -> tuple[dict[str, float], Array]:
+def _constant(s: Array, log: Array) -> Fitted:
     return {"start": math.exp(log.mean())}, np.full_like(log, log.mean())
 
 
-def _exponential(s: Array, log: Array) -> tuple[dict[str, float], Array]:
+def _exponential(s: Array, log: Array) -> Fitted:
     rate, start = np.polyfit(s, log, 1)
     return {"start": math.exp(start), "rate": rate}, start + rate * s
 
 
-def _polynomial(degree: int) -> Callable[[Array, Array], tuple[dict[str, float], Array]]:
+def _polynomial(degree: int) -> Callable[[Array, Array], Fitted]:
     """m(s) = sum_j c_j binom(k, j) s^j (1-s)^(k-j) with all c_j > 0, so m is positive."""
 
-    def fit(s: Array, log: Array) -> tuple[dict[str, float], Array]:
+    def fit(s: Array, log: Array) -> Fitted:
         basis = np.stack([math.comb(degree, j) * s**j * (1 - s) ** (degree - j) for j in range(degree + 1)], -1)
 
         def law(c: Array) -> Array:
@@ -81,7 +83,7 @@ def _polynomial(degree: int) -> Callable[[Array, Array], tuple[dict[str, float],
     return fit
 
 
-def _power(s: Array, log: Array) -> tuple[dict[str, float], Array]:
+def _power(s: Array, log: Array) -> Fitted:
     """m = start (1 + s/onset)^exponent. For a given onset it is a straight line in the logarithms."""
 
     def at(log_onset: float) -> tuple[float, float, Array]:

@@ -10,7 +10,7 @@ import math
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import AttentionOptions, ExposesHeads, why_not
+from ctrans.fields import AttentionOptions
 from ctrans.model.config import GPTConfig
 from ctrans.model.initialisation import get_initialisation
 from ctrans.option import part_of
@@ -51,12 +51,6 @@ def plan_attention(case: Case) -> StepPlan:
     depth = case.model.depth
     own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
     chosen = [own[i] for i in spread(len(own), case.effort.layers)]
-    for k in chosen:
-        field = depth.sublayers[k].branches["attention"].field
-        if not isinstance(field, ExposesHeads):
-            raise ConfigError(
-                f"theta and theorem 5.1 need each head's rows and matrices, which this model's attention does not expose{why_not(field)}"
-            )
     attention = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
     blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
 
