@@ -1,5 +1,5 @@
-"""Files from users: ctrans reads regular files of bounded size, and JSON of bounded depth. It
-raises an error for all others before it reads them.
+"""Files from users: ctrans reads regular files of bounded size, JSON of bounded depth, and arrays
+without pickles. It raises an error for all others before it reads them.
 """
 
 from __future__ import annotations
@@ -7,8 +7,11 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ctrans.weights.on_demand import memory
 from solvers import ConfigError
@@ -73,6 +76,23 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f"{str(path)!r} is no JSON: {' '.join(str(error).split())[:200]}") from None
     if nested_too_deep(found):
         raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
+    return found
+
+
+def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> Any:
+    """An array that `numpy.save` wrote, memory-mapped. Raises ConfigError for another file, and,
+    naming what is wanted, for an array that does not fit.
+    """
+    check_file(path)
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    except Exception as error:  # damaged bytes lead numpy to ValueError, SyntaxError, EOFError and more
+        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(found, np.ndarray) or not fits(found):
+        what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise ConfigError(f"{str(path)!r} holds {what}: give {wanted}")
     return found
 
 

@@ -17,7 +17,7 @@ from ctrans.cli.request import ModelRequest, get_device, get_dtype
 from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
-from ctrans.interop.image_inputs import read_array
+from ctrans.interop.image_inputs import read_images
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
 from ctrans.interop.module_adapter import Example
 from ctrans.interop.open_model import open_imported, open_model
@@ -209,7 +209,7 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
     if example is None and request.images is not None and not hasattr(getattr(made, "config", None), "model_type"):
         if request.images.suffix != ".npy":
             raise ConfigError(f"the module of {function!r} does not state its image size: give --images an .npy array of images")
-        example = torch.from_numpy(read_array(request.images)[:2].copy()).to(dtype)
+        example = torch.from_numpy(read_images(request.images)[:2].copy()).to(dtype)
     opened = open_model(
         made, dtype, dt=check_dt(request.config["dt"]), loss=_loss(request), example=example, **_named_parts(request)
     )

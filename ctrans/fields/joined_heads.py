@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -97,7 +97,7 @@ class JoinedHeads(ProjectedMap):
 
     def for_heads(self, shared: Tensor) -> list[Tensor]:
         """The rows of W_K or W_V, or of their offsets, that belong to each head's group."""
-        return [part for part in shared.chunk(self.groups) for _ in range(self.heads // self.groups)]
+        return for_each_head(shared, self.heads, self.groups)
 
     def heads_with_offsets(self, *, of_keys: bool) -> Iterator[HeadMatrices]:
         """Q_h, K_g, V_g, the columns of W_O and the part of b_Q for each head; the part of b_K if it
@@ -105,17 +105,8 @@ class JoinedHeads(ProjectedMap):
         """
         query, key, value = self.split(self.qkv.weight)
         b_q, b_k, _ = self.offsets()
-        nothing = [None] * self.heads
-        each = zip(
-            query.chunk(self.heads),
-            self.for_heads(key),
-            self.for_heads(value),
-            self.out.weight.chunk(self.heads, dim=1),
-            nothing if b_q is None else b_q.chunk(self.heads),
-            self.for_heads(key.new_zeros(len(key)) if b_k is None else b_k) if of_keys else nothing,
-            strict=True,
-        )
-        return (HeadMatrices(*own) for own in each)
+        counted = (key.new_zeros(len(key)) if b_k is None else b_k) if of_keys else None
+        return matrices_by_head((query, key, value, self.out.weight), b_q, counted, self.heads, self.groups)
 
     def paths(self) -> list[float]:
         """|W_O,h V_g|_2 of each head."""
@@ -132,3 +123,26 @@ class JoinedHeads(ProjectedMap):
             values = values * shares.detach().double().unsqueeze(-1)
         whole = self.out.weight.detach().double() @ values.flatten() + self.out.bias.detach().double()
         return float(torch.linalg.vector_norm(whole))
+
+
+def for_each_head(shared: Tensor, heads: int, groups: int) -> list[Tensor]:
+    """The rows of each head's group."""
+    return [part for part in shared.chunk(groups) for _ in range(heads // groups)]
+
+
+def matrices_by_head(
+    weights: Sequence[Tensor], query_offsets: Tensor | None, key_offsets: Tensor | None, heads: int, groups: int
+) -> Iterator[HeadMatrices]:
+    """W_Q, W_K, W_V and W_O, cut into the matrices of each head with its parts of the offsets."""
+    query, key, value, out = weights
+    nothing = [None] * heads
+    each = zip(
+        query.chunk(heads),
+        for_each_head(key, heads, groups),
+        for_each_head(value, heads, groups),
+        out.chunk(heads, dim=1),
+        nothing if query_offsets is None else query_offsets.chunk(heads),
+        nothing if key_offsets is None else for_each_head(key_offsets, heads, groups),
+        strict=True,
+    )
+    return (HeadMatrices(*own) for own in each)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.interop.recorded_calls import CACHES
+from ctrans.interop.recorded_calls import CACHES, RecordedCall, watched
 from solvers import ConfigError
 
 
@@ -246,34 +246,26 @@ def recorded_until(
 def observed(
     blocks: Iterable[nn.Module], run: Callable[[], object], *, copies: bool = False
 ) -> dict[nn.Module, list[tuple[Any, Any]]]:
-    """For each block the state that it got and what it returned, in each call. With `copies`, the
-    tensors are cloned, because later code may change them in place.
-
-    If the first argument is a tensor with four axes (several streams of states), it takes the place
-    of the state.
+    """For each block the state that it got and what it returned, in each call; `copies` as in
+    `watched`.
     """
-    calls: dict[nn.Module, list[tuple[Any, Any]]] = {block: [] for block in blocks}
-    given: list[Any] = []
-
-    def kept(value: Any) -> Any:
-        return tree_map_only(Tensor, Tensor.clone, value) if copies else value
-
-    def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        first = next(iter((*args, *kwargs.values())), None)
-        streams = isinstance(first, Tensor) and first.is_floating_point() and first.dim() == 4
-        given.append(kept(first if streams else bind(type(block), args, kwargs).x if args or kwargs else None))
-
-    def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        calls[block].append((given.pop(), kept(output)))
-
-    handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in calls]
-    handles += [block.register_forward_hook(after) for block in calls]
-    try:
+    found: dict[nn.Module, list[tuple[Any, Any]]] = {block: [] for block in blocks}
+    with watched({str(i): block for i, block in enumerate(found)}, copies=copies) as calls:
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
+    for call in calls:
+        found[call.module].append((_state_given(call), call.output))
+    return found
+
+
+def _state_given(call: RecordedCall) -> Any:
+    """The state in a call of a block. A first argument with four axes (several streams of states)
+    takes its place.
+    """
+    given = (*call.args, *call.kwargs.values())
+    if not given:
+        return None
+    streams = isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() == 4
+    return given[0] if streams else bind(type(call.module), call.args, call.kwargs).x
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -61,7 +61,7 @@ class Parts:
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockRun:
     """A block that was run on the state x (batch, tokens, width) and returned y. `calls` are all
-    calls of its modules in the order in which they began.
+    calls of its modules that have a state, in the order in which they began.
     """
 
     running: Running
@@ -83,7 +83,7 @@ def run_of(running: Running, x: Tensor) -> BlockRun:
     """Runs the block on the state x."""
     with watched({path: part for path, part in running.block.named_modules() if part is not running.block}) as calls:
         y = running(x)
-    return BlockRun(running, x, y, calls)
+    return BlockRun(running, x, y, [call for call in calls if call.x is not None])
 
 
 def named_parts(run: BlockRun, anatomy: Anatomy) -> Parts | None:

@@ -23,10 +23,11 @@ from solvers.errors import look_up
 VOCABULARY, WIDTH, WINDOW, IMAGE = 31, 32, 4, 8
 """Sizes of the small models: tokens, channels, a sliding window, pixels per side."""
 SIZES: Mapping[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
-TEXT: Mapping[str, Any] = {**SIZES, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
+WORDS: Mapping[str, Any] = {**SIZES, "vocab_size": VOCABULARY}
+"""Also of families with other names of these sizes: their configurations take both."""
+TEXT: Mapping[str, Any] = {**WORDS, "max_position_embeddings": 32}
 CAUSAL: Mapping[str, Any] = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 IMAGES: Mapping[str, Any] = {**SIZES, "image_size": IMAGE, "patch_size": 4}
-GPT: Mapping[str, Any] = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 3, "n_head": 4, "n_positions": 32}
 ENDS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 ENCODER: Mapping[str, Any] = {
     "d_model": WIDTH,
@@ -65,6 +66,7 @@ def _family(kind: str, sizes: Mapping[str, Any], stem: str, refused: str = "", *
     return Family(f"{stem}{kind}", f"{stem}Config", {**sizes, **more}, refused=refused)
 
 
+_text = partial(_family, "ForCausalLM", TEXT)
 _causal = partial(_family, "ForCausalLM", CAUSAL)
 _masked = partial(_family, "ForMaskedLM", TEXT)
 _classifier = partial(_family, "ForImageClassification", IMAGES)
@@ -76,23 +78,10 @@ def _gemma(**more: Any) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Family] = {
-    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", {**GPT, **ENDS}),
-    "gpt_neo": Family(
-        "GPTNeoForCausalLM",
-        "GPTNeoConfig",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "num_layers": 2,
-            "num_heads": 4,
-            "window_size": WINDOW,
-            "attention_types": [[["global", "local"], 1]],
-            "max_position_embeddings": 32,
-            **ENDS,
-        },
-    ),
-    "gptj": Family("GPTJForCausalLM", "GPTJConfig", {**GPT, "rotary_dim": 4, **ENDS}),
-    "gpt_neox": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", {**TEXT, **ENDS}),
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", {**TEXT, **ENDS}),
+    "gpt_neo": _text("GPTNeo", num_hidden_layers=2, window_size=WINDOW, attention_types=[[["global", "local"], 1]], **ENDS),
+    "gptj": _text("GPTJ", rotary_dim=4, **ENDS),
+    "gpt_neox": _text("GPTNeoX", **ENDS),
     "gpt_oss": _causal(
         "GptOss",
         num_local_experts=4,
@@ -102,24 +91,10 @@ FAMILIES: dict[str, Family] = {
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         layer_types=[*ALTERNATING, ALTERNATING[0]],
     ),
-    "opt": Family(
-        "OPTForCausalLM",
-        "OPTConfig",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "ffn_dim": 48,
-            "word_embed_proj_dim": WIDTH,
-            "max_position_embeddings": 32,
-        },
-    ),
-    "bloom": Family(
-        "BloomForCausalLM", "BloomConfig", {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "n_layer": 3, "n_head": 4, **ENDS}
-    ),
-    "falcon": Family("FalconForCausalLM", "FalconConfig", {**TEXT, **ENDS}),
-    "mpt": Family("MptForCausalLM", "MptConfig", {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layers": 3, "n_heads": 4}),
+    "opt": _text("OPT", ffn_dim=48, word_embed_proj_dim=WIDTH),
+    "bloom": Family("BloomForCausalLM", "BloomConfig", {**WORDS, **ENDS}),
+    "falcon": _text("Falcon", **ENDS),
+    "mpt": Family("MptForCausalLM", "MptConfig", WORDS),
     "llama": _causal("Llama"),
     "mistral": _causal("Mistral", sliding_window=WINDOW),
     "qwen2": _causal("Qwen2", use_sliding_window=True, max_window_layers=1, sliding_window=WINDOW),
@@ -194,11 +169,7 @@ FAMILIES: dict[str, Family] = {
     "minilm": Family("BertModel", "BertConfig", {**TEXT, "hidden_act": "gelu"}),
     "roberta": _masked("Roberta"),
     "electra": _masked("Electra", embedding_size=16),
-    "distilbert": Family(
-        "DistilBertForMaskedLM",
-        "DistilBertConfig",
-        {"vocab_size": VOCABULARY, "dim": WIDTH, "n_layers": 3, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 32},
-    ),
+    "distilbert": _masked("DistilBert", hidden_dim=48),
     "mpnet": _masked("MPNet"),
     "deberta": _masked("Deberta", relative_attention=True, pos_att_type=["c2p", "p2c"]),
     "deberta-v2": _masked(
@@ -212,11 +183,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "modernbert": _masked("ModernBert", pad_token_id=0, cls_token_id=1, sep_token_id=2, local_attention=WINDOW, **ENDS),
     "albert": _masked("Albert", embedding_size=16, refused="is called 3 times"),
-    "t5": Family(
-        "T5EncoderModel",
-        "T5Config",
-        {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4},
-    ),
+    "t5": Family("T5EncoderModel", "T5Config", {**WORDS, "d_kv": 8, "d_ff": 48}),
     "bart": Family("BartModel", "BartConfig", {**ENCODER, "max_position_embeddings": 32}, part="encoder"),
     "whisper": Family(
         "WhisperModel",

@@ -6,16 +6,14 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields import ACTIVATIONS, Activation, Matrix, Role, Units
-from ctrans.fields.ffn_bounds import Affine, BoundedFFN, FFNMaps
-from ctrans.interop.module_chain import ModuleChain, Projection
+from ctrans.fields.ffn_bounds import BoundedFFN, FFNMaps
+from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, unit
 
@@ -65,26 +63,7 @@ class FeedForwardReading:
     activation: str
 
 
-class FeedForwardInModel(ModuleChain):
-    """f(x): a model's FFN for any leading dimensions of x. The model's modules get states (batch,
-    tokens, width).
-
-    `why_not` says why the map exposes nothing more, or is "".
-    """
-
-    def __init__(self, chain: ModuleChain, why_not: str = ""):
-        super().__init__(list(chain.stages), chain.output_path, chain.scale_path)
-        self.why_not = why_not
-
-    def forward(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch width"]:
-        return super().forward(x.reshape(-1, *x.shape[-2:]), **context).reshape(x.shape)
-
-    def pre_projection(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch features"]:
-        """The input of the last linear map. Raises ConfigError as `output_projection` does."""
-        return super().pre_projection(x, **context).reshape(*x.shape[:-1], -1)
-
-
-class ReadFeedForward(BoundedFFN, FeedForwardInModel):
+class ReadFeedForward(BoundedFFN, MapInModel):
     """An FFN with the matrices and the activation of its reading, with a gate if that has one."""
 
     def __init__(self, chain: ModuleChain, reading: FeedForwardReading):
@@ -105,7 +84,7 @@ class ReadFeedForward(BoundedFFN, FeedForwardInModel):
 
     @property
     def maps(self) -> FFNMaps:
-        *gate, up, down = (Affine(each.weight(self), each.bias(self)) for each in self.projections.values())
+        *gate, up, down = (each.affine(self) for each in self.projections.values())
         return FFNMaps(gate[0] if gate else None, up, down, KNOWN[self.reading.activation])
 
 
@@ -157,12 +136,12 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
     return reading
 
 
-def ffn_in_model(chain: ModuleChain, reading: FeedForwardReading | str) -> FeedForwardInModel:
+def ffn_in_model(chain: ModuleChain, reading: FeedForwardReading | str) -> MapInModel:
     """The map with all that its reading shows. If `reading` is a text, it says why the reading
     failed.
     """
     if isinstance(reading, str):
-        return FeedForwardInModel(chain, reading)
+        return MapInModel(chain, reading)
     return PlainFeedForward(chain, reading) if reading.gate is None else GatedFeedForward(chain, reading)
 
 

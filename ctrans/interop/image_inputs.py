@@ -8,7 +8,6 @@ arrays without pickles.
 from __future__ import annotations
 
 import dataclasses
-import struct
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ctrans.depth import check_count
-from ctrans.given_files import check_file, read_json
-from ctrans.interop.foreign_errors import one_line
+from ctrans.given_files import check_file, read_array, read_json
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, one_line
 from solvers import ConfigError
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
@@ -31,7 +30,6 @@ PREPARED = "preprocessor_config.json"
 """The file of a directory with the mean and deviation by which images were normalised."""
 HALF = 0.5
 """Mean and deviation without such a file."""
-READING_ERRORS = (OSError, ValueError, SyntaxError, LookupError, TypeError, ArithmeticError, EOFError, struct.error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Images:
     @property
     def there(self) -> int:
         """How many there are. Errors as `batch`."""
-        return len(read_array(self.path)) if self.path.suffix == ".npy" else len(image_files(self.path))
+        return len(read_images(self.path)) if self.path.suffix == ".npy" else len(image_files(self.path))
 
     @property
     def said(self) -> str:
@@ -61,7 +59,7 @@ class Images:
         return f"{'array' if self.path.suffix == '.npy' else 'images'} of {self.path}"
 
     def _of_array(self, count: int) -> Tensor:
-        whole = read_array(self.path)
+        whole = read_images(self.path)
         if whole.shape[1:] != self.shape:
             raise ConfigError(
                 f"{str(self.path)!r} has shape {whole.shape}, but the model reads (count, {', '.join(map(str, self.shape))})"
@@ -101,7 +99,7 @@ class Images:
                 pixels = np.asarray(small).reshape(height, width, channels)
         except ConfigError:
             raise
-        except (*READING_ERRORS, Image.DecompressionBombError) as error:
+        except FOREIGN_ERRORS as error:
             raise ConfigError(f"{str(path)!r} is no complete image: {one_line(error)}") from None
         return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
@@ -136,19 +134,13 @@ def _by_channel(entries: dict[str, Any], name: str, channels: int, directory: Pa
     return tuple(map(float, numbers))
 
 
-def read_array(path: Path) -> Any:
-    """An array of numbers with at least two axes, memory-mapped. Raises ConfigError for a file that
-    holds something else.
-    """
-    check_file(path)
-    try:
-        whole = np.load(path, mmap_mode="r", allow_pickle=False)
-    except READING_ERRORS as error:
-        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
-    if not isinstance(whole, np.ndarray) or whole.ndim < 2 or not (whole.dtype == np.uint8 or whole.dtype.kind == "f"):
-        what = f"{whole.dtype} of shape {whole.shape}" if isinstance(whole, np.ndarray) else type(whole).__name__
-        raise ConfigError(f"{str(path)!r} holds {what}: give bytes (uint8) or floats whose first axis counts the images")
-    return whole
+def read_images(path: Path) -> Any:
+    """An array of numbers with at least two axes, memory-mapped. Errors as `read_array`."""
+
+    def fits(images: np.ndarray) -> bool:
+        return images.ndim > 1 and (images.dtype == np.uint8 or images.dtype.kind == "f")
+
+    return read_array(path, fits, "bytes (uint8) or floats whose first axis counts the images")
 
 
 def image_files(path: Path) -> list[Path]:

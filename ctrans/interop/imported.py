@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -26,13 +25,14 @@ from ctrans.interop.attention_reading import AttentionReading, random_states, re
 from ctrans.interop.attention_rows import showing_rows
 from ctrans.interop.block_calls import evaluating
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
-from ctrans.interop.model_adapter import OUTPUTS, Contexts, ModelAdapter
+from ctrans.interop.model_adapter import OUTPUTS, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.transformers_adapter import TransformersAdapter
+from ctrans.model.gpt import check_range, next_token_loss
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
@@ -106,8 +106,7 @@ class Imported(nn.Module):
         )
         with evaluating(model):
             structures, like = self.adapter.structures()
-            contexts = self.adapter.contexts(structures)
-            _say_what_they_are(self.adapter.blocks(), structures, like, contexts, each=not has_weights_on_demand(model))
+            _say_what_they_are(self.adapter, structures, like, each=not has_weights_on_demand(model))
             self.adapter.check(depth_of(structures, 1.0))
         self.depth = depth_of(structures, check_dt(dt))
         self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
@@ -116,23 +115,14 @@ class Imported(nn.Module):
         """Drops the cached masks and other arguments of the blocks; call it after the weights
         change.
         """
-        for part in self.depth.modules():
-            contexts = getattr(part, "contexts", None)
-            if isinstance(contexts, Contexts):
-                contexts.forget()
+        self.adapter.forget()
 
     def forward(self, tokens: Tensor, targets: Int[Tensor, "*batch tokens"] | None = None) -> tuple[Tensor, Tensor | None]:
         """The logits, and with `targets` their mean cross-entropy in nats, without targets of -1.
         Raises ConfigError if all targets are -1.
         """
         logits = self.head(self.depth(self.embed(tokens)))
-        if targets is None:
-            return logits, None
-        if targets.device.type == "cpu" and not (targets != -1).any():
-            raise ConfigError(
-                f"all {targets.numel()} targets are -1, so there is no loss: give at least one token to predict, or no targets"
-            )
-        return logits, F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
+        return logits, None if targets is None else next_token_loss(logits, targets)
 
     def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
         """X_0: the input of the model's first block for tokens (*batch, tokens), or images (batch,
@@ -199,7 +189,7 @@ class Imported(nn.Module):
     @property
     def kept(self) -> Bool[Tensor, "batch tokens"] | None:
         """Where `padded` says that there is text; None outside of it."""
-        mask = self.adapter.padding if isinstance(self.adapter, TransformersAdapter) else None
+        mask = self.adapter.padding
         return None if mask is None else mask.bool()
 
     @property
@@ -210,35 +200,28 @@ class Imported(nn.Module):
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() == 0:
             raise ConfigError(f"the tokens are {tuple(tokens.shape)} of {tokens.dtype}: give int64 or int32 (*batch, tokens)")
-        longest, vocabulary = self.config.context, self.vocabulary
+        longest = self.config.context
         if longest is not None and tokens.shape[-1] > longest:
             raise ConfigError(f"{tokens.shape[-1]} tokens exceed the model's context of {longest}: shorten the text")
-        # On an accelerator this check would wait for the device; the embedding's own assertion
-        # reports the error there.
-        if tokens.device.type == "cpu" and tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
-            raise ConfigError(
-                f"tokens run from {int(tokens.min())} to {int(tokens.max())}, the vocabulary from 0 to {vocabulary - 1}"
-            )
+        check_range("tokens", tokens, self.vocabulary)
 
 
-def _say_what_they_are(
-    blocks: list[nn.Module], structures: list[Structure], like: Tensor, contexts: Contexts, *, each: bool
-) -> None:
+def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like: Tensor, *, each: bool) -> None:
     """Replaces the blocks' modules by maps that expose their matrices and bounds. `each`: each
     block is read; otherwise one block of each build is read.
     """
     known: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
     x = random_states(like)
-    for i, (block, structure) in enumerate(zip(blocks, structures, strict=True)):
+    for i, (block, structure) in enumerate(zip(adapter.blocks(), structures, strict=True)):
         chains, key = structure.chains, i if each else make_of(block)
         if key not in known:
             # the FFN first: if weights are read on demand, its own are still in memory
             ffn_seen = read_ffn(chains[1], x) if len(chains) > 1 else ""
-            output = chains[0](x, **contexts.of(i, x))
-            with showing_rows(contexts.model):
-                known[key] = read_attention(chains[0], x, output, contexts.of(i, x)), ffn_seen
+            output = chains[0](x, **adapter.block_context(i, x))
+            with showing_rows(adapter.model):
+                known[key] = read_attention(chains[0], x, output, adapter.block_context(i, x)), ffn_seen
         read_as, ffn_read_as = known[key]
-        attention = attention_in_model(chains[0], i, contexts, read_as)
+        attention = attention_in_model(chains[0], i, adapter, read_as)
         if len(chains) == 1:
             structure.sublayers[0].field = attention
             continue
@@ -253,8 +236,8 @@ def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int
     sublayers = [part for structure in structures for part in structure.sublayers]
     norms = list(dict.fromkeys(norm for part in sublayers for norm in _norms(part)))
     maps = [dict(zip(("attention", "FFN"), each.chains, strict=False)) for each in structures]
-    stages = {what: "+".join(map(_said, _chain(each).stages)) for what, each in maps[0].items()}
-    scaled = dict.fromkeys(what for each in maps for what, part in each.items() if _is_scaled(_chain(part)))
+    stages = {what: "+".join(map(_said, each.stages)) for what, each in maps[0].items()}
+    scaled = dict.fromkeys(what for each in maps for what, part in each.items() if _is_scaled(part))
     unread = [f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not]
     return Architecture(
         model=type(adapter.model).__name__,
@@ -278,11 +261,6 @@ def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int
             *dict.fromkeys(unread),
         ),
     )
-
-
-def _chain(map_: Any) -> ModuleChain:
-    chain: ModuleChain = getattr(map_, "attention", map_)
-    return chain
 
 
 def _said(stage: nn.Module) -> str:

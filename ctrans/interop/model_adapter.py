@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,6 +48,8 @@ class ModelAdapter(ABC):
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.model: Any = model
         self.anatomy, self.form = anatomy, StateForm()
+        self._called: tuple[str | None, ...] = ()
+        self._contexts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self.padding: Tensor | None = None
         """Which tokens are padding (0) and which are text (1), inside of `Imported.padded`."""
 
@@ -99,6 +101,10 @@ class ModelAdapter(ABC):
                 except ConfigError as error:
                     raise error if not i else ConfigError(f"block {i} differs from the blocks before it: {error}") from None
                 known[key] = block, found[-1]
+        self._called = tuple(
+            next((path for path, part in block.named_modules() if part is structure.called), None)
+            for block, structure in zip(self.blocks(), found, strict=True)
+        )
         self.tokens, self._like = calls[0].x.shape[-2], torch.zeros_like(calls[0].x[0])
         return found, calls[0].x
 
@@ -113,21 +119,29 @@ class ModelAdapter(ABC):
         found = tensor_in(output)
         return self.form.turned(found) if found is not None and found.dim() > 1 else found
 
-    def contexts(self, structures: Sequence[Structure]) -> Contexts:
-        """What the model gives its blocks besides the state."""
-        paths: list[str | None] = []
-        for block, structure in zip(self.blocks(), structures, strict=True):
-            names = {part: path for path, part in block.named_modules()}
-            paths.append(None if structure.called is None else names[structure.called])
-        return Contexts(self, tuple(paths))
+    def block_context(self, block: int, x: Tensor) -> dict[str, Any]:
+        """What the model gives that block besides its state x (batch, tokens, width), such as masks
+        and rotary embeddings: keyword arguments of its attention.
+        """
+        kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)  # kernels get different masks
+        key = (x.shape, x.dtype, x.device, kernel, self.padding)
+        if key not in self._contexts:
+            found = self._contexts_for(x)
+            if len(self._contexts) == REMEMBERED:
+                del self._contexts[next(iter(self._contexts))]
+            self._contexts[key] = found
+        return self._contexts[key][block]
 
-    def contexts_for(self, x: Tensor, paths: Sequence[str | None]) -> list[dict[str, Any]]:
-        """For each block, the keyword arguments of its attention for states of the shape of x: the
-        call of the module at that path, or the arguments of the block itself where the path is
-        None.
+    def forget(self) -> None:
+        """Clears the cache of contexts; call it after the weights change."""
+        self._contexts.clear()
+
+    def _contexts_for(self, x: Tensor) -> list[dict[str, Any]]:
+        """The context of each block: the call of the module that its structure names, or the
+        arguments of the block itself.
         """
         blocks = self.blocks()
-        called = {i: block.get_submodule(path) for i, (block, path) in enumerate(zip(blocks, paths, strict=True)) if path}
+        called = {i: block.get_submodule(path) for i, (block, path) in enumerate(zip(blocks, self._called, strict=True)) if path}
         contexts: list[dict[str, Any]] = [{} for _ in blocks]
         with torch.no_grad():
             if called:
@@ -158,52 +172,15 @@ class ModelAdapter(ABC):
         return {"attention_mask": mask.to(x.device).repeat(copies, 1)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
-        """The same adapter, or an adapter around the copy if the model itself is copied."""
+        """The same adapter if a field is copied alone; an adapter around the copy if the model itself
+        is copied.
+        """
         model = memo.get(id(self.model))
         if model is None:
             return self
         other = copy.copy(self)
-        other.model = model
+        other.model, other._contexts = model, {}
         return other
-
-
-class Contexts:
-    """What a model gives its blocks besides the state (masks, rotary embeddings), for states of any
-    shape.
-
-    A copy of a field alone keeps the original model. A copy of the model with its fields uses the
-    copied model.
-    """
-
-    def __init__(self, adapter: ModelAdapter, paths: tuple[str | None, ...]):
-        self.adapter, self.paths = adapter, paths
-        self._known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-
-    @property
-    def model(self) -> nn.Module:
-        model: nn.Module = self.adapter.model
-        return model
-
-    def of(self, block: int, x: Tensor) -> dict[str, Any]:
-        """The context of that block for the state x (batch, tokens, width): keyword arguments of
-        its attention.
-        """
-        kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)  # kernels get different masks
-        key = (x.shape, x.dtype, x.device, kernel, self.adapter.padding)
-        if key not in self._known:
-            found = self.adapter.contexts_for(x, self.paths)
-            if len(self._known) == REMEMBERED:
-                del self._known[next(iter(self._known))]
-            self._known[key] = found
-        return self._known[key][block]
-
-    def forget(self) -> None:
-        """Clears the cache; call it after the weights change."""
-        self._known.clear()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
-        adapter = copy.deepcopy(self.adapter, memo)
-        return self if adapter is self.adapter else Contexts(adapter, self.paths)
 
 
 def tensor_in(output: Any) -> Tensor | None:

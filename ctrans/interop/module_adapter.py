@@ -130,7 +130,8 @@ class ModuleAdapter(ModelAdapter):
             for wanted in dict.fromkeys((x.shape[-2] + length - self.tokens, round(x.shape[-2] * length / self.tokens))):
                 if wanted > 0:
                     cut: Tensor = rows.index_select(axis, torch.arange(wanted, device=rows.device) % length)
-                    if self._first_tokens(cut) == x.shape[-2]:
+                    state = self._first_state(cut)
+                    if state is not None and state.shape[-2] == x.shape[-2]:
                         return cut
         raise ConfigError(
             f"{type(self.model).__name__} reads its example as {self.tokens} tokens, and the example cannot be cut or repeated to "
@@ -243,12 +244,11 @@ class ModuleAdapter(ModelAdapter):
         """By how much the sequences and tokens of the first state grow if the example grows by one
         along that axis.
         """
-        more = torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis)
-        try:
-            states = [recorded_until(self.blocks()[:1], 0, partial(self.run, x), self.form)[0].x for x in (self.example, more)]
-        except FOREIGN_ERRORS:
+        before = self._first_state(self.example)
+        after = self._first_state(torch.cat([self.example, self.example.narrow(axis, 0, 1)], axis))
+        if before is None or after is None:
             return None
-        return states[1].shape[0] - states[0].shape[0], states[1].shape[1] - states[0].shape[1]
+        return after.shape[0] - before.shape[0], after.shape[1] - before.shape[1]
 
     def _like_the_weights(self, value: Any) -> Any:
         like = next((p for p in self.model.parameters() if p.is_floating_point()), None)
@@ -262,13 +262,16 @@ class ModuleAdapter(ModelAdapter):
             return value[torch.arange(count, device=value.device) % len(value)]
         return value
 
-    def _first_tokens(self, tokens: Tensor) -> int | None:
+    def _first_state(self, tokens: Tensor) -> Tensor | None:
+        """The state that the first block gets for these inputs; None if the module does not run on
+        them.
+        """
         try:
             with torch.no_grad():
                 calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
         except FOREIGN_ERRORS:
             return None
-        return calls[0].x.shape[-2] if calls else None
+        return calls[0].x if calls else None
 
 
 def _fits(model: nn.Module, named: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields import Matrix, Role
+from ctrans.fields.ffn_bounds import Affine
 from ctrans.fields.scaled_linear import ScaledLinear
 from ctrans.interop.recorded_calls import first_tensor, watched
 from solvers import ConfigError
@@ -60,7 +61,8 @@ class ModuleChain(nn.Module):
         """The input of the last linear map. Raises ConfigError as `output_projection` does."""
         with watched({self._require_output_path(): self.get_submodule(self._require_output_path())}) as seen:
             self(x, **context)
-        return seen[-1].x
+        features: Tensor = seen[-1].x
+        return features
 
     def find_output_projection(self, x: Tensor, **context: Any) -> None:
         """Runs f once, without dropout, to find the linear map that gives its output, and a scale
@@ -94,6 +96,25 @@ class ModuleChain(nn.Module):
                 f"{names} does not end in one linear map (experts, or a gate after it), so it has no output projection"
             )
         return self.output_path
+
+
+class MapInModel(ModuleChain):
+    """f(x): a map of a model for any leading dimensions of x. The model's modules get states (batch,
+    tokens, width).
+
+    `why_not` says why the map exposes nothing more, or is "".
+    """
+
+    def __init__(self, chain: ModuleChain, why_not: str = ""):
+        super().__init__(list(chain.stages), chain.output_path, chain.scale_path)
+        self.why_not = why_not
+
+    def forward(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch width"]:
+        return super().forward(x.reshape(-1, *x.shape[-2:]), **context).reshape(x.shape)
+
+    def pre_projection(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch features"]:
+        """The input of the last linear map. Raises ConfigError as `output_projection` does."""
+        return super().pre_projection(x, **context).reshape(*x.shape[:-1], -1)
 
 
 BYTES = (torch.int8, torch.uint8)
@@ -161,6 +182,10 @@ class Projection:
         bias: Tensor | None = getattr(chain.get_submodule(self.path), "bias", None)
         rows = None if bias is None else self._rows_of(bias)
         return rows if rows is None or self.scale_path is None else numbers_at(chain, self.scale_path).to(rows) * rows
+
+    def affine(self, chain: nn.Module) -> Affine:
+        """W x + b."""
+        return Affine(self.weight(chain), self.bias(chain))
 
     def _rows_of(self, whole: Tensor) -> Tensor:
         if self.parts == 1:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from ctrans.fields import BranchGains
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.tolerances import unit
+from ctrans.interop.tolerances import likely_number, unit
 from ctrans.norm import SphereNorm, check_norm
 
 EPS_NAMES = ("eps", "variance_epsilon")
@@ -64,52 +63,10 @@ class Form:
     added: float = 0.0
 
 
-class ForeignNorm(SphereNorm):
-    """A norm of another library. It may divide by sqrt(mean((C x)^2)) + a, where a is `added`,
-    instead of sqrt(mean((C x)^2) + eps).
-    """
+class UnitGains(SphereNorm):
+    """z = x_hat: gamma = 1, beta = 0."""
 
     centred = False  # each object has its own
-    added = 0.0
-
-    @property
-    def reaches_inside(self) -> bool:
-        return super().reaches_inside or self.added > 0
-
-    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch 1"]:
-        """sqrt(mean((C x)^2) + eps), or sqrt(mean((C x)^2)) + a."""
-        return super().sigma(x) + self.added if self.added else super().sigma(x)
-
-    def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """As in `SphereNorm`; for a > 0, x = u a/(1 - |u|/sqrt(d))."""
-        return u * (self.added / (1 - u.square().mean(-1, keepdim=True).sqrt())) if self.added else super().preimage(u)
-
-    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """As in `SphereNorm`; for a > 0, |w| (sqrt(d) - r/(r/sqrt(d) + a)), about |w| d a/r."""
-        if not self.added:
-            return super().shortfall(p, radius)
-        length: Tensor = torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
-        return (math.sqrt(self.width) - radius / (radius / math.sqrt(self.width) + self.added)) * length
-
-    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
-        """As in `SphereNorm`; for a > 0, diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d)."""
-        if not self.added:
-            return super().jacobian(x)
-        x_hat, sigma = self.standardize(x), self.sigma(x)
-        eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
-        centring = eye - 1 / self.width if self.centred else eye
-        slope = (sigma / (sigma - self.added)).unsqueeze(-1)
-        inner = centring - slope * x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
-        return self.gamma.unsqueeze(-1) * inner / sigma.unsqueeze(-1)
-
-    @property
-    def steepest(self) -> float:
-        """As in `SphereNorm`; for a > 0, max|gamma|/a."""
-        return self.half_diameter / self.added if self.added else super().steepest
-
-
-class UnitGains(ForeignNorm):
-    """z = x_hat: gamma = 1, beta = 0."""
 
     def __init__(self, width: int, eps: float, centred: bool, added: float = 0.0):
         super().__init__()
@@ -129,12 +86,13 @@ class UnitGains(ForeignNorm):
         return self.standardize(x)
 
 
-class AdaptedNorm(ForeignNorm):
+class AdaptedNorm(SphereNorm):
     """z = factor (shift + gain) * x_hat + offset, computed by another library's module, whose
     parameters it shares.
     """
 
     module: Any  # of any library
+    centred = False  # each object has its own
 
     def __init__(self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False):
         super().__init__()
@@ -271,9 +229,9 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         for form in _fitted(trial, each.flatten(), mean_square, Form(centred, shift, 0.0, gain, offset)):
             miss = (_sigma(form, mean_square) * each.flatten() / form.factor - 1).abs()
             exact = bool(miss[mean_square > 0.1].max() <= EXACT)
-            return _on_its_device(
-                module, AdaptedNorm(module, _in_its_dtype(module, trial, x[1:2], r[1:2] * w, form), width, exact)
-            )
+            norm = AdaptedNorm(module, _in_its_dtype(module, trial, x[1:2], r[1:2] * w, form), width, exact)
+            like = next(module.parameters(), None)
+            return norm if like is None else norm.to(like.device)
     return None
 
 
@@ -295,11 +253,6 @@ def _in_its_dtype(module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor
     )
 
 
-def _on_its_device(module: nn.Module, norm: AdaptedNorm) -> AdaptedNorm:
-    like = next(module.parameters(), None)
-    return norm if like is None else norm.to(like.device)
-
-
 def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> Iterator[Form]:
     """The form with a factor f and an eps that give f/sigma of each state, if such numbers exist."""
     for power in (2, 1):  # sigma^2 = m + eps, or sigma = sqrt(m) + eps
@@ -311,7 +264,8 @@ def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> 
         factor, eps = slope ** (-1 / power), low / slope - m_low
         if eps > m_high:
             continue  # it scales states of all sizes alike: an elementwise map and no norm
-        eps = _short(trial, eps) if eps > 1e-6 * m_low else 0.0
+        own = [abs(each) for each in vars(trial).values() if isinstance(each, float)]
+        eps = likely_number(eps, own, SHORT, digits=3) if eps > 1e-6 * m_low else 0.0
         factor = 1.0 if abs(factor - 1) <= 1e-6 else factor
         inside, added = (eps, 0.0) if power == 2 else (0.0, eps)
         found = dataclasses.replace(form, factor=factor, eps=inside, added=added)
@@ -321,15 +275,6 @@ def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> 
 
 def _sigma(form: Form, mean_square: Tensor) -> Tensor:
     return (mean_square + form.eps).sqrt() + form.added
-
-
-def _short(trial: nn.Module, value: float) -> float:
-    """A fitted value, replaced by one of the module's own numbers or one with few digits if that is
-    within the error of the fit.
-    """
-    own = [abs(each) for each in vars(trial).values() if isinstance(each, float)]
-    digits = [float(f"{value:.{n}g}") for n in (1, 2, 3)]
-    return next((each for each in (*own, *digits) if abs(each - value) <= SHORT * value), value)
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
@@ -352,18 +297,10 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
         return None
     if not isinstance(z, Tensor) or z.shape != x.shape:
         return None
-    norms = [AdaptedNorm(module, form) for form in _forms(module)]
-    nearest = min(norms, key=lambda norm: _miss(norm, x, z))
-    return nearest if _miss(nearest, x, z) <= 64 * unit(z.dtype) else None
-
-
-def _forms(module: nn.Module) -> Iterator[Form]:
     known = [value for name in EPS_NAMES if isinstance(value := getattr(module, name, None), float)]
     for centred, shift in product((True, False), (0.0, 1.0)):
-        yield Form(centred, shift, known[0] if known else UNSAID_EPS)
-
-
-def _miss(norm: AdaptedNorm, x: Tensor, z: Tensor) -> float:
-    """Error of the norm's formula for z, relative to 1 + abs(z)."""
-    expected = norm.gamma * norm.standardize(x) + norm.beta
-    return float(((z - expected).abs() / (1 + z.abs())).max())
+        norm = AdaptedNorm(module, Form(centred, shift, known[0] if known else UNSAID_EPS))
+        expected = norm.gamma * norm.standardize(x) + norm.beta
+        if float(((z - expected).abs() / (1 + z.abs())).max()) <= 64 * unit(z.dtype):
+            return norm
+    return None

@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ctrans.interop.hugging_face import (
     weight_files,
 )
 from ctrans.interop.imported import Imported
-from ctrans.interop.losses import LOSS_NAMES, Loss, with_loss
+from ctrans.interop.losses import Loss
 from ctrans.interop.module_adapter import Example, ModuleAdapter
 from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
 from ctrans.interop.opened import Opened
@@ -95,67 +96,61 @@ def open_model(
     Raises ConfigError, saying what to give, for a model that cannot be read or recognised (see
     `from_transformers`, `from_nanogpt`).
     """
-    dt = 1.0 if dt is None else check_dt(dt)
+    dt, anatomy = 1.0 if dt is None else check_dt(dt), Anatomy(blocks, attention, ffn)
     if heads is not None and (isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED):
         raise ConfigError(f"heads = {heads} is only for a bare state dict of nanoGPT: leave it out (--heads)")
     if isinstance(model, nn.Module):
-        anatomy = Anatomy(blocks, attention, ffn)
-        return _from_module(model, dtype, dt, anatomy, embed, head, loss, example)
+        training = model.training
+        module = _ready(unwrap_model(model), dtype)
+        if isinstance(module, Imported):
+            return open_imported(module, loss=loss)
+
+        def read() -> Imported:
+            if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
+                return from_transformers(module, dt=dt, anatomy=anatomy)
+            adapter = ModuleAdapter(module, anatomy, _token_example(module) if example is None else example, embed, head)
+            return Imported(module, dt=dt, adapter=adapter)
+
+        opened = _open_probed(module, read, None, loss)
+        opened.described += "; it was in training mode and is in evaluation mode now" if training else ""
+        return opened
     if not isinstance(model, (str, os.PathLike)):
         called = ": call it first" if callable(model) else ""
         raise ConfigError(f"the model is a {type(model).__name__}{called}: give an nn.Module or a path")
-    named = {"blocks": blocks, "attention": attention, "ffn": ffn, "embed": embed, "head": head, "example": example}
     found = _find(Path(model))
-    foreign = found.suffix not in PICKLED
-    refused = [name for name, value in named.items() if value is not None and not (foreign and name in MAPS)]
+    pickled = found.suffix in PICKLED
+    around = {"embed": embed, "head": head, "example": example}
+    refused = [name for name, value in (vars(anatomy) if pickled else {} | around).items() if value is not None]
     if refused:
         raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: leave them out; the files of a checkpoint define them")
     kept = torch.float64 if dtype is None else dtype
-    if foreign:
-        return _from_transformers(found, kept, dt, on_demand, Anatomy(blocks, attention, ffn), loss, images)
-    return _from_nanogpt(found, kept, dt, on_demand, loss, heads)
+    if pickled:
+        return _from_nanogpt(found, kept, loss, dt, on_demand, heads)
+    return _from_transformers(found, kept, loss, dt, on_demand, anatomy, images)
 
 
-MAPS = ("blocks", "attention", "ffn")
-"""Arguments that may name parts of a Hugging Face model too."""
-
-
-def _from_module(
-    module: nn.Module,
-    dtype: torch.dtype | None,
-    dt: float,
-    anatomy: Anatomy,
-    embed: Callable[[Tensor], Tensor] | None,
-    head: Callable[[Tensor], Any] | None,
-    loss: str | Loss | None,
-    example: Example | None,
-) -> Opened:
-    training = module.training
-    module = unwrap_model(module)
+def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """The module in that dtype, without gradients and in evaluation mode. Raises ConfigError for
+    one that cannot be read.
+    """
     for path, part in module.named_modules():
-        for fits, said in UNREADABLE:
-            if fits(part):
-                raise ConfigError(f"{path or type(module).__name__} {said}")
+        why = _unreadable(part)
+        if why:
+            raise ConfigError(f"{path or type(module).__name__} {why}")
     module = (module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
     if isinstance(module, (GPT, OTTransformer)):
         raise ConfigError(f"a {type(module).__name__} is already a model of ctrans: pass it to screen, simulate and the others")
-    if isinstance(module, Imported):
-        return open_imported(module, loss=loss)
+    return module
+
+
+def _open_probed(module: nn.Module, read: Callable[[], Imported], directory: Path | None, loss: str | Loss | None) -> Opened:
+    """Opens what `read` makes of the module, which has `probe_weights` meanwhile."""
     with probe_weights(module) as broken:
-        if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
-            opened = open_imported(from_transformers(module, dt=dt, anatomy=anatomy), loss=loss)
-        else:
-            adapter = ModuleAdapter(module, anatomy, _token_example(module) if example is None else example, embed, head)
-            opened = open_imported(Imported(module, dt=dt, adapter=adapter), loss=loss)
-    opened.described += _not_finite(broken)
-    opened.described += "; it was in training mode and is in evaluation mode now" if training else ""
+        opened = open_imported(read(), directory, loss)
+    if broken:
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        opened.described += f"; not finite: the weight {broken[0]}{more}"
     return opened
-
-
-def _not_finite(broken: Sequence[str]) -> str:
-    """A note about weights that are not finite; empty if all are."""
-    more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-    return f"; not finite: the weight {broken[0]}{more}" if broken else ""
 
 
 def _token_example(module: nn.Module) -> Tensor:
@@ -176,23 +171,19 @@ def _token_example(module: nn.Module) -> Tensor:
     return torch.tensor(usable, device=table.weight.device)[places]
 
 
-UNREADABLE: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
-    (
-        lambda part: any(nn.parameter.is_lazy(weight) for weight in part.parameters(recurse=False)),
-        "is lazy and has no weights yet: run the module on one batch first",
-    ),
-    (
-        lambda part: hasattr(part, "_orig_mod"),
-        "is compiled: open the model first, then compile its parts",
-    ),
-    (
-        lambda part: type(part).__module__.startswith(QUANTISED),
-        "is quantised by torch.ao and has no derivatives: open the model before it is quantised",
-    ),
-)
-"""Which modules cannot be read, and why."""
 EXAMPLE_TOKENS = 6
 """The number of tokens of a default example."""
+
+
+def _unreadable(part: nn.Module) -> str:
+    """Why a part of a module cannot be read; empty if it can."""
+    if any(nn.parameter.is_lazy(weight) for weight in part.parameters(recurse=False)):
+        return "is lazy and has no weights yet: run the module on one batch first"
+    if hasattr(part, "_orig_mod"):
+        return "is compiled: open the model first, then compile its parts"
+    if type(part).__module__.startswith(QUANTISED):
+        return "is quantised by torch.ao and has no derivatives: open the model before it is quantised"
+    return ""
 
 
 def open_imported(model: Imported, directory: Path | None = None, loss: str | Loss | None = None) -> Opened:
@@ -204,14 +195,14 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     causal = _is_causal(model.depth.sublayers[0].field, like)
     predicts = model.adapter.predicts()
     model.forget()
-    made, name = with_loss(model, loss, predicts=predicts, causal=causal)
-    said = f"; loss: {LOSS_NAMES[name]}" if name in STAND_INS or (not predicts and name in LOSS_NAMES) else ""
-    if model.vocabulary and not causal and name in BOTH_WAYS:
-        said += f"; each token also reads later tokens, {BOTH_WAYS[name]}. If this is a GPT, its causal mask is missing"
-    return Opened(made, directory, f"{model.config}{said}", model.vocabulary, causal, predicts, name)
+    opened = Opened(model, directory, str(model.config), loss, model.vocabulary, causal=causal, predicts=predicts)
+    if model.vocabulary and not causal and opened.loss in BOTH_WAYS:
+        opened.described += (
+            f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its causal mask is missing"
+        )
+    return opened
 
 
-STAND_INS = ("mean", "random", "none")
 BOTH_WAYS = {"mlm": "so its loss is that of hidden tokens", "next": "including those that it predicts"}
 """By loss: the consequence for a model in which tokens read both ways."""
 
@@ -235,7 +226,7 @@ def _find(path: Path) -> Path:
 
 
 def _from_nanogpt(
-    path: Path, dtype: torch.dtype, dt: float, on_demand: bool | None, loss: str | Loss | None, heads: int | None
+    path: Path, dtype: torch.dtype, loss: str | Loss | None, dt: float, on_demand: bool | None, heads: int | None
 ) -> Opened:
     if on_demand:
         raise ConfigError(f"{str(path)!r} cannot be read on demand: leave out on_demand (--stream)")
@@ -249,18 +240,17 @@ def _from_nanogpt(
         model.depth = Depth(model.depth.sublayers, dt)
         said = f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
     own = model.config
-    made, name = with_loss(model, loss, predicts=True, causal=own.causal)
-    stand_in = [f"loss: {LOSS_NAMES[name]}"] if name in STAND_INS else []
-    return Opened(made, path.parent, "; ".join([said, *notes, *stand_in]), own.vocab_size, own.causal, True, name)
+    said = "; ".join([said, *notes])
+    return Opened(model, path.parent, said, loss, own.vocab_size, causal=own.causal, predicts=True)
 
 
 def _from_transformers(
     directory: Path,
     dtype: torch.dtype,
+    loss: str | Loss | None,
     dt: float,
     on_demand: bool | None,
     anatomy: Anatomy,
-    loss: str | Loss | None,
     images: bool,
 ) -> Opened:
     _check_foreign(directory)
@@ -273,11 +263,8 @@ def _from_transformers(
             loaded: Any = open_local(directory, anatomy, dtype) if on_demand else load_local(directory, dtype)
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
                 loaded.set_experts_implementation("eager")
-            with probe_weights(loaded) as broken:
-                imported = from_transformers(one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
-                opened = open_imported(imported, directory, loss)
-            opened.described += _not_finite(broken)
-            return opened
+            read = partial(from_transformers, one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
+            return _open_probed(loaded, read, directory, loss)
         except RuntimeError as error:  # some modules have kernels only for some dtypes
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(f"{str(directory)!r} does not run in {kind}, choose another --dtype: {one_line(error)}") from None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
-from ctrans.interop.losses import AnyModel, ModelAround, ModelWithLoss
+from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelAround, ModelWithLoss, with_loss
 from ctrans.interop.tokens import Tokeniser, find_tokeniser
 from ctrans.walk import own_loss
 
@@ -21,6 +21,8 @@ HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of
 BERT's training.
 """
+STAND_INS = ("mean", "random", "none")
+"""Losses that a description names, because the model was not trained for them."""
 
 
 class Opened(ModelAround):
@@ -40,17 +42,21 @@ class Opened(ModelAround):
 
     def __init__(
         self,
-        model: AnyModel | ModelWithLoss,
+        model: AnyModel,
         directory: Path | None,
         described: str,
+        loss: str | Loss | None,
         vocabulary: int,
+        *,
         causal: bool,
         predicts: bool,
-        loss: str,
     ):
         super().__init__()
-        self.model, self.directory, self.described = model, directory, described
-        self.vocabulary, self.causal, self.predicts, self.loss = vocabulary, causal, predicts, loss
+        self.model, self.loss = with_loss(model, loss, predicts=predicts, causal=causal)
+        if self.loss in STAND_INS or (not predicts and self.loss in LOSS_NAMES):
+            described += f"; loss: {LOSS_NAMES[self.loss]}"
+        self.directory, self.described = directory, described
+        self.vocabulary, self.causal, self.predicts = vocabulary, causal, predicts
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
         """The output of the head, and with `targets` the loss."""
@@ -60,11 +66,13 @@ class Opened(ModelAround):
     @property
     def reads(self) -> tuple[int, ...]:
         """The shape of one input, without the batch axis, as in the example by which it was opened."""
-        return tuple(self._imported.adapter.row.shape) if isinstance(self._imported, Imported) else (1,)
+        return tuple(self._row.shape)
 
     @property
-    def _imported(self) -> AnyModel:
-        return self.model.model if isinstance(self.model, ModelWithLoss) else self.model
+    def _row(self) -> Tensor:
+        """One input of that example."""
+        model = self.model.model if isinstance(self.model, ModelWithLoss) else self.model
+        return model.adapter.row if isinstance(model, Imported) else torch.zeros(1, dtype=torch.int64)
 
     @property
     def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
@@ -89,7 +97,7 @@ class Opened(ModelAround):
 
     def _reads(self, length: int) -> bool:
         like = next((weight for weight in self.parameters()), torch.empty(0))
-        row = self._imported.adapter.row if isinstance(self._imported, Imported) else torch.zeros(1, dtype=torch.int64)
+        row = self._row
         try:
             with torch.no_grad():
                 self(row[torch.arange(length) % len(row)].unsqueeze(0).to(like.device))

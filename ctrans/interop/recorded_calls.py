@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 """Arguments that carry keys and values of an earlier call. Repeated calls must not fill them."""
@@ -54,17 +56,26 @@ class Template:
         return any(value is RESIDUAL for value in (*self.args, *self.kwargs.values()))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class RecordedCall:
-    """One call of a module: its path, the call without its state, the state x (the first
-    floating-point argument) and the output.
-    """
+    """One call of a module: its path, its arguments and its output."""
 
     path: str
     module: nn.Module
-    template: Template
-    x: Tensor
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     output: Any = None
+
+    @functools.cached_property
+    def x(self) -> Any:
+        """The state: the first floating-point tensor that the module got; None if there is none."""
+        return next((v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
+
+    @functools.cached_property
+    def template(self) -> Template:
+        """The call without its state."""
+        whole = Template(self.args, {name: None if name in CACHES else value for name, value in self.kwargs.items()})
+        return whole.mapped(lambda value: STATE if value is self.x else value)
 
     @property
     def y(self) -> Any:
@@ -77,35 +88,23 @@ class RecordedCall:
         return first_tensor(self.module(*args, **kwargs))
 
 
-def template_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Template, Tensor] | None:
-    """The call without its state, and the state, which is the first floating-point tensor; None if
-    there is none.
-    """
-    state = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
-    if state is None:
-        return None
-    whole = Template(args, {name: None if name in CACHES else value for name, value in kwargs.items()})
-    return whole.mapped(lambda value: STATE if value is state else value), state
-
-
 @contextlib.contextmanager
-def watched(parts: Mapping[str, nn.Module]) -> Iterator[list[RecordedCall]]:
-    """Inside, records each call of the parts that has a state, in the order in which the calls
-    begin.
+def watched(parts: Mapping[str, nn.Module], *, copies: bool = False) -> Iterator[list[RecordedCall]]:
+    """Inside, records each call of the parts, in the order in which the calls begin. With `copies`,
+    the tensors are cloned, because later code may change them in place.
     """
     calls: list[RecordedCall] = []
-    begun: list[int | None] = []
+    begun: list[RecordedCall] = []
+
+    def kept(value: Any) -> Any:
+        return tree_map_only(Tensor, Tensor.clone, value) if copies else value
 
     def before(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        found = template_of(args, kwargs)
-        begun.append(None if found is None else len(calls))
-        if found is not None:
-            calls.append(RecordedCall(path, module, *found))
+        begun.append(RecordedCall(path, module, *kept((args, kwargs))))
+        calls.append(begun[-1])
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        place = begun.pop()
-        if place is not None:
-            calls[place] = dataclasses.replace(calls[place], output=output)
+        begun.pop().output = kept(output)
 
     handles = [part.register_forward_pre_hook(partial(before, path), with_kwargs=True) for path, part in parts.items()]
     handles += [part.register_forward_hook(after) for part in parts.values()]

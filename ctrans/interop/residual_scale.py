@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ctrans.interop.tolerances import difference, tolerance
+from ctrans.interop.tolerances import difference, likely_number, tolerance
 
 DIGITS = 15
 """A fitted number is rounded to the fewest digits, at most this many, that stay within the error of
@@ -49,21 +49,12 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
     alone = float((added * values).sum() / square.sum())
     missed = difference(alone * values, added)
     if missed <= close:
-        return _said(block, alone, 4 * max(missed, rounding))
+        return likely_number(alone, _numbers(block), 4 * max(missed, rounding), DIGITS)
     each = (added * values).flatten(0, -2).sum(0) / square.flatten(0, -2).sum(0)
     if not difference(each * values, added) <= close:
         return None
     own = (part for part in block.parameters() if difference(part.detach().double(), each) <= close)
     return next(own, each)
-
-
-def _said(block: nn.Module, value: float, close: float) -> float:
-    """The nearest of the block's own numbers if it is within the error of the fit; otherwise a
-    number of few digits, or the fit.
-    """
-    nearest = min(_numbers(block), key=lambda number: abs(number - value), default=0.0)
-    short = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS + 1))
-    return next((number for number in (nearest, *short) if abs(number - value) <= close * abs(value)), value)
 
 
 def _numbers(block: nn.Module) -> Iterator[float]:

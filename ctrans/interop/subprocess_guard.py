@@ -5,6 +5,7 @@ file can make run away.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import resource
@@ -12,7 +13,9 @@ import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+from ctrans.interop.foreign_errors import one_line
 from solvers import ConfigError
 
 WAIT = 3
@@ -22,9 +25,9 @@ MOST_BYTES = 1 << 30
 DONE, FAILED = b"0", b"1"
 
 
-def run_guarded(act: Callable[[], bytes], *, seconds: int, memory: int) -> bytes:
-    """The result of `act` in a copy of this process, with at most that many processor seconds and
-    additional bytes of memory.
+def run_guarded(act: Callable[[], Any], *, seconds: int, memory: int) -> Any:
+    """The result of `act`, which JSON can hold, from a copy of this process, with at most that many
+    processor seconds and additional bytes of memory.
 
     Raises ConfigError with one line for any exception of `act`, or with the limit if it is reached.
     """
@@ -41,13 +44,13 @@ def run_guarded(act: Callable[[], bytes], *, seconds: int, memory: int) -> bytes
     process.kill()
     process.join()
     if said[:1] == DONE:
-        return said[1:]
+        return json.loads(said[1:])
     if said[:1] == FAILED:
         raise ConfigError(said[1:].decode(errors="replace"))
     raise ConfigError(f"it needs more than its limit of {seconds} seconds and {memory / 1e9:.2g} GB")
 
 
-def _act(act: Callable[[], bytes], sender: Connection, seconds: int, memory: int) -> None:
+def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) -> None:
     """Runs inside of the copy."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # stderr, where libraries print their panics
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -57,9 +60,9 @@ def _act(act: Callable[[], bytes], sender: Connection, seconds: int, memory: int
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, resource.RLIM_INFINITY))
     try:
-        said = DONE + act()
+        said = DONE + json.dumps(act()).encode()
     except BaseException as error:
         # a library's panic is no Exception
-        what = "out of memory" if isinstance(error, MemoryError) else " ".join(str(error).split())[:200]
+        what = "out of memory" if isinstance(error, MemoryError) else one_line(error)
         said = FAILED + (what or type(error).__name__).encode(errors="replace")
     sender.send_bytes(said)

@@ -5,7 +5,6 @@ ids are given.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from ctrans.given_files import check_file, read_json
-from ctrans.interop.foreign_errors import one_line
+from ctrans.given_files import read_array, read_json
 from ctrans.interop.subprocess_guard import run_guarded
 from ctrans.interop.transformers_library import import_transformers, quiet
 from ctrans.model.text import VOCABULARY
@@ -108,21 +106,15 @@ def read_ids(path: str | Path) -> Ids:
     return IDS[path.suffix](path)
 
 
-def _read_array(path: Path) -> Ids:
-    check_file(path)
-    try:
-        ids = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
-        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
-        what = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
-        raise ConfigError(f"{str(path)!r} holds {what}: give a row of integers, as numpy.save(path, ids) writes it")
+def _read_ids(path: Path) -> Ids:
+    def fits(ids: np.ndarray) -> bool:
+        return ids.ndim == 1 and ids.dtype.kind in "iu"
+
+    ids: Ids = read_array(path, fits, "a row of integers, as numpy.save(path, ids) writes it")
     return ids
 
 
-IDS: dict[str, Callable[[Path], Ids]] = {".bin": map_tokens, ".npy": _read_array}
+IDS: dict[str, Callable[[Path], Ids]] = {".bin": map_tokens, ".npy": _read_ids}
 """Readers of files of token ids, by suffix."""
 
 
@@ -136,9 +128,9 @@ def _from_files(directory: Path) -> Tokeniser:
     def load() -> Any:
         return family.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
-    def describe() -> bytes:
+    def describe() -> list[int | None]:
         tokenizer = load()
-        return json.dumps([len(tokenizer), tokenizer.mask_token_id]).encode()
+        return [len(tokenizer), tokenizer.mask_token_id]
 
     def encode(text: bytes) -> Ids:
         try:
@@ -147,23 +139,20 @@ def _from_files(directory: Path) -> Tokeniser:
             where = f"byte {error.start} is no UTF-8"
             raise ConfigError(f"this model reads text, but {where}: give text, or token ids by --ids") from None
 
-        def ids() -> bytes:
-            found: bytes = np.array(load()(decoded, add_special_tokens=False)["input_ids"], dtype=np.int64).tobytes()
-            return found
+        def ids() -> Any:
+            return load()(decoded, add_special_tokens=False)["input_ids"]
 
-        return np.frombuffer(_attempt(transformers, directory, ids, len(text)), dtype=np.int64)
+        return np.array(_attempt(transformers, directory, ids, len(text)), dtype=np.int64)
 
     def words(found: list[int]) -> list[str]:
-        def texts() -> bytes:
+        def texts() -> list[str]:
             tokenizer = load()
-            return json.dumps(
-                [tokenizer.convert_tokens_to_string([each]) for each in tokenizer.convert_ids_to_tokens(found)]
-            ).encode()
+            return [tokenizer.convert_tokens_to_string([each]) for each in tokenizer.convert_ids_to_tokens(found)]
 
-        made: list[str] = json.loads(_attempt(transformers, directory, texts, len(found)))
+        made: list[str] = _attempt(transformers, directory, texts, len(found))
         return made
 
-    size, mask = json.loads(_attempt(transformers, directory, describe))
+    size, mask = _attempt(transformers, directory, describe)
     return Tokeniser(f"the tokenizer in {str(directory)!r} ({size} tokens)", encode, mask, words)
 
 
@@ -175,7 +164,7 @@ MEMORY, MEMORY_A_BYTE = 2 << 30, 500
 """Limits for a tokenizer: additional memory, and memory for each byte of text."""
 
 
-def _attempt(transformers: Any, directory: Path, act: Callable[[], bytes], length: int = 0) -> bytes:
+def _attempt(transformers: Any, directory: Path, act: Callable[[], Any], length: int = 0) -> Any:
     """The result of `act`, without output of the library. Raises ConfigError in one line for any of
     its errors.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -33,3 +34,12 @@ def same(found: Tensor, expected: Tensor) -> bool:
     """Whether the two differ by no more than the rounding of a few operations."""
     close = 64 * unit(expected.dtype)
     return found.shape == expected.shape and float((found - expected).norm()) <= close * float(expected.norm())
+
+
+def likely_number(value: float, own: Iterable[float], close: float, digits: int) -> float:
+    """The nearest of a module's own numbers if it is within the error of a fit, `close` times the
+    value. Otherwise a number of few digits, at most `digits`, or the value itself.
+    """
+    nearest = min(own, key=lambda number: abs(number - value), default=0.0)
+    short = (float(f"{value:.{n}g}") for n in range(1, digits + 1))
+    return next((number for number in (nearest, *short) if abs(number - value) <= close * abs(value)), value)

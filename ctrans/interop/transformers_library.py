@@ -9,13 +9,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from ctrans.interop.foreign_errors import one_line
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, one_line
 from solvers import ConfigError
-
-LOADING_ERRORS = (
-    *(OSError, ValueError, RuntimeError, ImportError, LookupError),
-    *(TypeError, AttributeError, ArithmeticError, AssertionError),
-)
 
 
 def import_transformers() -> Any:
@@ -32,11 +27,9 @@ def reading(failure: str) -> Iterator[None]:
     """Inside, the library's errors for a config or weights become one ConfigError that begins with
     `failure`.
     """
-    from huggingface_hub.errors import StrictDataclassError
-
     try:
         yield
-    except (*LOADING_ERRORS, StrictDataclassError) as error:
+    except FOREIGN_ERRORS as error:
         text = one_line(error)
         if isinstance(error, KeyError):
             text = f"its config names {text}, which the library does not know"

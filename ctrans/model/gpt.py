@@ -84,13 +84,8 @@ class GPT(nn.Module):
             raise ConfigError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give one target per token"
             )
-        known = targets[targets != -1]
-        if targets.device.type == "cpu" and not known.numel():
-            raise ConfigError(
-                f"all {targets.numel()} targets are -1, so there is no loss: give at least one token to predict, or no targets"
-            )
-        self._check_range("targets", known)
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
+        self._check_range("targets", targets[targets != -1])
+        return next_token_loss(logits, targets)
 
     def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens state"]:
         """X_0: token embeddings plus learned position embeddings if there are any, once for each
@@ -157,11 +152,25 @@ class GPT(nn.Module):
             put_on_spheres([], [part for part in parts if part is not None])
 
     def _check_range(self, what: str, ids: Tensor) -> None:
-        # on an accelerator the check would wait for the device; there the embedding raises
-        if ids.device.type == "cpu" and ids.numel():
-            lowest, highest = int(ids.min()), int(ids.max())
-            if lowest < 0 or highest >= self.config.vocab_size:
-                raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {self.config.vocab_size - 1}")
+        check_range(what, ids, self.config.vocab_size)
+
+
+def check_range(what: str, ids: Tensor, vocabulary: int) -> None:
+    """Raises ConfigError for ids outside of the vocabulary."""
+    # on an accelerator the check would wait for the device; there the embedding raises
+    if ids.device.type == "cpu" and ids.numel():
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or highest >= vocabulary:
+            raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}")
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    """The mean cross-entropy in nats over all targets except -1. Raises ConfigError if all are -1."""
+    if targets.device.type == "cpu" and not (targets != -1).any():
+        raise ConfigError(
+            f"all {targets.numel()} targets are -1, so there is no loss: give at least one token to predict, or no targets"
+        )
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
 
 def make_input_norm(config: GPTConfig) -> Norm:

@@ -190,7 +190,7 @@ def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     act.
     """
     branches = sublayer.branches
-    maps = [map_outputs(getattr(branch.field, "attention", branch.field), own) for branch in branches.values()]
+    maps = [map_outputs(branch.field, own) for branch in branches.values()]
     if not all(maps):
         raise ConfigError(
             f"cannot watch the {sublayer.kind} of this model: it is made of functions, and the monitor needs modules"

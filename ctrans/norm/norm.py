@@ -221,12 +221,13 @@ class Norm(nn.Module, abc.ABC):
 
 class DividingNorm(Norm):
     """A norm that divides a token, or each group of its channels, by sigma = sqrt(mean square +
-    eps): u(x) = x_hat.
+    eps) + a: u(x) = x_hat. a is `added`, 0 for all norms of this package.
 
-    For eps = 0, N(x) is on the boundary of the image for every x; otherwise in its interior.
+    For eps = a = 0, N(x) is on the boundary of the image for every x; otherwise in its interior.
     """
 
     eps: float
+    added = 0.0
     degree = 0
 
     @property
@@ -236,7 +237,7 @@ class DividingNorm(Norm):
 
     @property
     def reaches_inside(self) -> bool:
-        return self.eps > 0
+        return self.eps > 0 or self.added > 0
 
     @property
     def divides(self) -> bool:
@@ -248,8 +249,9 @@ class DividingNorm(Norm):
 
     @property
     def steepest(self) -> float:
-        """max|gamma|/sqrt(eps) (Emadi, lemma A.1); inf for eps = 0."""
-        return float(worst_gain(self).detach()) / math.sqrt(self.eps) if self.eps else math.inf
+        """max|gamma|/(sqrt(eps) + a) (Emadi, lemma A.1, for a = 0); inf for eps = a = 0."""
+        least = math.sqrt(self.eps) + self.added
+        return float(worst_gain(self).detach()) / least if least else math.inf
 
 
 class GainParameters(nn.Module):

@@ -52,12 +52,16 @@ class SphereNorm(DividingNorm):
         return self.centre(x) / self.sigma(x)
 
     def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
-        """sigma = sqrt(mean((C x)^2) + eps)."""
-        return (self.centre(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
+        """sigma = sqrt(mean((C x)^2) + eps) + a."""
+        sigma = (self.centre(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
+        return sigma + self.added if self.added else sigma
 
     def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """x = u sqrt(eps/(1 - |u|^2/d)), whose x_hat is u = C u, |u|^2 < d; for eps > 0."""
-        return u * (self.eps / (1 - u.square().mean(-1, keepdim=True))).sqrt()
+        """x = u sqrt(eps/(1 - |u|^2/d)), or u a/(1 - |u|/sqrt(d)), whose x_hat is u = C u, |u|^2 < d;
+        for one of eps and a > 0.
+        """
+        square = u.square().mean(-1, keepdim=True)
+        return u * (self.added / (1 - square.sqrt()) if self.added else (self.eps / (1 - square)).sqrt())
 
     def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """The largest violation of the image's equations (eps = 0) by z; exactly 0 on the image.
@@ -123,17 +127,18 @@ class SphereNorm(DividingNorm):
         return (tilt > math.sqrt(torch.finfo(u.dtype).eps) * size) | (size == 0)
 
     def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
-        """J = diag(gamma)/sigma (C - x_hat x_hat'/d), the dense derivative dz/dx of each token;
-        exact for eps > 0 too.
+        """J = diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d), the dense derivative dz/dx of
+        each token; exact for eps > 0 too.
 
         |J|_2 <= max|gamma|/sigma, and J(c x) = J(x)/c for eps = 0, c > 0 (Kan, Lemma 9 without its
         error; Emadi, Lemma A.1).
         """
-        x_hat = self.standardize(x)
+        x_hat, sigma = self.standardize(x), self.sigma(x).unsqueeze(-1)
         eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
         centring = eye - 1 / self.width if self.centred else eye
-        inner = centring - x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
-        return self.gamma.unsqueeze(-1) * inner / self.sigma(x).unsqueeze(-1)
+        along = sigma / (sigma - self.added) * x_hat.unsqueeze(-1)
+        inner = centring - along * x_hat.unsqueeze(-2) / self.width
+        return self.gamma.unsqueeze(-1) * inner / sigma
 
     def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """max over the image of <p, z> = sqrt(d) |C(gamma * p)|_2 + <p, beta> for each token (eps =
@@ -166,10 +171,10 @@ class SphereNorm(DividingNorm):
         return length <= tolerance
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
-        """|w| (sqrt(d) - r/sqrt(r^2/d + eps)) at x = r w/|w|, w = C(gamma * p), exactly: about |w|
-        sqrt(d) eps d/(2 r^2).
+        """|w| (sqrt(d) - r/(sqrt(r^2/d + eps) + a)) at x = r w/|w|, w = C(gamma * p), exactly: about
+        |w| sqrt(d) eps d/(2 r^2) for a = 0, and |w| d a/r for eps = 0.
         """
-        reached = radius / math.sqrt(radius**2 / self.width + self.eps) if radius else 0.0
+        reached = radius / (math.sqrt(radius**2 / self.width + self.eps) + self.added) if radius else 0.0
         length: Tensor = torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
         return (math.sqrt(self.width) - reached) * length
 

@@ -132,7 +132,7 @@ def test_attention_and_ffn_at_once_are_one_segment_whose_velocity_is_their_sum()
     block = imported.adapter.blocks()[0]
     x = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        context = imported.depth.sublayers[0].field.attention.contexts.of(0, x)
+        context = imported.depth.sublayers[0].field.attention.adapter.block_context(0, x)
         attention = block.attention(block.input_layernorm(x), **context)[0]
         expected = attention + block.mlp(block.post_attention_layernorm(x))
         assert torch.allclose(imported.depth.sublayers[0].velocity(x), expected, atol=1e-5)
@@ -146,5 +146,5 @@ def test_a_recurrent_cache_is_not_filled_while_a_model_is_read():
     mixer = imported.depth.sublayers[0].field
     with torch.no_grad():
         x = imported.embed(torch.arange(1, 6).unsqueeze(0))
-        assert mixer.contexts.of(0, x)["call"].kwargs["cache_params"] is None
+        assert mixer.adapter.block_context(0, x)["call"].kwargs["cache_params"] is None
         assert torch.equal(mixer(x), mixer(x))

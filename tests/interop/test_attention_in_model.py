@@ -71,14 +71,14 @@ def test_rows_are_those_that_the_library_returns(name):
 def test_the_heads_matrices_and_rows_give_what_the_module_computes(name):
     imported, states, _ = opened(name)
     for attention, u in attentions(imported, states):
-        rows, bias = attention.probabilities(u), attention.reading.value.bias(attention.attention)
+        rows, bias = attention.probabilities(u), attention.reading.value.bias(attention)
         groups = attention.reading.groups
         offsets = [0.0] * groups if bias is None else bias.chunk(groups)
         found = sum(
             rows[:, h] @ (u @ head.value.T + offsets[h * groups // attention.heads]) @ head.out.T
             for h, head in enumerate(attention.head_matrices())
         )
-        last = attention.reading.out.bias(attention.attention)
+        last = attention.reading.out.bias(attention)
         found = found if last is None else found + last
         assert float((found - attention(u)).norm() / attention(u).norm()) < 1e-6
 
@@ -89,12 +89,12 @@ def test_queries_and_keys_give_the_rows_of_the_first_two_tokens_at_one_position(
     """Where positions do not tell tokens apart, rows are the softmax of <q, k>/(tau sqrt(d_h))."""
     imported, states, _ = opened(name)
     attention, u = next(attentions(imported, states))
-    context = dict(attention.contexts.of(0, u))
+    context = dict(attention.adapter.block_context(0, u))
     if "position_embeddings" in context:
         cosines, sines = context["position_embeddings"]
         context["position_embeddings"] = torch.ones_like(cosines), torch.zeros_like(sines)
-    attention.contexts.of = lambda block, x: context
-    reading, chain = attention.reading, attention.attention
+    attention.adapter.block_context = lambda block, x: context
+    reading, chain = attention.reading, attention
     rows = attention.rows(u)
     key_bias = reading.key.bias(chain)
     for h, head in enumerate(attention.head_matrices()):
@@ -158,7 +158,7 @@ def test_offsets_of_keys_count_where_positions_turn_them():
     """
     imported, states, _ = opened("qwen2", scale=0.3)
     attention, u = next(attentions(imported, states))
-    key = attention.attention.get_submodule(attention.reading.key.path)
+    key = attention.get_submodule(attention.reading.key.path)
     before = attention_bound(attention, 1.0, [1.0] * 4).bound
     rows = attention.probabilities(u)
     key.bias.add_(100.0)
@@ -169,7 +169,7 @@ def test_offsets_of_keys_count_where_positions_turn_them():
     attention, u = next(attentions(plain, states))
     rows = attention.probabilities(u)
     reading = attention.reading
-    reading.key.bias(attention.attention).add_(100.0)
+    reading.key.bias(attention).add_(100.0)
     assert torch.allclose(attention.probabilities(u), rows, atol=1e-3)
     assert all(head.key_offset is None for head in attention.head_matrices())
 
@@ -219,7 +219,7 @@ def test_gradients_by_matrix_have_the_names_of_the_maps_matrices(name):
     imported.model.requires_grad_(True)
     torch.nn.functional.cross_entropy(imported(x)[0].flatten(0, 1), x.roll(1, -1).flatten()).backward()
     attention = imported.depth.sublayers[0].field
-    weight = attention.attention.get_submodule(attention.reading.value.path).weight
+    weight = attention.get_submodule(attention.reading.value.path).weight
     rows = slice(attention.reading.value.start, attention.reading.value.stop)
     own = weight.grad.T[rows] if name == "gpt2" else weight.grad[rows]
     assert found[0].matrices["W_V"] == pytest.approx(float(own.norm()), rel=1e-5)

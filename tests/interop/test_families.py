@@ -139,7 +139,7 @@ def test_refining_copies_blocks_and_not_the_model():
     own = sum(p.numel() for block in find_blocks(model, Anatomy()) for p in block.parameters())
     assert sum(p.numel() for p in refined.parameters()) == 2 * own
     assert not {id(p) for p in refined.parameters()} & {id(p) for p in model.parameters()}
-    assert refined.sublayers[0].field.contexts.model is model
+    assert refined.sublayers[0].field.adapter.model is model
 
 
 def test_contexts_follow_the_models_kernel():
@@ -153,7 +153,7 @@ def test_contexts_follow_the_models_kernel():
 
 def test_a_copy_asks_its_own_model_for_contexts():
     imported = copy.deepcopy(from_transformers(made("llama")))
-    assert imported.depth.sublayers[0].field.contexts.model is imported.model
+    assert imported.depth.sublayers[0].field.adapter.model is imported.model
 
 
 @pytest.mark.cases(1)

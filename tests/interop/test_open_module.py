@@ -214,7 +214,7 @@ def test_weights_keep_their_objects_and_a_copy_asks_its_own_module():
     opened = ctrans.open_model(module)
     assert {id(p) for p in opened.depth.parameters()} <= {id(p) for p in module.parameters()}
     copied = copy.deepcopy(opened.model)
-    assert copied.depth.sublayers[0].field.contexts.model is copied.model
+    assert copied.depth.sublayers[0].field.adapter.model is copied.model
     with torch.no_grad():
         assert torch.equal(copied.head(copied.depth(copied.embed(ids()))), module(ids()))
 
