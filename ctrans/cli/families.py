@@ -8,7 +8,7 @@ from ctrans.cli.click_options import argument
 from ctrans.cli.ending import check_json, end
 from ctrans.cli.request import Request, command_of
 from ctrans.interop.families import FAMILIES, found_family
-from ctrans.interop.transformers_library import import_transformers, quiet
+from ctrans.interop.transformers_library import quiet
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads
 from solvers.errors import look_up
@@ -45,7 +45,7 @@ def command(request: FamiliesRequest) -> None:
     check_json(request)
     choose_threads(0)  # its models are small
     found = []
-    with quiet(import_transformers()), progress_bar("families", len(names)) as advance:
+    with quiet(), progress_bar("families", len(names)) as advance:
         for name in names:
             found.append(found_family(name))
             advance(name)

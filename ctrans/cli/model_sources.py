@@ -22,7 +22,7 @@ from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
 from ctrans.interop.module_adapter import Example
 from ctrans.interop.open_model import open_imported, open_model
 from ctrans.interop.opened import Opened
-from ctrans.interop.transformers_library import import_transformers, quiet
+from ctrans.interop.transformers_library import quiet
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
@@ -247,7 +247,7 @@ def _named_parts(request: ModelRequest) -> dict[str, Any]:
 def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
     """A published shape, or that of a config.json, with fresh weights."""
     _check_alone("--architecture", request, but=("context", "dt", "depth", "seed"))
-    with quiet(import_transformers()):
+    with quiet():
         model = from_architecture(
             name,
             seed=request.seed,

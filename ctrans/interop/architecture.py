@@ -106,7 +106,7 @@ def from_architecture(
     >>> from_architecture("llama-70b").depth.blocks
     80
     """
-    anatomy = Anatomy() if anatomy is None else anatomy
+    anatomy = anatomy or Anatomy()
     model = skeleton(architecture, seed=seed, blocks=blocks, dtype=dtype)
     size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
     on_demand = too_large_to_stay(size) if on_demand is None else on_demand

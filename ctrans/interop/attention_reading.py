@@ -74,13 +74,6 @@ class _UnreadableError(Exception):
     """The reason why an attention cannot be read."""
 
 
-def random_states(like: Tensor) -> Tensor:
-    """The fixed random states at which an attention is read, with the shape, dtype and device of
-    `like`.
-    """
-    return torch.randn(like.shape, generator=torch.Generator().manual_seed(0)).to(like)
-
-
 def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
     """The reading of an attention whose output at the states x is `expected`; or the reason why
     there is none.

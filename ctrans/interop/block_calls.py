@@ -89,7 +89,7 @@ class StateForm:
         if self.part is None:
             return self.turned(x)
         if self.others is not None:
-            return tuple(self.turned(x) if i == self.part else None for i in range(self.others))
+            output = (None,) * self.others
         if isinstance(output, (tuple, list)):
             return type(output)(self.turned(x) if i == self.part else each for i, each in enumerate(output))
         return {**output, self.part: self.turned(x)}

@@ -230,13 +230,11 @@ def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def token_axis_is_first(block: Running, x: Tensor) -> bool | None:
-    """Whether tokens are the first axis of the block's state and not the second; None if it mixes
-    along neither.
+def token_axis_is_first(block: Running, x: Tensor) -> bool:
+    """Whether tokens are the first axis of the block's state and not the second: it mixes along the
+    first alone.
     """
-    if mixes_tokens(block, x):
-        return False
-    return True if mixes_tokens(lambda z: block(z.transpose(0, 1)).transpose(0, 1), x.transpose(0, 1)) else None
+    return not mixes_tokens(block, x) and mixes_tokens(lambda z: block(z.transpose(0, 1)).transpose(0, 1), x.transpose(0, 1))
 
 
 def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:

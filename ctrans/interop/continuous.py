@@ -36,8 +36,8 @@ class Flow:
     depth: Depth
     scheme: Scheme
     discrete: type[Any]
-    used_cache: bool | None
-    """The value of config.use_cache before `continuize` turned it off; None if it did not."""
+    used_cache: bool
+    """Whether `continuize` turned config.use_cache off."""
 
 
 def continuize(
@@ -76,7 +76,7 @@ def continuize(
     Raises ConfigError for invalid layers, blocks of unknown structure, and an invalid scheme.
     """
     scheme = Scheme(method, steps, rtol, atol, gradient)
-    anatomy = Anatomy() if anatomy is None else anatomy
+    anatomy = anatomy or Anatomy()
     check_present(model, "trained as an ODE")
     blocks = find_blocks(model, anatomy)
     chosen = _chosen(layers, blocks)
@@ -86,7 +86,9 @@ def continuize(
         depths = {i: recognise(blocks[i], calls[i], anatomy, StateForm()).depth(dt) for i in chosen}
     for depth in depths.values():
         scheme.check(depth)
-    used_cache = None if scheme.evaluates_once else _turn_cache_off(model)
+    used_cache = not scheme.evaluates_once and bool(getattr(getattr(model, "config", None), "use_cache", False))
+    if used_cache:
+        _use_cache(model, False)
     for i, depth in depths.items():
         block = blocks[i]
         flow = Flow(depth, scheme, type(block), used_cache)
@@ -104,8 +106,8 @@ def discretize(model: Model) -> Model:
         if isinstance(flow, Flow):
             block.__class__ = flow.discrete
             del block.flow
-            if flow.used_cache is not None:
-                _use_cache(model, flow.used_cache)
+            if flow.used_cache:
+                _use_cache(model, True)
     return model
 
 
@@ -134,14 +136,6 @@ def _chosen(layers: int | Iterable[int] | None, blocks: list[nn.Module]) -> list
     if not wanted:
         raise ConfigError(f"no layers given: give some of 0 to {len(blocks) - 1}, or leave layers out for all")
     return sorted(set(wanted))
-
-
-def _turn_cache_off(model: nn.Module) -> bool | None:
-    """True if config.use_cache was on and is now off; None if the model has no cache or has it off."""
-    if not getattr(getattr(model, "config", None), "use_cache", False):
-        return None
-    _use_cache(model, False)
-    return True
 
 
 def _use_cache(model: nn.Module, wanted: bool) -> None:

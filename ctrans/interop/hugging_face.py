@@ -60,7 +60,7 @@ def from_transformers(
     weights; for an unknown family; and for a structure that is not recognised.
     """
     if not isinstance(model, nn.Module):
-        anatomy = Anatomy() if anatomy is None else anatomy
+        anatomy = anatomy or Anatomy()
         model = open_local(model, anatomy, dtype) if on_demand else load_local(model, dtype)
     elif dtype is not None or on_demand:
         raise ConfigError(

@@ -21,13 +21,14 @@ from ctrans.depth import Depth, check_dt
 from ctrans.fields import ParallelMaps
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
-from ctrans.interop.attention_reading import AttentionReading, random_states, read_attention
+from ctrans.interop.attention_reading import AttentionReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
 from ctrans.interop.block_calls import evaluating
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.model_adapter import OUTPUTS, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
+from ctrans.interop.probe_weights import random_states
 from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
@@ -101,9 +102,7 @@ class Imported(nn.Module):
     def __init__(self, model: nn.Module, *, dt: float = 1.0, anatomy: Anatomy | None = None, adapter: ModelAdapter | None = None):
         super().__init__()
         self.model = model
-        self.adapter: ModelAdapter = (
-            TransformersAdapter(model, Anatomy() if anatomy is None else anatomy) if adapter is None else adapter
-        )
+        self.adapter: ModelAdapter = adapter or TransformersAdapter(model, anatomy or Anatomy())
         with evaluating(model):
             structures, like = self.adapter.structures()
             _say_what_they_are(self.adapter, structures, like, each=not has_weights_on_demand(model))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ctrans.depth import Depth
 from ctrans.interop.imported import Imported
 from ctrans.interop.ot_transformer import OTTransformer
+from ctrans.interop.probe_weights import random_states
 from ctrans.model.gpt import GPT
 from ctrans.walk import kept_of
 from solvers import ConfigError, Solution
@@ -88,8 +89,8 @@ class ModelWithLoss(ModelAround):
         return value.reshape(())
 
 
-def _stand_in(tensor: Tensors, seed: int | None) -> Loss:
-    """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers by seed. It
+def _stand_in(tensor: Tensors, *, random: bool) -> Loss:
+    """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers. It
     ignores targets.
     """
 
@@ -97,10 +98,7 @@ def _stand_in(tensor: Tensors, seed: int | None) -> Loss:
         y = tensor(outputs)
         if y is None:
             raise ConfigError(f"the model returns a {type(outputs).__name__} without a known tensor: give loss=")
-        if seed is None:
-            return y.mean()
-        p = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y)
-        return (p * y).mean()
+        return (random_states(y) * y if random else y).mean()
 
     return loss
 
@@ -139,7 +137,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
         raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
     tensor = model.adapter.tensor if isinstance(model, Imported) else _itself
     if loss in ("mean", "random"):
-        return ModelWithLoss(model, _stand_in(tensor, None if loss == "mean" else 0)), loss
+        return ModelWithLoss(model, _stand_in(tensor, random=loss == "random")), loss
     if loss == "none" or predicts:
         return model, loss
     table = _embeddings(model)

@@ -235,7 +235,7 @@ class ModuleAdapter(ModelAdapter):
         block = self.blocks()[0]
         call = without_cache(recorded_until([block], 0, lambda: self.run(self.example), self.form)[0])
         with without_fast_path():
-            first = bool(token_axis_is_first(Running(block, call, self.form), call.x))
+            first = token_axis_is_first(Running(block, call, self.form), call.x)
         self.form = StateForm(self.form.part, tokens_first=first)
         if self.example.dim() > 1 and self._grown(0) != (1, 0) and self._grown(1) == (1, 0):
             self.example, self.tokens_first = self.example.transpose(0, 1), True

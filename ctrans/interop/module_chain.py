@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -76,14 +76,11 @@ class ModuleChain(nn.Module):
         if torch.equal(y, output):
             self.output_path = path
         elif y.shape == output.shape:
-            self.scale_path = next((name for name, s in self._scales(y.shape[-1]) if torch.equal(s.to(y) * y, output)), None)
-            self.output_path = None if self.scale_path is None else path
-
-    def _scales(self, width: int) -> Iterator[tuple[str, Tensor]]:
-        """Candidates for a scale after the last linear map: one number, or one for each channel."""
-        for name, value in (*self.named_parameters(), *self.named_buffers()):
-            if value.is_floating_point() and value.shape in ((), (1,), (width,)):
-                yield name, value
+            shapes = ((), (1,), y.shape[-1:])  # one number, or one for each channel
+            for name, scale in (*self.named_parameters(), *self.named_buffers()):
+                if scale.is_floating_point() and scale.shape in shapes and torch.equal(scale.to(y) * y, output):
+                    self.output_path, self.scale_path = path, name
+                    return
 
     def linear_maps(self) -> dict[str, nn.Module]:
         """All linear maps inside, by path."""

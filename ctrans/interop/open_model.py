@@ -36,9 +36,9 @@ from ctrans.interop.module_adapter import Example, ModuleAdapter
 from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
 from ctrans.interop.opened import Opened
 from ctrans.interop.ot_transformer import OTTransformer
-from ctrans.interop.probe_weights import probe_weights
+from ctrans.interop.probe_weights import probe_weights, random_states
 from ctrans.interop.streamed import stored_weights
-from ctrans.interop.transformers_library import import_transformers, quiet
+from ctrans.interop.transformers_library import quiet
 from ctrans.model.gpt import GPT
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
@@ -258,7 +258,7 @@ def _from_transformers(
     on_demand = too_large_to_stay(size) if on_demand is None else on_demand
     if not on_demand:
         check_fits(size, "choose a smaller --dtype, or read the weights on demand (on_demand=True, --stream)")
-    with quiet(import_transformers()):
+    with quiet():
         try:
             loaded: Any = open_local(directory, anatomy, dtype) if on_demand else load_local(directory, dtype)
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
@@ -294,7 +294,7 @@ def _is_causal(attention: nn.Module, like: Tensor) -> bool:
 
     All j are tested, because a window may hide the last token in a model that reads both ways.
     """
-    x = torch.randn(1, *like.shape, generator=torch.Generator().manual_seed(0)).to(like).requires_grad_()
+    x = random_states(like.unsqueeze(0)).requires_grad_()
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
     return not bool(gradient[0, 1:].any())

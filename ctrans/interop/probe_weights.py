@@ -1,5 +1,5 @@
-"""Temporary weights with which a model's structure can be read: a map of zeros or of nan shows
-nothing.
+"""Temporary weights, and states, with which a model's structure can be read: a map of zeros or of
+nan shows nothing.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ def probe_weights(model: nn.Module) -> Iterator[list[str]]:
         with torch.no_grad():
             for changed, own in before:
                 changed.copy_(own)
+
+
+def random_states(like: Tensor) -> Tensor:
+    """Fixed random numbers with the shape, dtype and device of `like`, at which maps are read."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(SEED)).to(like)
 
 
 def _drawn(weight: Tensor, generator: torch.Generator) -> Tensor:

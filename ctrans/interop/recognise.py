@@ -27,6 +27,7 @@ from ctrans.interop.block_parts import BlockRun, Parts, check_roles, named_parts
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
+from ctrans.interop.probe_weights import random_states
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
 from ctrans.interop.tolerances import difference, tolerance, unit
 from ctrans.ode_block import in_context
@@ -132,7 +133,7 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
         """The nearest of the structures if it is that close, and all with how far their output is
         from the block's, nearest first.
         """
-        misses = [(difference(_output(each, x), run.y), each) for each in structures]
+        misses = [(difference(in_context(each.depth(), each.context)(x), run.y), each) for each in structures]
         misses.sort(key=lambda miss: miss[0])
         return (misses[0][1] if misses and misses[0][0] <= close else None), misses
 
@@ -204,7 +205,7 @@ def _informative_state(running: Running) -> Tensor:
     """
     block, call = running.block, running.call
     kind = type(block).__name__
-    x = torch.randn(call.x.shape, generator=torch.Generator().manual_seed(0)).to(call.x)
+    x = random_states(call.x)
     y = running(x)
     if not isinstance(y, Tensor):
         raise ConfigError(f"{kind} returns a {type(y).__name__}: a block must return the state alone")
@@ -221,11 +222,6 @@ def _informative_state(running: Running) -> Tensor:
     if zeros:
         hint = f"its scale {zeros[0]} is 0, the initial value of ReZero: set it to its value after one training step"
     raise ConfigError(f"{kind} does not change any state, so its structure cannot be read: {hint}")
-
-
-def _output(structure: Structure, x: Tensor) -> Tensor:
-    output: Tensor = in_context(structure.depth(), structure.context)(x)
-    return output
 
 
 class _BlockStep(NamedTuple):

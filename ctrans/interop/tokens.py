@@ -142,17 +142,17 @@ def _from_files(directory: Path) -> Tokeniser:
         def ids() -> Any:
             return load()(decoded, add_special_tokens=False)["input_ids"]
 
-        return np.array(_attempt(transformers, directory, ids, len(text)), dtype=np.int64)
+        return np.array(_attempt(directory, ids, len(text)), dtype=np.int64)
 
     def words(found: list[int]) -> list[str]:
         def texts() -> list[str]:
             tokenizer = load()
             return [tokenizer.convert_tokens_to_string([each]) for each in tokenizer.convert_ids_to_tokens(found)]
 
-        made: list[str] = _attempt(transformers, directory, texts, len(found))
+        made: list[str] = _attempt(directory, texts, len(found))
         return made
 
-    size, mask = _attempt(transformers, directory, describe)
+    size, mask = _attempt(directory, describe)
     return Tokeniser(f"the tokenizer in {str(directory)!r} ({size} tokens)", encode, mask, words)
 
 
@@ -164,14 +164,14 @@ MEMORY, MEMORY_A_BYTE = 2 << 30, 500
 """Limits for a tokenizer: additional memory, and memory for each byte of text."""
 
 
-def _attempt(transformers: Any, directory: Path, act: Callable[[], Any], length: int = 0) -> Any:
+def _attempt(directory: Path, act: Callable[[], Any], length: int = 0) -> Any:
     """The result of `act`, without output of the library. Raises ConfigError in one line for any of
     its errors.
 
     A tokenizer's rules can take unlimited time and memory, or end the process, so it runs in its
     own process.
     """
-    with quiet(transformers):
+    with quiet():
         try:
             return run_guarded(act, seconds=SECONDS + length // BYTES_A_SECOND, memory=MEMORY + MEMORY_A_BYTE * length)
         except ConfigError as error:

@@ -37,9 +37,9 @@ def reading(failure: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Inside, the library prints no warnings and no progress bars."""
-    log = transformers.utils.logging
+def quiet() -> Iterator[None]:
+    """Inside, the library prints no warnings and no progress bars. Errors as `import_transformers`."""
+    log = import_transformers().utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
