@@ -84,7 +84,9 @@ def trained(name: str, steps: int, data: Data) -> Row:
                 for step in range(start, min(start + TURN, steps)):
                     run.iterate(step)
                 seconds[each].append(time.perf_counter() - before)
-        losses = {each: evaluate(run.module, data, WINDOWS, run.config.batch, ALONE).loss for each, run in runs.items()}
+        losses = {
+            each: evaluate(run.module, data, WINDOWS, run.config.batch, ALONE)["validation_loss"] for each, run in runs.items()
+        }
         peaks = {each: peak_bytes(lambda run=run: run.iterate(steps - 1)) for each, run in runs.items()}  # type: ignore[misc]
     rate = statistics.median(b / a for a, b in list(zip(seconds[name], seconds["plain"], strict=True))[1:])
     weights = sum(weight.numel() for weight in runs[name].model.parameters())

@@ -53,5 +53,5 @@ def losses_at(depths: Sequence[int], run: TrainingRun) -> dict[int, float]:
             objective = Objective(model.at_depth(depth).to(alone.device), config)
             objective.register_forward_hook(lambda *_, depth=depth: advance(f"{depth} blocks"))
             with run.precision():
-                losses[depth] = evaluate(objective, run.data, config.eval_windows, config.batch, alone).loss
+                losses[depth] = evaluate(objective, run.data, config.eval_windows, config.batch, alone)["validation_loss"]
     return losses

@@ -257,13 +257,13 @@ def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
     for name, limits in given.items():
         if name not in ALARMS and name not in ALARMS.renamed:
             raise unknown("alarm", name, ALARMS)
-        now[ALARMS.name_now(name)] = limits
-    for name, limits in now.items():
+        present = ALARMS.name_now(name)
+        now[present] = limits
         for key, value in limits.items():
-            if key not in ALARMS[name].limits:
-                raise unknown(f"limit of {name!r}", key, ALARMS[name].limits)
+            if key not in ALARMS[present].limits:
+                raise unknown(f"limit of {present!r}", key, ALARMS[present].limits)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-                raise ConfigError(f"limit {key!r} of {name!r} is {value!r}: give a number")
+                raise ConfigError(f"limit {key!r} of {present!r} is {value!r}: give a number")
     return {name: {**check.limits, **now.get(name, {})} for name, check in ALARMS.items()}
 
 

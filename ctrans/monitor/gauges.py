@@ -6,6 +6,7 @@ change no bit of the training.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -35,15 +36,14 @@ class Gauges:
     def __init__(self, sites: Sites):
         self.sites = sites
         self.updates = Updates()
-        self.map_bounds: list[TokenBound | None] = [None] * len(sites.sites)
+        self.map_bounds: list[TokenBound | None] = []
         """Bounds on the outputs of maps at the weights of the next `read`, if a probe found them.
         """
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
-        self._handles: list[Any] = []
+        self._hooks, self._scores = contextlib.ExitStack(), contextlib.ExitStack()
         self._found: dict[tuple[str, int], Tensor] = {}
         self._left_so_far: dict[int, dict[int, Tensor]] = {}
-        self._modes: list[ScoresSeen] = []
         self._looking = False
         self._start: Tensor | None = None
         self._last: Tensor | None = None
@@ -80,15 +80,12 @@ class Gauges:
                 self._pre(site.router, site, self._sent)
             elif site.router is not None:
                 self._post(site.router, site, self._routed)
-        root = self.sites.root
-        self._handles.append(root.register_forward_hook(lambda _, __, output: self._try("logits", self._returned, output)))
+        handle = self.sites.root.register_forward_hook(lambda _, __, output: self._try("logits", self._returned, output))
+        self._hooks.callback(handle.remove)
 
     def disarm(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        while self._modes:
-            self._modes.pop().leave()
+        self._hooks.close()
+        self._scores.close()
 
     def read(
         self,
@@ -106,8 +103,8 @@ class Gauges:
         figures are those of clipped ones.
         """
         self.disarm()
+        self._heads_of_model()
         found, self._found = self._found, {}
-        self._heads_of_model(found)
         inside, outside = own_parameters(self.sites)
         for k, parameters in enumerate(inside):
             if any(p.requires_grad for p in parameters):  # frozen weights have no figure, rather than 0
@@ -147,7 +144,7 @@ class Gauges:
             if x is not None:
                 self._try(site.place, look, site, x)
 
-        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        self._hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def _post(
         self, module: nn.Module, site: Site, look: Callable[[Site, Any, Sequence[Any]], None], *, always: bool = False
@@ -157,7 +154,7 @@ class Gauges:
             if not torch.compiler.is_compiling() and (isinstance(y, Tensor) or always):
                 self._try(site.place, look, site, y, (*args, *kwargs.values()))
 
-        self._handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=always))
+        self._hooks.callback(module.register_forward_hook(hook, with_kwargs=True, always_call=always).remove)
 
     def _try(self, where: str, look: Callable[..., None], *given: Any) -> None:
         """Notes any exception in `unknown`: users' models may raise anything, and a training must
@@ -179,10 +176,6 @@ class Gauges:
             return
         with torch.no_grad():
             self._state(k, x.detach())
-            if k == 0:
-                self._start = sample_rows(x).clone()
-            else:
-                self._growth(k, x)
             if needs_radius(site.sublayer):
                 self._found["radius", k] = longest(x.detach())
         if x.requires_grad:
@@ -200,17 +193,14 @@ class Gauges:
         with torch.no_grad():
             parts = self._left_so_far.setdefault(k, {})
             parts.setdefault(place, way_out.velocity(args, y.detach()))
-            if len(parts) == len(site.exits):
-                self._moved(site, sum(self._left_so_far.pop(k).values()))  # type: ignore[arg-type]  # there is at least one
-
-    def _moved(self, site: Site, r: Tensor) -> None:
-        """Measures the raw velocity r_k."""
-        k = site.k
-        self._measure("sublayer", k, r)
-        self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
-        self._found["longest", k] = longest(r)
-        if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
-            self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
+            if len(parts) < len(site.exits):
+                return
+            r: Tensor = sum(self._left_so_far.pop(k).values())  # type: ignore[assignment]  # there is at least one
+            self._measure("sublayer", k, r)
+            self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
+            self._found["longest", k] = longest(r)
+            if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
+                self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
 
     def _ended(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         if site.k + 1 == len(self.sites.sites) and self._new("rms", site.k + 1):
@@ -219,19 +209,18 @@ class Gauges:
 
     def _arrived(self, x: Tensor) -> None:
         """Measures the last state X_K."""
-        k = len(self.sites.sites)
-        self._state(k, x)
-        self._growth(k, x)
+        self._state(len(self.sites.sites), x)
         self._last = x[:1, :SAMPLE] if x.dim() > 2 else x[:SAMPLE].unsqueeze(0)
 
-    def _growth(self, k: int, x: Tensor) -> None:
-        rows = sample_rows(x)
-        if self._start is not None and rows.shape == self._start.shape:
-            self._found["added", k] = torch.linalg.vector_norm(rows - self._start)
-
     def _state(self, k: int, x: Tensor) -> None:
+        """Measures X_k, and its distance from X_0."""
         self.half = x.dtype == torch.float16
         self._measure("state", k, x)
+        rows = sample_rows(x)
+        if k == 0:
+            self._start = rows.clone()
+        elif self._start is not None and rows.shape == self._start.shape:
+            self._found["added", k] = torch.linalg.vector_norm(rows - self._start)
 
     def _measure(self, scope: Scope, k: int, x: Tensor) -> None:
         """Adds the gauges of that scope that have a measurement, unless the pass has them."""
@@ -250,7 +239,8 @@ class Gauges:
         """
         shares: dict[tuple[str, int], list[float]] = {}
         for site in self.sites.sites:
-            part, bound, k = site.sublayer, self.map_bounds[site.k], site.k
+            part, k = site.sublayer, site.k
+            bound = self.map_bounds[k] if self.map_bounds else None
             known = ("longest", k) in values and not any(hasattr(weight, "full_tensor") for weight in part.parameters())
             if not known or (part.output_norm is None and part.image is None and bound is None):
                 continue
@@ -260,13 +250,12 @@ class Gauges:
         return shares
 
     def _attending(self, site: Site, x: Tensor) -> None:
-        if self._new("logit", site.k) and not self._modes:
-            self._modes.append(ScoresSeen(lambda scores: self._measure("head", site.k, scores)))
-            self._modes[-1].enter()
+        if self._new("logit", site.k):
+            self._scores.close()  # of an attention that has not ended
+            self._scores.enter_context(ScoresSeen(lambda scores: self._measure("head", site.k, scores)))
 
     def _attended(self, site: Site, y: Any, args: Sequence[Any]) -> None:
-        if self._modes:
-            self._modes.pop().leave()
+        self._scores.close()
 
     def _sent(self, site: Site, x: Tensor) -> None:
         """Routing of ctrans's own maps, from their load of a sample of tokens."""
@@ -287,24 +276,24 @@ class Gauges:
         logits = self.sites.logits(output)
         if logits is not None:
             with torch.no_grad():
-                self._logits(self._found, logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
+                self._logits(logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
 
-    def _heads_of_model(self, found: dict[tuple[str, int], Tensor]) -> None:
+    def _heads_of_model(self) -> None:
         """Logits of ctrans's own models, from the last state's sample: training does not call these
         models as a whole.
         """
-        model, whole = self.sites.model, ("rms", len(self.sites.sites)) in found
-        if ("log_z", 0) in found or not whole or self._last is None or not self.sites.own or not self.sites.vocabulary:
+        model, whole = self.sites.model, ("rms", len(self.sites.sites)) in self._found
+        if ("log_z", 0) in self._found or not whole or self._last is None or not self.sites.own or not self.sites.vocabulary:
             return
         if any(hasattr(p, "full_tensor") for p in self.sites.root.parameters()):
             return  # no process has all weights of the head
         with torch.no_grad():
             weight = next(self.sites.root.parameters())
-            self._logits(found, model.head(self._last.to(weight.dtype)).flatten(0, -2))
+            self._logits(model.head(self._last.to(weight.dtype)).flatten(0, -2))
 
-    def _logits(self, found: dict[tuple[str, int], Tensor], logits: Tensor) -> None:
-        found["log_z", 0] = logits.float().logsumexp(-1).mean()
-        found["largest_logit", 0] = length(logits, math.inf)
+    def _logits(self, logits: Tensor) -> None:
+        self._found["log_z", 0] = logits.float().logsumexp(-1).mean()
+        self._found["largest_logit", 0] = length(logits, math.inf)
 
     def _figures(self, values: Mapping[tuple[str, int], list[float]], *, scaled: bool) -> Figures:
         count = len(self.sites.sites)
@@ -329,9 +318,8 @@ class Gauges:
         added = [values.get(("added", k), [math.nan])[0] for k in range(1, count + 1)]
         if (exponent := growth_exponent(added)) is not None:
             figures["growth"] = exponent
-        if "gradient_outside" in figures:
-            inside = [values.get(("gradient", k), [0.0])[0] for k in range(count)]
-            figures["gradient_norm"] = math.hypot(*inside, values["gradient_outside", 0][0])
+        inside = [values.get(("gradient", k), [0.0])[0] for k in range(count)]
+        figures["gradient_norm"] = math.hypot(*inside, values["gradient_outside", 0][0])
         return figures
 
 

@@ -7,10 +7,9 @@ A list of numbers is one text, float64 in base64. Samples of weights are texts o
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +24,6 @@ MEMORY = "monitor.json"
 """Its file in the directory of a checkpoint."""
 
 
-@runtime_checkable
-class Remembers(Protocol):
-    """An object with the memory of a monitor."""
-
-    def memory(self) -> Memory: ...
-
-
 def memory_in(directory: Path, step: int) -> Memory | None:
     """The memory saved there for that step, None at step 0 or if there is none. Raises ConfigError
     for a file that is not JSON.
@@ -43,19 +35,14 @@ def memory_in(directory: Path, step: int) -> Memory | None:
     return found if isinstance(found, dict) and found.get("step") == step else None
 
 
-def save_memory(monitor: Remembers, directory: Path) -> None:
-    """Writes the memory of the monitor there."""
-    (directory / MEMORY).write_text(json.dumps(monitor.memory(), allow_nan=False))
+def packed(values: Any, dtype: str = "<f8") -> str:
+    """Numbers in base64, by default as float64, little-endian."""
+    return base64.b64encode(np.asarray(values, dtype=dtype).tobytes()).decode()
 
 
-def packed(values: Sequence[float]) -> str:
-    """float64 in base64, little-endian."""
-    return _text(np.asarray(values, dtype="<f8"))
-
-
-def unpacked(text: str) -> list[float]:
+def unpacked(text: str, dtype: str = "<f8") -> list[float]:
     """The inverse of `packed`."""
-    found: list[float] = np.frombuffer(base64.b64decode(text), dtype="<f8").tolist()
+    found: list[float] = np.frombuffer(base64.b64decode(text), dtype=dtype).tolist()
     return found
 
 
@@ -109,18 +96,11 @@ def of_weights(groups: Sequence[Sequence[Tensor]] | None) -> list[list[str]] | N
     """Samples of groups of weights, as float32."""
     if groups is None:
         return None
-    return [[_text(part.cpu().numpy().astype("<f4")) for part in group] for group in groups]
+    return [[packed(part.cpu(), "<f4") for part in group] for group in groups]
 
 
 def weights_of(memory: list[list[str]] | None, device: torch.device) -> list[list[Tensor]] | None:
     """The inverse of `of_weights`."""
     if memory is None:
         return None
-    return [
-        [torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype="<f4").copy()).to(device) for text in group]
-        for group in memory
-    ]
-
-
-def _text(values: np.ndarray) -> str:
-    return base64.b64encode(values.tobytes()).decode()
+    return [[torch.tensor(unpacked(text, "<f4"), dtype=torch.float32, device=device) for text in group] for group in memory]

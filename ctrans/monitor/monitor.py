@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.depth import check_count
-from ctrans.fields import TokenBound
 from ctrans.findings import Finding
 from ctrans.monitor.alarms import Watch, check_limits
 from ctrans.monitor.gauge_table import Figures, measures_of
@@ -318,15 +317,14 @@ class Monitor:
             self.gauges.disarm()
 
     def _probe(self, step: int, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
-        unknown_bounds: list[TokenBound | None] = [None] * len(self.sites.sites)
-        self.gauges.map_bounds = unknown_bounds
+        self.gauges.map_bounds = []
         every = self.probe_every
         if every is None or self.held is None or (step != self._first_report and step % every >= self.every):
             return None
         started = time.perf_counter()
         found = probe(self.sites, self.held, optimizer)
         self._time += time.perf_counter() - started  # a probe's time is not a step's
-        self.gauges.map_bounds = found.pop("map_bounds", unknown_bounds)
+        self.gauges.map_bounds = found.pop("map_bounds", [])
         self.past.probes.append((step, {name: value for name, value in found.items() if isinstance(value, float)}))
         return found
 
@@ -349,7 +347,7 @@ class Monitor:
     def _header(self, report: Report) -> Header:
         sites = self.sites.sites
         unseen = "" if "rms" in report.figures else "no forward pass was seen: for a compiled model, give monitor.step its batch="
-        places, kinds = [site.place for site in sites], [str(site.kind) for site in sites]
+        places, kinds = [site.place for site in sites], [str(site.sublayer.kind) for site in sites]
         return Header(self.sites.said, places, kinds, self.past.heads, self.every, self.total, unseen)
 
 

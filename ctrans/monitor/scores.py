@@ -20,24 +20,16 @@ ROWS = 64
 """The number of rows of the first sequence, evenly spaced."""
 HIDDEN = -6e4
 """An additive mask hides a score if it makes it less than this."""
-Seen = Callable[[Tensor], None]
-"""Gets scores (heads, rows, tokens), -inf where a row may not read, on the device."""
 
 
 class ScoresSeen(TorchFunctionMode):
     """Inside, calls `seen` with the scores before the softmax of each attention that torch
-    computes.
+    computes: (heads, rows, tokens), -inf where a row may not read, on the device.
     """
 
-    def __init__(self, seen: Seen):
+    def __init__(self, seen: Callable[[Tensor], None]):
         super().__init__()
         self.seen = seen
-
-    def enter(self) -> None:
-        self.__enter__()  # type: ignore[no-untyped-call]
-
-    def leave(self) -> None:
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
-from ctrans.fields import Balances, Kind
+from ctrans.fields import Balances
 from ctrans.interop import open_model
 from ctrans.interop.map_outputs import MapOutput, map_outputs, router_in
 from ctrans.interop.model_adapter import tensor_in
@@ -36,7 +36,6 @@ class Site:
     """
 
     k: int
-    kind: Kind
     block: int
     length: float
     sublayer: Sublayer
@@ -49,7 +48,7 @@ class Site:
     @property
     def place(self) -> str:
         """'block 3, attention'."""
-        return f"block {self.block}, {self.kind}"
+        return f"block {self.block}, {self.sublayer.kind}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,10 +68,6 @@ class Sites:
     vocabulary: int
     said: str
     own: bool = False
-
-    @property
-    def depth(self) -> Depth:
-        return self.model.depth
 
     def logits(self, output: Any) -> Tensor | None:
         """The logits (*batch, tokens, vocabulary) in an output of the root, or None."""
@@ -102,12 +97,12 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
                 f"{', '.join(opening)}: a {type(root).__name__} is a model of ctrans and needs no such options; leave them out"
             )
         vocabulary = int(getattr(getattr(root, "config", None), "vocab_size", 0) or 0)
-        return Sites(root, root, _own_sites(root.depth, set(root.modules())), vocabulary, type(root).__name__, own=True)
+        return Sites(root, root, _own_sites(root, root.depth), vocabulary, type(root).__name__, own=True)
     if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
         raise ConfigError("the model's weights are sharded already: make the Monitor first, then shard the model")
     with as_it_was(root):
         opened = open_model(root, **opening)
-    return Sites(root, opened, _own_sites(opened.depth, set(root.modules())), opened.vocabulary, opened.described.split(";")[0])
+    return Sites(root, opened, _own_sites(root, opened.depth), opened.vocabulary, opened.described.split(";")[0])
 
 
 @contextlib.contextmanager
@@ -166,11 +161,11 @@ def dropped(sublayer: Sublayer) -> float:
     return factor
 
 
-def _own_sites(depth: Depth, own: set[nn.Module]) -> tuple[Site, ...]:
-    found = []
+def _own_sites(root: nn.Module, depth: Depth) -> tuple[Site, ...]:
+    found, own = [], set(root.modules())
     for k, (sublayer, length) in enumerate(zip(depth.sublayers, depth.lengths, strict=True)):
         made = _ours(sublayer) if sublayer in own else _theirs(sublayer, own)
-        found.append(Site(k, sublayer.kind, k // depth.per_block, length, sublayer, **made))
+        found.append(Site(k, k // depth.per_block, length, sublayer, **made))
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ctrans.findings import Finding
 from ctrans.interop.open_model import unwrap_model
-from ctrans.monitor.memory import memory_in, save_memory
+from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.monitor import Monitor, check_options
 from solvers import ConfigError
 
@@ -101,7 +102,7 @@ class TrainerCallback(transformers.TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         place = _checkpoint(args, state)
         if self.monitor is not None and state.is_world_process_zero and place.is_dir():
-            save_memory(self.monitor, place)
+            (place / MEMORY).write_text(json.dumps(self.monitor.memory(), allow_nan=False))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         control.should_save, self._save = control.should_save or self._save, False

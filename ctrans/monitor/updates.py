@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 ENTRIES = 8192
 """The number of entries of the sample of a group of weights."""
-FoundUpdates = dict[tuple[str, int], Tensor]
 
 
 class Updates:
@@ -34,24 +33,24 @@ class Updates:
     @torch.no_grad()
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
-    ) -> FoundUpdates:
+    ) -> dict[tuple[str, int], Tensor]:
         """`update` if there is a sample of before the step; `adam_gradient_ratio` if the optimiser
         has Adam's second moments.
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
-        found: FoundUpdates = {}
+        found: dict[tuple[str, int], Tensor] = {}
         before, self.before = self.before, None
         for k, group in enumerate(groups):
-            end = ("_outside", 0) if k + 1 == len(groups) else ("", k)
+            end, place = ("_outside", 0) if k + 1 == len(groups) else ("", k)
             if before is not None and before[k]:
                 now = list(_samples(group))
-                changed = torch._foreach_sub(now, before[k]) if _match(now, before[k]) else []
-                if changed:
-                    found["update" + end[0], end[1]] = _length(changed) / _length(before[k]).clamp(min=1e-30)
+                if [part.shape for part in now] == [part.shape for part in before[k]]:
+                    changed = torch._foreach_sub(now, before[k])
+                    found["update" + end, place] = _length(changed) / _length(before[k]).clamp(min=1e-30)
             ratio = None if optimizer is None else _gradient_ratio(group, adam_states(optimizer), cut)
             if ratio is not None:
-                found["adam_gradient_ratio" + end[0], end[1]] = ratio
+                found["adam_gradient_ratio" + end, place] = ratio
         return found
 
 
@@ -102,10 +101,6 @@ def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
 def _local(tensor: Tensor) -> Tensor:
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
-
-
-def _match(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
-    return [part.shape for part in now] == [part.shape for part in before]
 
 
 def _length(parts: Sequence[Tensor]) -> Tensor:

@@ -34,8 +34,8 @@ class Prospect:
     study: Study
     runs: dict[str, PlannedRun]
     left: dict[str, PlannedRun]
-    names: dict[str, str] = dataclasses.field(default_factory=dict)
-    fingerprints: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    names: dict[str, str]
+    fingerprints: Mapping[int, str]
 
     def kept(self, store: Store) -> list[Finished]:
         """The runs of this study that the store has, each with its case in this study."""
@@ -64,7 +64,7 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
         fingerprints = {**{context: each.fingerprint() for context, each in data.items()}, **fingerprints}
     by_key = {run.key(fingerprints[run.model.context]): run for run in runs}
     if store is None:
-        return Prospect(study, by_key, by_key)
+        return Prospect(study, by_key, by_key, {}, fingerprints)
     kept = store.about("name")
     if kept is not None and kept != study.name:
         raise ConfigError(f"{str(store.path)!r} is the study {kept!r}, not {study.name!r}: choose another --out")
@@ -106,17 +106,14 @@ def carry_out_study(
 
 
 def _within(jobs: Iterable[Job], plan: Prospect, store: Store) -> Iterator[Job]:
-    """The jobs until the budget is spent. Runs that have begun still end and are stored."""
+    """The jobs until the study's runs have used the processor hours of its budget. Runs that have
+    begun still end and are stored.
+    """
+    budget = plan.study.budget
     for job in jobs:
-        if spent(plan, store):
+        if budget is not None and store.spent([*plan.runs, *plan.names.values()]) >= budget * HOUR:
             return
         yield job
-
-
-def spent(plan: Prospect, store: Store) -> bool:
-    """Whether the study's runs have used the processor hours of its budget."""
-    budget = plan.study.budget
-    return budget is not None and store.spent([*plan.runs, *plan.names.values()]) >= budget * HOUR
 
 
 def commit_of_ctrans() -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.study.description import PlannedRun
 from ctrans.study.run_key import BEFORE, run_key
 from ctrans.study.training import RunResult
+from ctrans.training.run_directory import lock
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
 
@@ -172,7 +172,7 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
         try:
             if write:
                 directory.mkdir(parents=True, exist_ok=True)
-                _lock(stack, directory)
+                lock(stack.enter_context((directory / LOCK).open("a")), f"works on the study in {str(directory)!r}")
             elif not path.is_file():
                 raise ConfigError(f"there is no {FILE} in {str(directory)!r}: give the --out of a study")
             connection = sqlite3.connect(path if write else f"{path.absolute().as_uri()}?mode=ro", uri=not write, timeout=30.0)
@@ -193,16 +193,6 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
             ) from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{str(path)!r} is damaged: {error}; choose another --out, or a copy from before") from None
-
-
-def _lock(stack: contextlib.ExitStack, directory: Path) -> None:
-    file = stack.enter_context((directory / LOCK).open("a"))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(
-            f"another process works on the study in {str(directory)!r}: wait for its end, or choose another --out"
-        ) from None
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

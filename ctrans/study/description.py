@@ -154,10 +154,9 @@ def check_data(study: Study, data: Mapping[int, Data]) -> None:
     """Raises ConfigError if the data, by context, are too few for a run, or have tokens outside of
     its vocabulary.
     """
-    for run in {
+    for context, vocabulary, sequences in {
         (each.model.context, each.model.vocab_size, each.training.batch * each.training.accumulate) for each in study.runs()
     }:
-        context, vocabulary, sequences = run
         data[context].check_batch(sequences)
         data[context].check_vocabulary(vocabulary)
 

@@ -65,10 +65,11 @@ def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_
     At most one job per process has begun at any time. Raises SolveError if `TRIES` processes died
     during a job.
     """
+    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     coming, again, died = iter(jobs), deque[Job](), Counter[int]()
     while True:
         # a death breaks the whole pool, so make a new one
-        with _pool(workers) as pool:
+        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin_process) as pool:
             under_way: dict[concurrent.futures.Future[list[RunResult]], Job] = {}
             try:
                 while True:
@@ -93,12 +94,6 @@ def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_
             raise SolveError(
                 f"{TRIES} processes died in one run, {' or '.join(worst)}: they may be out of memory: lower --workers"
             )
-
-
-def _pool(workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    # torch's threads do not survive a fork
-    context = multiprocessing.get_context("spawn")
-    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_process)
 
 
 def _begin_process() -> None:

@@ -84,11 +84,6 @@ def batches(run: PlannedRun) -> bool:
     return plain and maps and not training.compile and training.dtype != "bfloat16" and model.depth_weights == "free"
 
 
-def pays(run: PlannedRun) -> bool:
-    """Whether a population of such runs is faster on a processor."""
-    return run.training.batch * run.model.context <= MOST_TOKENS
-
-
 def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     """The runs as jobs, in their order: populations where these are possible and faster, else
     single runs.
@@ -96,7 +91,8 @@ def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     groups: list[list[PlannedRun]] = []
     of: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        name = shared(run) if batches(run) and pays(run) else ""
+        pays = run.training.batch * run.model.context <= MOST_TOKENS
+        name = shared(run) if batches(run) and pays else ""
         if name and name in of and len(of[name]) < MOST_MEMBERS:
             of[name].append(run)
         else:

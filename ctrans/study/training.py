@@ -62,11 +62,7 @@ def environment(device: torch.device = CPU) -> dict[str, Any]:
     return {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
 
 
-def _keep_nothing(*_: object) -> None:
-    """Writes no checkpoint."""
-
-
-UNKEPT = dataclasses.replace(PARALLEL["none"], save=_keep_nothing)
+UNKEPT = dataclasses.replace(PARALLEL["none"], saves=False)
 
 
 def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = CPU) -> TrainingRun:

@@ -46,12 +46,16 @@ class Data:
     name: str
 
     def __post_init__(self) -> None:
-        for what, tokens in (("training", self.train), ("validation", self.validation)):
+        for what, tokens in self._splits.items():
             if len(tokens) <= self.context:
                 raise ConfigError(
                     f"{self.name} has {len(tokens)} tokens for {what} and a sequence needs {self.context + 1}: "
                     "lower context, or give more text"
                 )
+
+    @property
+    def _splits(self) -> dict[str, Tokens]:
+        return {"training": self.train, "validation": self.validation}
 
     def batch(
         self, step: int, micro: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
@@ -86,7 +90,7 @@ class Data:
 
     def check_vocabulary(self, size: int) -> None:
         """Raises ConfigError for a token outside of the vocabulary. Reads all tokens."""
-        for what, tokens in (("training", self.train), ("validation", self.validation)):
+        for what, tokens in self._splits.items():
             for start in range(0, len(tokens), PIECE):
                 highest = int(tokens[start : start + PIECE].max())
                 if highest >= size:
@@ -100,7 +104,7 @@ class Data:
         checks its data.
         """
         digest = hashlib.sha256()
-        for tokens in (self.train, self.validation):
+        for tokens in self._splits.values():
             digest.update(len(tokens).to_bytes(8, "little"))
             for start in np.linspace(0, max(0, len(tokens) - LENGTH), PLACES).astype(int):
                 digest.update(tokens[start : start + LENGTH].tobytes())
@@ -113,7 +117,7 @@ class Data:
         p are the frequencies of the training split, with each count raised by 1, and q those of the
         validation split, over the first `COUNTED` tokens of each.
         """
-        heads = [tokens[:COUNTED] for tokens in (self.train, self.validation)]
+        heads = [tokens[:COUNTED] for tokens in self._splits.values()]
         size = 1 + max(int(tokens.max()) for tokens in heads)
         train, validation = (np.bincount(tokens, minlength=size) for tokens in heads)
         p, q = (train + 1) / (train + 1).sum(), validation / validation.sum()

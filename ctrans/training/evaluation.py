@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -13,22 +12,15 @@ from ctrans.training.data import Data
 from ctrans.training.processes import Processes
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Figures of the validation windows: the mean cross-entropy in nats per token, rms X_T / rms
-    X_0, the largest |entry| of all X_k, and the share of targets that have the largest logit.
-    """
-
-    loss: float
-    growth: float
-    largest: float
-    accuracy: float
-
-
 @torch.no_grad()
-def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: Processes) -> Evaluation:
+def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: Processes) -> dict[str, float]:
     """Evaluates on fixed windows, `size` at a time over all processes. All processes make the same
     number of calls.
+
+    - `validation_loss`: the mean cross-entropy in nats per token
+    - `growth`: rms X_T / rms X_0
+    - `largest`: the largest |entry| of all X_k
+    - `accuracy`: the share of targets that have the largest logit
     """
     tokens, targets = data.validation_windows(windows)
     sums = torch.zeros(5, dtype=torch.float64, device=processes.device)
@@ -43,7 +35,12 @@ def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: 
         largest = torch.maximum(largest, losses.largest.double())
     module.train()
     loss, first, last, right, count = processes.sum(sums).tolist()
-    return Evaluation(loss / count, math.sqrt(last / first), float(processes.max(largest)), right / count)
+    return {
+        "validation_loss": loss / count,
+        "growth": math.sqrt(last / first),
+        "largest": float(processes.max(largest)),
+        "accuracy": right / count,
+    }
 
 
 def shares(count: int, size: int, rank: int, world: int) -> Iterator[list[int]]:

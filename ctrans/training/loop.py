@@ -21,7 +21,7 @@ from ctrans.training.digits import Labelled
 from ctrans.training.evaluation import evaluate
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
-from ctrans.training.run_checkpoint import full
+from ctrans.training.run_checkpoint import full, save_checkpoint
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import PRECISIONS, TrainConfig
@@ -177,20 +177,20 @@ class TrainingRun:
         """Returns the progress with one more validation loss, and the figures of the evaluation."""
         self.heat(self.model.config.temperature)
         with self.precision():
-            result = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
-        row = {"validation_loss": result.loss, "growth": result.growth, "largest": result.largest}
-        if isinstance(self.data, Labelled):
-            row["accuracy"] = result.accuracy
+            row: log.Row = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
+        if not isinstance(self.data, Labelled):
+            del row["accuracy"]
         if self.config.theta:
             row["theta"] = mean_theta(self.model, self.data.validation_windows(1)[0].to(self.processes.device))
-        return progress.evaluated(result.loss, self.config.margin), row
+        return progress.evaluated(row["validation_loss"], self.config.margin), row
 
     def save(self, progress: Progress, files: Mapping[str, str] | None = None) -> None:
         """Saves a checkpoint with the watcher's files. The link `last`, and `best` for the best
         one, then point to it.
         """
         state = dataclasses.replace(self.state, progress=progress, beside=self.watch.files() if files is None else files)
-        self.parallel.save(self.store, state, self.model, self.optimiser, self.processes)
+        if self.parallel.saves:
+            save_checkpoint(self.store, state, self.model, self.optimiser, self.processes, sharded=self.parallel.sharded)
 
     def report(self, row: log.Row) -> None:
         """Adds the row to the log and calls the observer."""
@@ -280,7 +280,7 @@ def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple
         if not math.isfinite(row[what]) and not row.get("skipped"):
             run.report(row)
             return progress, diverged(run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}")
-    progress = progress.after(row["step"])
+    progress = dataclasses.replace(progress, step=row["step"])
     if progress.step == run.config.iterations or progress.step % run.config.eval_every == 0:
         progress, measured = run.evaluate(progress)
         row = row | measured

@@ -6,24 +6,16 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ctrans.model.gpt import GPT
 from ctrans.training.objective import Objective
-from ctrans.training.processes import Processes
-from ctrans.training.run_checkpoint import save_checkpoint
-from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import TrainConfig, attached_gradients
-from ctrans.training.training_state import State
 from ctrans.weights.functions_of_depth import coefficients_of
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import look_up
-
-SAVE_WHOLE = partial(save_checkpoint, sharded=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +28,8 @@ class Parallel:
     """The context of the passes of a micro-batch. Its second argument is whether it is the last
     one, after which the processes exchange gradients.
     """
-    save: Callable[[RunDirectory, State, GPT, torch.optim.Optimizer, Processes], None] = SAVE_WHOLE
+    saves: bool = True
+    """Whether a run writes checkpoints."""
     sharded: bool = False
     """Whether a process has all weights only while it uses them."""
 
@@ -86,7 +79,7 @@ def _scatter_after_last(module: nn.Module, last: bool) -> contextlib.AbstractCon
 PARALLEL: dict[str, Parallel] = {
     "none": Parallel(_alone, _nothing),
     "ddp": Parallel(_replicate, _reduce_after_last),
-    "fsdp": Parallel(_shard, _scatter_after_last, partial(save_checkpoint, sharded=True), sharded=True),
+    "fsdp": Parallel(_shard, _scatter_after_last, sharded=True),
 }
 
 

@@ -24,6 +24,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Set
 from pathlib import Path
+from typing import IO
 
 import safetensors
 
@@ -101,14 +102,7 @@ class RunDirectory:
             self.directory.mkdir(parents=True, exist_ok=True)
             file = (self.directory / LOCK).open("a")
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"another process is training in {str(self.directory)!r}: wait for its end, or choose another --out"
-                ) from None
-            except OSError:
-                pass  # a file system without locks
+            lock(file, f"is training in {str(self.directory)!r}")
             yield  # keep the file: with a new one, two processes could each have a lock
 
     def step_directory(self, step: int) -> Path:
@@ -142,22 +136,15 @@ class RunDirectory:
             wait()
             yield temporary
             if first:
-                self.commit(step, best=best, good=good)
+                (temporary / SUMS).write_bytes(sums(temporary))
+                for path in (*temporary.rglob("*"), temporary):
+                    if path.is_file():
+                        path.chmod(0o644)
+                    _flush(path)
+                os.rename(temporary, self.step_directory(step))
+                _flush(self.checkpoints)
+                self.settle(step, best=best, good=good)
         wait()
-
-    def commit(self, step: int, *, best: int | None, good: int) -> None:
-        """Hashes, flushes and renames the checkpoint of that step, replaces the links, and removes
-        old checkpoints.
-        """
-        temporary, final = self.temporary(step), self.step_directory(step)
-        (temporary / SUMS).write_bytes(sums(temporary))
-        for path in (*temporary.rglob("*"), temporary):
-            if path.is_file():
-                path.chmod(0o644)
-            _flush(path)
-        os.rename(temporary, final)
-        _flush(final.parent)
-        self.settle(step, best=best, good=good)
 
     def settle(self, last: int, *, best: int | None, good: int) -> None:
         """Points the links to these steps (`best` to `last` if its step has no checkpoint), and
@@ -286,6 +273,18 @@ class RunDirectory:
         finally:
             temporary.unlink(missing_ok=True)
         _flush(self.directory)
+
+
+def lock(file: IO[str], other: str) -> None:
+    """Locks an open file against other processes. Raises ConfigError that says what the other one
+    does, if one has the lock.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another process {other}: wait for its end, or choose another --out") from None
+    except OSError:
+        pass  # a file system without locks
 
 
 def _flush(path: Path) -> None:

@@ -11,6 +11,7 @@ from ctrans.fields.tables import takes
 from ctrans.model.checkpoint import BEST, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.option import defaults_of
 from ctrans.residual import RESIDUALS
 from ctrans.training import log
 from ctrans.training.data import Data, share_of
@@ -80,7 +81,7 @@ def check_warm_up(architecture: GPTConfig, config: TrainConfig) -> None:
 
 def check_experts(architecture: GPTConfig, config: TrainConfig) -> None:
     """Raises ConfigError for settings of a mixture of experts without one."""
-    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    defaults = defaults_of(TrainConfig)
     if not takes("ffn", architecture.ffn, "experts"):
         for name in OF_EXPERTS:
             if getattr(config, name) != defaults[name]:

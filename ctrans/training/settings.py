@@ -111,24 +111,20 @@ class TrainConfig:
         if low is not None:
             Range(0, self.learning_rate, "0 to learning_rate").check("min_learning_rate", low)
         self.scheme.check_numbers(self.weight_dtype)
-        self._check_temperature()
-        if self.compile and GRADIENTS[self.gradient].detached:
-            raise ConfigError(
-                f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or leave out compile"
-            )
-
-    def _check_temperature(self) -> None:
         start, steps = self.temperature_start, self.temperature_steps
         if (start is None) != (steps == 0):
             raise ConfigError(
                 f"temperature_start = {start} with temperature_steps = {steps}: a temperature warm-up needs both, or neither"
             )
-        if start is None:
-            return
-        check_temperature(start)
-        if self.compile:
+        if start is not None:
+            check_temperature(start)
+        if start is not None and self.compile:
             raise ConfigError(
                 "a temperature warm-up changes a constant of the compiled model at each step: leave out one of them"
+            )
+        if self.compile and GRADIENTS[self.gradient].detached:
+            raise ConfigError(
+                f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or leave out compile"
             )
 
     def make_optimiser(self, parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:
@@ -185,9 +181,9 @@ def from_saved(settings: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig(**settings)
 
 
-def check_names(given: Iterable[str]) -> None:
-    """Raises ConfigError with the nearest name for a name that is no setting."""
-    names = [field.name for field in dataclasses.fields(TrainConfig)]
+def check_names(given: Iterable[str], kind: type = TrainConfig, what: str = "training setting") -> None:
+    """Raises ConfigError with the nearest name for a name that is no field of the dataclass."""
+    names = [field.name for field in dataclasses.fields(kind)]
     for name in given:
         if name not in names:
-            raise unknown("training setting", name, names)
+            raise unknown(what, name, names)

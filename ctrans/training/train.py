@@ -29,9 +29,6 @@ from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 from ctrans.weights.low_rank import adapt
 
-Begin = Callable[[Processes], tuple[TrainingRun, Progress]]
-"""Starts a run, given the connected processes."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -43,7 +40,7 @@ class Plan:
     config: TrainConfig
     directory: RunDirectory
     parallel: str
-    begin: Begin
+    begin: Callable[[Processes], tuple[TrainingRun, Progress]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

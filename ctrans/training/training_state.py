@@ -10,9 +10,8 @@ from typing import Any
 
 from ctrans.given_files import read_json
 from ctrans.model.sums import STATE
-from ctrans.training.settings import TrainConfig, from_saved
+from ctrans.training.settings import TrainConfig, check_names, from_saved
 from solvers import ConfigError
-from solvers.errors import unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +31,6 @@ class Progress:
     above: int = 0
     good: int = 0
 
-    def after(self, step: int) -> Progress:
-        """The progress at that step."""
-        return dataclasses.replace(self, step=step)
-
     def evaluated(self, loss: float, margin: float) -> Progress:
         """The progress with one more validation loss. The loss is good if it is at most the first
         plus the margin.
@@ -43,9 +38,8 @@ class Progress:
         first = loss if self.first is None else self.first
         fine = loss <= first + margin
         above, good = (0, self.step) if fine else (self.above + 1, self.good)
-        if self.best is None or loss < self.best:
-            return dataclasses.replace(self, first=first, best=loss, best_step=self.step, above=above, good=good)
-        return dataclasses.replace(self, first=first, above=above, good=good)
+        best = (loss, self.step) if self.best is None or loss < self.best else (self.best, self.best_step)
+        return Progress(self.step, first, *best, above, good)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +79,5 @@ def read_state(directory: Path) -> State:
         progress, settings = dict(progress), dict(settings)
     except (ValueError, TypeError, KeyError):
         raise ConfigError(f"{str(path)!r} is no training state of ctrans") from None
-    names = [field.name for field in dataclasses.fields(Progress)]
-    for key in progress:
-        if key not in names:
-            raise unknown(f"key in {STATE}", key, names)
+    check_names(progress, Progress, f"key in {STATE}")
     return State(Progress(**progress), from_saved(settings), source, fingerprint)

@@ -42,11 +42,11 @@ def test_a_pass_that_trains_shows_the_states_and_velocities_of_a_walk(name, monk
     figures = monitor.past.reports[-1][1]
     model.eval()
     states = walk(monitor.sites.model, x, instruments=[States()])[0]
-    velocities = [part(state) for part, state in zip(monitor.sites.depth.sublayers, states, strict=False)]
+    velocities = [part(state) for part, state in zip(monitor.sites.model.depth.sublayers, states, strict=False)]
     for gauge, found in (("rms", states), ("velocity", velocities)):
         expected = [float(part.square().mean().sqrt()) for part in found]
         assert figures[gauge] == pytest.approx(expected, rel=1e-4), gauge
     assert all(not share > 1 + 1e-5 for share in figures.get("bound_share", []))
-    mixing = [site for site in monitor.sites.sites if site.kind != "ffn"]
+    mixing = [site for site in monitor.sites.sites if site.sublayer.kind != "ffn"]
     assert len(figures["costate"]) == len(states)
     assert len(mixing) >= 2

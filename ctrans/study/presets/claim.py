@@ -83,7 +83,8 @@ class Contrast:
         mine: dict[ModelAndTraining, float] = {}
         others: dict[ModelAndTraining, list[float]] = {}
         for run in runs:
-            if _is(run, wanted) and (value := figure(run)) is not None:
+            settings = {**vars(run.run.training), **vars(run.run.model)}
+            if wanted.items() <= settings.items() and (value := figure(run)) is not None:
                 setting = run.run.model, dataclasses.replace(run.run.training, seed=0)
                 if run.run.training.seed == seed:
                     mine[setting] = value
@@ -91,10 +92,6 @@ class Contrast:
                     others.setdefault(setting, []).append(value)
         means = {setting: statistics.fmean(values) for setting, values in others.items()}
         return OVER[self.over](mine, means) if mine else None
-
-
-def _is(run: Finished, wanted: Mapping[str, Any]) -> bool:
-    return all(getattr(run.run.model, name, getattr(run.run.training, name, None)) == value for name, value in wanted.items())
 
 
 @dataclasses.dataclass(frozen=True)

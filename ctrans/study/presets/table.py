@@ -62,6 +62,11 @@ SIZES = ("small", "paper")
 THREE, FIVE = (0, 1, 2), (0, 1, 2, 3, 4)
 PRE, PERI, POST, NONE, OUTPUT, PRE_POST = ({"placement": name} for name in ("pre", "peri", "post", "none", "output", "pre_post"))
 
+PRE_LONG, PRE_SHORT, PERI_LONG, PERI_SHORT = ({**name, "dt": dt} for name in (PRE, PERI) for dt in (1.0, 0.1))
+"""Runs with a long step and with a short one."""
+VARIANCE_GROWS = Contrast("Pre-LN's variance grows more in training", "variance grown", PRE, PERI)
+ENTRIES_GROW = Contrast("Pre-LN's largest entry grows more beside the median one", "massive grown", PRE, PERI)
+
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
@@ -128,9 +133,9 @@ PRESETS: dict[str, Preset] = {
         "at dt 1 Pre-LN ends at 5.43 and Peri-LN at 3.12, at dt 0.1 at 3.13 and 3.10 (124M)",
         "Kan et al., arXiv 2510.09904, table 2",
         [
-            Contrast("Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE | {"dt": 1.0}, PRE | {"dt": 0.1}),
-            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", "loss", PRE | {"dt": 1.0}, PERI | {"dt": 1.0}),
-            Contrast("Peri-LN ends lower at dt 0.1 than at 1", "loss", PERI | {"dt": 1.0}, PERI | {"dt": 0.1}),
+            Contrast("Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE_LONG, PRE_SHORT),
+            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", "loss", PRE_LONG, PERI_LONG),
+            Contrast("Peri-LN ends lower at dt 0.1 than at 1", "loss", PERI_LONG, PERI_SHORT),
         ],
         SMALL,
         GPT2,
@@ -142,12 +147,10 @@ PRESETS: dict[str, Preset] = {
         "trained, Pre-LN's hidden states grow faster with depth than Peri-LN's, which grow at most linearly; dt 0.1 holds both",
         "Kan et al., arXiv 2510.09904, figure 1 and theorems 3 and 4",
         [
-            Contrast(
-                "Pre-LN's growth exponent is above Peri-LN's at dt 1", "growth exponent", PRE | {"dt": 1.0}, PERI | {"dt": 1.0}
-            ),
+            Contrast("Pre-LN's growth exponent is above Peri-LN's at dt 1", "growth exponent", PRE_LONG, PERI_LONG),
             Contrast("Peri-LN's exponent is at most 1 (+ 0.1)", "growth exponent", PERI, beyond=1.1, sign=-1),
-            Contrast("Pre-LN's last state is larger at dt 1 than at 0.1", "size", PRE | {"dt": 1.0}, PRE | {"dt": 0.1}),
-            Contrast("Peri-LN's last state is larger at dt 1 than at 0.1", "size", PERI | {"dt": 1.0}, PERI | {"dt": 0.1}),
+            Contrast("Pre-LN's last state is larger at dt 1 than at 0.1", "size", PRE_LONG, PRE_SHORT),
+            Contrast("Peri-LN's last state is larger at dt 1 than at 0.1", "size", PERI_LONG, PERI_SHORT),
         ],
         SMALL | {"depth": 16},
         XL,
@@ -172,8 +175,8 @@ PRESETS: dict[str, Preset] = {
         "through training the variance of Pre-LN's last state and its massive activations grow far more than Peri-LN's",
         "Kim et al., arXiv 2502.02732, section 4.3; rebuttal",
         [
-            Contrast("Pre-LN's variance grows more in training", "variance grown", PRE, PERI),
-            Contrast("Pre-LN's largest entry grows more beside the median one", "massive grown", PRE, PERI),
+            VARIANCE_GROWS,
+            ENTRIES_GROW,
         ],
         SMALL,
         KIM,
@@ -202,8 +205,8 @@ PRESETS: dict[str, Preset] = {
         "with Peri-LN, which learns no worse",
         "Kim et al., arXiv 2502.02732, rebuttal, question 2 (an expectation, by Sun et al., COLM 2024; no vision model was trained)",
         [
-            Contrast("Pre-LN's largest entry grows more beside the median one", "massive grown", PRE, PERI),
-            Contrast("Pre-LN's variance grows more in training", "variance grown", PRE, PERI),
+            ENTRIES_GROW,
+            VARIANCE_GROWS,
             Contrast("Peri-LN ends at most 0.05 nats above Pre-LN", "loss", PERI, PRE, beyond=0.05, sign=-1),
         ],
         DIGITS,
@@ -251,10 +254,8 @@ PRESETS: dict[str, Preset] = {
         "with an output norm or a short step, models of over 100 blocks train where Pre-LN at dt 1 does worse",
         "Kan et al., arXiv 2510.09904, sections 3.3 and 5",
         [
-            Contrast(
-                "at 128 blocks Peri-LN at dt 0.1 ends lower than Pre-LN at dt 1", "loss", PRE | {"dt": 1.0}, PERI | {"dt": 0.1}
-            ),
-            Contrast("at 128 blocks Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE | {"dt": 1.0}, PRE | {"dt": 0.1}),
+            Contrast("at 128 blocks Peri-LN at dt 0.1 ends lower than Pre-LN at dt 1", "loss", PRE_LONG, PERI_SHORT),
+            Contrast("at 128 blocks Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE_LONG, PRE_SHORT),
         ],
         SMALL | {"depth": 128, "width": 16, "heads": 2, "iterations": 600, "warmup": 60, "eval_every": 100, "eval_windows": 8},
         GPT2 | {"depth": 128},
