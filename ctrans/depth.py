@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from numbers import Rational
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -217,6 +218,11 @@ def _check_spans(spans: Sequence[Fraction | int] | None, count: int) -> tuple[Fr
     if len(given) != count or not all(isinstance(span, Rational) and span > 0 for span in given):
         raise ConfigError(f"{count} sublayers need as many positive spans, as whole numbers or fractions of dt, not {given}")
     return tuple(Fraction(span) for span in given)
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """At most `wanted` of the indices 0 .. count - 1, spread evenly, with both ends."""
+    return sorted(set(np.linspace(0, count - 1, min(wanted, count)).round().astype(int).tolist()))
 
 
 def check_dt(dt: float) -> float:

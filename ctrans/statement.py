@@ -210,3 +210,8 @@ def dense_jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The function's Jacobian at x by autograd, (*shape of the result, *shape of x)."""
     dense: Tensor = torch.autograd.functional.jacobian(function, x)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
     return dense
+
+
+def dense_matrix(function: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "outputs inputs"]:
+    """`dense_jacobian` as a matrix, over all entries of the result and of x."""
+    return dense_jacobian(function, x).reshape(-1, x.numel())

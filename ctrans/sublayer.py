@@ -82,8 +82,13 @@ class Sublayer(nn.Module):
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The raw velocity r(X). Raises ConfigError for a map that changes its input's shape."""
         u = self.given(x)
-        v = check_shape(self.field, self.kind, u, self.field(u))
-        return self.joined(v if self.output_norm is None else self.output_norm(v), x)
+        return self.raw_velocity(check_shape(self.field, self.kind, u, self.field(u)), x)
+
+    def raw_velocity(
+        self, f: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
+    ) -> Float[Tensor, "*batch tokens state"]:
+        """r = gain * W N_out f at X, with f the output of the map."""
+        return self.joined(f if self.output_norm is None else self.output_norm(f), x)
 
     def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
         """The state on entering the segment: X, with its streams mixed."""
@@ -154,8 +159,14 @@ class Sublayer(nn.Module):
         with the state norm around it if there is one.
         """
         x = self.enter(x)
-        x = x + dt * self(x)
-        return x if self.state_norm is None else self.state_norm(x)
+        return self.moved(x, self(x), dt)
+
+    def moved(
+        self, x: Float[Tensor, "*batch tokens state"], r: Float[Tensor, "*batch tokens state"], dt: float
+    ) -> Float[Tensor, "*batch tokens state"]:
+        """X + dt r, with the state norm around it if there is one."""
+        y = x + dt * r
+        return y if self.state_norm is None else self.state_norm(y)
 
     def met(
         self,

@@ -71,8 +71,8 @@ def of_text(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch 
 
 
 class Instrument:
-    """Receives a walk's states and costates by the methods below, in this order. Only `figures` is
-    required.
+    """Receives a walk's states and costates by the methods below, in this order. An instrument sets
+    `found`, or computes its results in `figures`.
 
     A sublayer's weights exist while its `forward` or `backward` runs. An instrument that keeps
     them, or a graph through them, needs that memory. `begin` resets an instrument, so that it can
@@ -83,6 +83,9 @@ class Instrument:
     """The tokens of this walk that are text and not padding; None if all are. Averages over tokens
     count these only. The walk sets it before `begin`.
     """
+
+    found: Any
+    """The results so far."""
 
     @property
     def looks_back(self) -> bool:
@@ -107,8 +110,8 @@ class Instrument:
         """The start of the depth on the way back, in a walk with a loss: `p` = dL/dX_0."""
 
     def figures(self) -> Any:
-        """The results. May raise ConfigError or SolveError if there are none."""
-        raise NotImplementedError
+        """The results, by default `found`. May raise ConfigError or SolveError if there are none."""
+        return self.found
 
 
 class States(Instrument):
@@ -118,13 +121,10 @@ class States(Instrument):
         self._figure = figure
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found = [self._figure(x0, self.kept)]
+        self.found = [self._figure(x0, self.kept)]
 
     def forward(self, at: StepContext) -> None:
-        self._found.append(self._figure(at.y, self.kept))
-
-    def figures(self) -> list[Any]:
-        return self._found
+        self.found.append(self._figure(at.y, self.kept))
 
 
 class Attempt(Instrument):

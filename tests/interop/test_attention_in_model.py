@@ -16,9 +16,8 @@ from ctrans.fields import ExplainsUnsupported, ExposesHeads, ExposesWeights, Has
 from ctrans.interop import from_transformers
 from ctrans.interop.families import small_model
 from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.stability.attention.bounds import attention_bound, attention_theta
+from ctrans.stability.attention.bounds import attention_bound, attention_theta, local_attention_bound
 from ctrans.stability.attention.by_depth import attention_layers
-from ctrans.stability.attention.local_bound import local_attention_bound
 from ctrans.stability.backward.parameter_gradients import gradient_norms
 from solvers import ConfigError
 from tests.helpers import learned

@@ -13,7 +13,7 @@ from ctrans import GPT, GPTConfig
 from ctrans.fields import AttentionOptions, ExposesHeads, HasDiscontinuities, check_map, reference_kernels
 from ctrans.model.checkpoint import load, save
 from ctrans.stability.attention.block_norm import block_gain
-from ctrans.stability.attention.local_bound import local_attention_bound
+from ctrans.stability.attention.bounds import local_attention_bound
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from solvers import GRADIENTS, ConfigError, solve
 from tests.cases import VARIANTS

@@ -11,12 +11,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ctrans.control.costate import costate
 from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.stability.backward.parameter_gradients import gradient_norms
-from ctrans.stability.backward.sensitivity import backward_sensitivity, step_linearisations
+from ctrans.stability.backward.sensitivity import StepGraphs, backward_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
 from ctrans.stability.forward.carried import GrowthWithWeights
 from ctrans.stability.transport.perturbations import adversarial_direction
 from ctrans.stability.transport.transport import transport
-from ctrans.walk import states_of, walk
+from ctrans.walk import states_of, walk, walk_depth
 from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
@@ -103,7 +103,7 @@ def test_one_sublayer_at_a_time(placement, name):
 
 def test_a_graph_of_the_whole_depth_would_be_seen():
     twin, makers = on_demand(small_model("pre", depth=DEPTH))
-    steps = step_linearisations(twin.depth, twin.embed(tokens()))
+    steps = walk_depth(twin.depth, twin.embed(tokens()), [StepGraphs()])[0]
     assert makers.most == len(steps) == DEPTH * 2
 
 

@@ -30,17 +30,17 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
     with torch.no_grad():
         entered = sublayer.enter(x)
         u = sublayer.given(entered)
-        f, (values, out) = sublayer.field(u), _values(field, branch.given(u))
-        rows = field.probabilities(branch.given(u))
+        f, own = sublayer.field(u), branch.given(u)
+        rows, heads = field.probabilities(own), list(field.head_matrices())
+        values = torch.stack([own @ head.value.mT for head in heads], -3)  # without offsets
+        out = torch.cat([head.out for head in heads], 1)
 
     def step(state: Tensor) -> Tensor:
         inner = branch.given(sublayer.given(sublayer.enter(state)))
         changed = field.probabilities(inner) - rows
         # the second term is zero at X, and its derivative there is D
         v = f + (changed.to(values.dtype) @ values).transpose(-3, -2).flatten(-2) @ out.mT
-        v = v if sublayer.output_norm is None else sublayer.output_norm(v)
-        y: Tensor = entered + h * sublayer.joined(v, entered)
-        return y if sublayer.state_norm is None else sublayer.state_norm(y)
+        return sublayer.moved(entered, sublayer.raw_velocity(v, entered), h)
 
     with reference_kernels(sublayer):
         return linearise(step, x)
@@ -63,11 +63,3 @@ def attention_path_gain(
     before, after = (torch.linalg.vector_norm(state, dim=(-2, -1)) for state in (x, y))
     values = leading_singular(linear, tolerance=tolerance).values[..., 0]
     return float((values * before / after).max())
-
-
-def _values(
-    field: ExposesHeads, u: Float[Tensor, "*batch tokens width"]
-) -> tuple[Float[Tensor, "*batch heads tokens head"], Float[Tensor, "width features"]]:
-    """V_h(U), the values without offsets, and the output matrices W_h concatenated."""
-    heads = list(field.head_matrices())
-    return torch.stack([u @ head.value.mT for head in heads], -3), torch.cat([head.out for head in heads], 1)

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.option import POSITIVE
 from solvers import ConfigError
 
 EXACT = 30
@@ -66,9 +67,8 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
     masked, others are scaled to sum to 1. Raises ConfigError if a row is not finite, has a negative
     entry, or does not sum to 1 up to its precision.
     """
-    if not tolerance > 0:
-        raise ConfigError(f"tolerance = {tolerance!r}: give a positive width, such as 1e-9")
-    rows = p.detach().flatten(0, -2) if p.dim() > 1 else p.detach().unsqueeze(0)
+    POSITIVE.check("tolerance", tolerance, hint=", such as 1e-9")
+    rows = p.detach().reshape(-1, p.shape[-1])
     masked = _check_rows(rows)
     counts = (rows != 0).sum(-1)
     lower, upper = (torch.zeros(rows.shape[0], dtype=torch.float64, device=p.device) for _ in range(2))

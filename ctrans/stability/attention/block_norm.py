@@ -40,18 +40,6 @@ def block_gain(
     return gain_of_rows(linear, iterations=iterations, generator=generator)
 
 
-def map_gain(
-    field: nn.Module,
-    kind: Kind,
-    x: Float[Tensor, "tokens width"],
-    *,
-    rows: Int[Tensor, " rows"],
-    generator: torch.Generator | None = None,
-) -> float:
-    """`gain_of_rows` of a map at the state x, computed for the output tokens `rows` alone."""
-    return gain_of_rows(linearise(lambda x: map_at(field, kind, x, rows), one_for_each(rows, x)), generator=generator)
-
-
 def one_for_each(rows: Int[Tensor, " rows"], x: Float[Tensor, "tokens width"]) -> Float[Tensor, "rows tokens width"]:
     """The state, once for each output token in `rows`."""
     return x.detach().expand(len(rows), *x.shape).contiguous()
@@ -81,8 +69,7 @@ def step_at(
     x = sublayer.enter(x)
     own = chosen(x, rows)
     v = map_at(sublayer.field, sublayer.kind, sublayer.given(x), rows)
-    y: Tensor = own + h * sublayer.joined(v if sublayer.output_norm is None else sublayer.output_norm(v), own)
-    return y if sublayer.state_norm is None else sublayer.state_norm(y)
+    return sublayer.moved(own, sublayer.raw_velocity(v, own), h)
 
 
 @torch.no_grad()

@@ -23,6 +23,11 @@ from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
+STEPS = 64
+"""Steps of the search for a centre. Any centre gives an enclosing radius, so fewer steps only make
+it less sharp.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Pathways:
@@ -60,6 +65,11 @@ def attention_theta(
     return balanced_mass(kept / torch.where(sums > 0, sums, 1.0), tolerance=tolerance)
 
 
+def largest_theta(attention: ExposesHeads, u: Float[Tensor, "*batch tokens width"], *, tolerance: float = 1e-9) -> list[float]:
+    """The largest theta of each head's rows, from above."""
+    return attention_theta(attention, u, tolerance=tolerance).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
+
+
 def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
     """Theorem 5.1: |W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|)
     |V_h| / sqrt(d_h)), theta_h the largest of head h's rows.
@@ -88,16 +98,57 @@ def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *
     return Pathways(out * value_path, out * attention_path)
 
 
+@torch.no_grad()
+def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch tokens width"]) -> float:
+    """max_i sum_h |W_h V_h| + theta_ih/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q_i| |K_h|) >=
+    the local value of f at U.
+
+    q, k, v are the head's queries, keys and values at U, W_h its columns of W_O, and rad the radius
+    of a ball that encloses a sequence's tokens. Changes of attention sum to zero over a row, so W_h
+    v may be measured from any centre. An equal change of all scores of a row has no effect, so keys
+    may too, unless positions rotate them or a cap bends the scores. In those cases rad(k) is the
+    length of the longest key. Emadi has 2 B^2 |Q||K||V||W_O| for the second factor, with B the
+    longest token. Raises ConfigError for normalised queries and keys, whose scores are not
+    bilinear.
+    """
+    if attention.normalised_scores:
+        raise ConfigError("the local bound does not cover qk_norm: it needs queries and keys that are linear in the input")
+    x = u.double()
+    theta = attention_theta(attention, u).upper.double()
+    total = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
+    for index, head in enumerate(attention.head_matrices()):
+        query, key = head.query.double(), head.key.double()
+        through = head.out.double() @ head.value.double()
+        q = x @ query.mT if head.query_offset is None else x @ query.mT + head.query_offset.double()
+        # any centre shifts all scores of a row equally; if the offset counts, only 0 is known to
+        k = x @ key.mT
+        longest = None if head.key_offset is None else torch.linalg.vector_norm(k + head.key_offset.double(), dim=-1).amax(-1)
+        keys, values = enclosing_radius(k) if longest is None else longest, enclosing_radius(x @ through.mT)
+        scores = spectral_norm(query) * keys.unsqueeze(-1) + torch.linalg.vector_norm(q, dim=-1) * spectral_norm(key)
+        scale = attention.temperature * math.sqrt(len(query))
+        total = total + spectral_norm(through) + theta[..., index, :] / scale * values.unsqueeze(-1) * scores
+    return float(total.max())
+
+
+def enclosing_radius(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    """The radius of a ball around each sequence's tokens, a few per cent above the smallest (Badoiu
+    and Clarkson, 2003).
+    """
+    centre = x.mean(-2, keepdim=True)
+    radius = torch.full(x.shape[:-2], math.inf, dtype=x.dtype, device=x.device)
+    for step in range(STEPS):
+        apart = torch.linalg.vector_norm(x - centre, dim=-1)
+        radius = torch.minimum(radius, apart.amax(-1))
+        farthest = x.gather(-2, apart.argmax(-1)[..., None, None].expand(*x.shape[:-2], 1, x.shape[-1]))
+        centre = centre + (farthest - centre) / (step + 2)
+    return radius
+
+
 def norm_slope(norm: Norm | None, x: Float[Tensor, "*batch tokens width"]) -> float:
     """max_i |J_N(x_i)|_2 <= max_i slope(x_i), as max|gamma|/min_i sigma(x_i), in the block norm; 1
     without a norm.
     """
     return 1.0 if norm is None else float(norm.slope(x).detach().max())
-
-
-def norm_slope_anywhere(norm: Norm | None) -> float:
-    """Lip(N), of a sphere norm at most max|gamma|/sqrt(eps) (Emadi, lemma A.1); inf for eps = 0."""
-    return 1.0 if norm is None else norm.steepest
 
 
 class BothBounds(NamedTuple):
@@ -113,41 +164,35 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
     """slope(N_state) (1 + h |gain W| slope(N_out) L_f s slope(N_in)) >= |J| of the step X + h r(X),
     each slope at its norm's input.
 
-    The printed bound uses Lip(N) = max|gamma|/sqrt(eps). Raises ConfigError for residuals that are
+    The printed bound uses Lip(N), of a sphere norm max|gamma|/sqrt(eps) (Emadi, lemma A.1; inf for
+    eps = 0). Raises ConfigError for residuals that are
     not linear in the map's output.
     """
     if sublayer.image is not None or sublayer.streams > 1:
         raise ConfigError("theorems 5.2 and 5.3 need a residual of one stream that is linear in the map's output")
     u = sublayer.given(x)
-    maps, after = map_bound_at(sublayer, u), x + h * sublayer(x)
-    norms = ((sublayer.input_norm, x), (sublayer.output_norm, sublayer.field(u)), (sublayer.state_norm, after))
+    norms = ((sublayer.input_norm, x), (sublayer.output_norm, sublayer.field(u)), (sublayer.state_norm, x + h * sublayer(x)))
+    # parallel branches add
+    maps = [(branch.steepest, _map_bound(branch.field, branch.given(u))) for branch in sublayer.branches.values()]
 
-    def whole(largest: float, slopes: Sequence[float]) -> float:
+    def whole(bounds: Sequence[float], slopes: Sequence[float]) -> float:
         *inner, outer = slopes
-        return outer * (1 + h * math.prod([sublayer.largest_gain, sublayer.input_scale, largest, *inner]))
+        return outer * (1 + h * math.prod([sublayer.largest_gain, sublayer.input_scale, math.fsum(bounds), *inner]))
 
     return BothBounds(
-        whole(maps.own, [norm_slope(norm, at) for norm, at in norms]),
-        whole(maps.printed, [norm_slope_anywhere(norm) for norm, _ in norms]),
+        whole([s * both.own for s, both in maps], [norm_slope(norm, at) for norm, at in norms]),
+        whole([s * both.printed for s, both in maps], [1.0 if norm is None else norm.steepest for norm, _ in norms]),
     )
 
 
-def map_bound_at(sublayer: Sublayer, u: Float[Tensor, "*batch tokens width"]) -> BothBounds:
-    """L_f of the sublayer's map at its input U: the map's own constant, as FFNs have, or theorem
-    5.1. Parallel branches add.
-    """
-    each = [(branch.steepest, _steepest(branch.field, branch.given(u))) for branch in sublayer.branches.values()]
-    return BothBounds(math.fsum(s * both.own for s, both in each), math.fsum(s * both.printed for s, both in each))
-
-
-def _steepest(field: object, u: Tensor) -> BothBounds:
+def _map_bound(field: object, u: Tensor) -> BothBounds:
+    """L_f of a map at its input U: the map's own constant, as FFNs have, or theorem 5.1."""
     largest = float(torch.linalg.vector_norm(u, dim=-1).max())
     if isinstance(field, HasLipschitz):
         return BothBounds(field.lipschitz(largest), field.lipschitz(largest, printed=True))
     if isinstance(field, ExposesHeads):
-        theta = attention_theta(field, u, tolerance=1e-3).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
-        own, printed = (attention_bound(field, largest, theta, biases=biases).bound for biases in (True, False))
-        return BothBounds(own, printed)
+        theta = largest_theta(field, u, tolerance=1e-3)
+        return BothBounds(*(attention_bound(field, largest, theta, biases=biases).bound for biases in (True, False)))
     raise ConfigError(
         f"no Lipschitz bound is known for a field of type {type(field).__name__}: it has no method lipschitz(){why_not(field)}"
     )

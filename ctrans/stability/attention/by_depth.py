@@ -7,19 +7,26 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from ctrans.depth import Depth
+from ctrans.depth import Depth, spread
 from ctrans.fields import ExposesHeads, ExposesWeights, mixes_tokens, reference_kernels, spectral_norm, why_not
 from ctrans.stability.attention.attention_path import attention_path_gain
-from ctrans.stability.attention.block_norm import gain_of_rows, map_gain, one_for_each, step_at
-from ctrans.stability.attention.bounds import BothBounds, Pathways, attention_bound, attention_theta, step_bound
+from ctrans.stability.attention.block_norm import gain_of_rows, map_at, one_for_each, step_at
+from ctrans.stability.attention.bounds import (
+    BothBounds,
+    Pathways,
+    attention_bound,
+    attention_theta,
+    largest_theta,
+    step_bound,
+)
 from ctrans.stability.backward.sensitivity import TOLERANCE
 from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
-from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, StepContext, observe
 from solvers import ConfigError
 from solvers.segment import Map
@@ -104,19 +111,12 @@ class AttentionByDepth(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
-        self._layers: list[AttentionLayer] = []
+        self.found: list[AttentionLayer] = []
 
     def forward(self, at: StepContext) -> None:
         if at.sublayer.attention is not None and (self.segments is None or at.k in self.segments):
             padding = ~self.kept if self.padding is None and self.kept is not None else self.padding
-            layer = _layer(at.k, at.sublayer, at.x.detach(), padding, self._generator)
-            if layer.finite:
-                gain = attention_path_gain(at.sublayer, at.h, at.x.detach(), at.y.detach(), tolerance=self.tolerance)
-                layer = dataclasses.replace(layer, path=gain)
-            self._layers.append(layer)
-
-    def figures(self) -> list[AttentionLayer]:
-        return self._layers
+            self.found.append(_layer(at, padding, self._generator, self.tolerance))
 
 
 def attention_layers(
@@ -144,46 +144,33 @@ class BlockBoundsByDepth(Instrument):
         self.blocks, self.iterations, self.seed = blocks, iterations, seed
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._per_block = depth, depth.per_block
+        self._depth = depth
         self._generator = torch.Generator().manual_seed(self.seed)
-        self._layers: list[BlockLayer] = []
-        self._start()
+        self.found: list[BlockLayer] = []
 
     def forward(self, at: StepContext) -> None:
-        block, place = divmod(at.k, self._per_block)
+        per_block = self._depth.per_block
+        block, place = divmod(at.k, per_block)
         if self.blocks is not None and block not in self.blocks:
             return
-        self._bounds.append(step_bound(at.sublayer, at.h, at.x.detach()))
         if place == 0:
             first, self._rows = _looked_at(at.x.detach())
             state = one_for_each(self._rows, first)
+            self._bounds, self._graphs = list[BothBounds](), list[Linearisation]()
         else:
             state = self._graphs[-1].y
+        self._bounds.append(step_bound(at.sublayer, at.h, at.x.detach()))
+        parts = [self._depth.sublayers[at.k - place + p] for p in range(per_block)]
+        step: Map = partial(at.sublayer.step, dt=at.h)
+        # from the last map on that mixes tokens, the measured tokens alone are enough
+        if place == max((p for p, part in enumerate(parts) if mixes_tokens(part.field, part.kind)), default=0):
+            step = partial(step_at, at.sublayer, at.h, rows=self._rows)
         with reference_kernels(at.sublayer):
-            self._graphs.append(linearise(self._step(at, place), state))
-        if place == self._per_block - 1:
+            self._graphs.append(linearise(step, state))
+        if place == per_block - 1:
             measured = gain_of_rows(compose(self._graphs), iterations=self.iterations, generator=self._generator)
             bound, printed = map(math.prod, zip(*self._bounds, strict=True))
-            self._layers.append(BlockLayer(block, bound, printed, measured, _ratio(bound, measured)))
-            self._start()
-
-    def figures(self) -> list[BlockLayer]:
-        return self._layers
-
-    def _step(self, at: StepContext, place: int) -> Map:
-        """The step of all tokens, or, from the last map on that mixes tokens, of the measured
-        tokens alone.
-        """
-        block = [self._depth.sublayers[at.k - place + p] for p in range(self._per_block)]
-        mixing = [p for p, sublayer in enumerate(block) if mixes_tokens(sublayer.field, sublayer.kind)]
-        if place == max(mixing, default=0):
-            rows = self._rows
-            return lambda x: step_at(at.sublayer, at.h, x, rows)
-        return lambda x: at.sublayer.step(x, at.h)
-
-    def _start(self) -> None:
-        self._bounds: list[BothBounds] = []
-        self._graphs: list[Linearisation] = []
+            self.found.append(BlockLayer(block, bound, printed, measured, _ratio(bound, measured)))
 
 
 def block_layers(
@@ -200,7 +187,8 @@ def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
     return {name: finite[-1][name] - finite[0][name] for name in finite[0]} if finite else {}
 
 
-def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, generator: torch.Generator) -> AttentionLayer:
+def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, tolerance: float) -> AttentionLayer:
+    sublayer, x = at.sublayer, at.x.detach()
     assert sublayer.attention is not None, "asked of attention alone"
     field = sublayer.attention.field
     if not (isinstance(field, ExposesHeads) and isinstance(field, ExposesWeights) and isinstance(field, nn.Module)):
@@ -211,7 +199,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not bool(torch.isfinite(u).all()):
         unknown = [math.nan] * field.heads
-        return AttentionLayer(index, False, unknown, unknown, unknown)
+        return AttentionLayer(at.k, False, unknown, unknown, unknown)
     mass = attention_theta(field, u, padding)
     # heads first, then rows; masked rows do not count
     lower, upper, masked = (part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked))
@@ -220,20 +208,21 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
     mean = lower.sum(1) / (~masked).sum(1)
     b, stream = (float(torch.linalg.vector_norm(state, dim=-1).max()) for state in (u, x))
     # padding changes which rows count, not the map
-    whole = highest if padding is None else attention_theta(field, u).upper.movedim(-2, 0).flatten(1).amax(1)
+    whole = highest.tolist() if padding is None else largest_theta(field, u)
     paths, printed, note = Pathways(math.nan, math.nan), math.nan, ""
     try:
-        paths = attention_bound(field, b, whole.tolist())
-        printed = attention_bound(field, b, whole.tolist(), biases=False).bound
+        paths = attention_bound(field, b, whole)
+        printed = attention_bound(field, b, whole, biases=False).bound
     except ConfigError as error:
         note = str(error)
     first, rows = _looked_at(u)
     with reference_kernels(sublayer):
-        measured = map_gain(field, "attention", first, rows=rows, generator=generator)
+        linear = linearise(lambda u: map_at(field, "attention", u, rows), one_for_each(rows, first))
+    measured = gain_of_rows(linear, generator=generator)
     product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate")
     logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}
     return AttentionLayer(
-        index=index,
+        index=at.k,
         finite=True,
         theta_mean=mean.tolist(),
         theta_max=highest.tolist(),
@@ -252,6 +241,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
         stream=stream,
         S=math.exp(sum(logs.values())),
         log_sensitivity=logs,
+        path=attention_path_gain(sublayer, at.h, x, at.y.detach(), tolerance=tolerance),
         note=note,
     )
 
@@ -259,7 +249,7 @@ def _layer(index: int, sublayer: Sublayer, x: Tensor, padding: Tensor | None, ge
 def _looked_at(x: Tensor) -> tuple[Float[Tensor, "tokens width"], Int[Tensor, " rows"]]:
     """The first sequence, and the indices of the output tokens at which local values are measured."""
     first = x.flatten(0, -3)[0] if x.dim() > 2 else x
-    return first, torch.linspace(0, first.shape[0] - 1, min(ROWS, first.shape[0]), device=x.device).round().long()
+    return first, torch.tensor(spread(len(first), ROWS), device=x.device)
 
 
 def _ratio(bound: float, measured: float) -> float:

@@ -17,9 +17,8 @@ from ctrans.model.random_models import described, random_block, random_model, ra
 from ctrans.norm import Norm
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.attention.block_norm import block_gain, block_norm
-from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope
+from ctrans.stability.attention.bounds import attention_bound, largest_theta, local_attention_bound, norm_slope
 from ctrans.stability.attention.by_depth import AttentionLayer, BlockLayer, attention_layers, block_layers
-from ctrans.stability.attention.local_bound import local_attention_bound
 from ctrans.stability.attention.theta_statements import random_row, within
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, statement
 from ctrans.walk import states_of
@@ -80,9 +79,8 @@ def theorem_5_1(draw: Draw, printed: bool) -> Trial:
         module = made.depth.sublayers[0].field
     else:
         module, x = _biased(draw)
-    theta = attention_theta(module, x).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
     longest = float(torch.linalg.vector_norm(x, dim=-1).max())
-    bound = attention_bound(module, longest, theta, biases=not printed).bound
+    bound = attention_bound(module, longest, largest_theta(module, x), biases=not printed).bound
     if usual:
         return within(_local_value(module, x[0], draw, 2), bound, "attention")
     return at_most(_local_value(module, x[0], draw, 8), bound, "W_Q = 0, b_Q = (20, 0): the local value")

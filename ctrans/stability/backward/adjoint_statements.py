@@ -12,7 +12,7 @@ from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import Norm
 from ctrans.residual import sinkhorn
 from ctrans.stability.forward.mixing import product_gains
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, equal, statement
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_matrix, equal, statement
 
 
 @statement(
@@ -47,9 +47,8 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
         if isinstance(sublayer.input_norm, Norm):
             slope, sigma = slope * float(sublayer.input_norm.gamma.abs().max()), float(sublayer.input_norm.sigma(x).min())
         if isinstance(sublayer.output_norm, Norm):
-            slope *= float(sublayer.output_norm.gamma.abs().max() / sublayer.output_norm.sigma(sublayer.field(u)).min())
-        dense = dense_jacobian(sublayer.field, u).reshape(u.numel(), u.numel())
-        slopes.append((slope * float(torch.linalg.matrix_norm(dense, 2)), sigma))
+            slope *= float(sublayer.output_norm.slope(sublayer.field(u)).max())
+        slopes.append((slope * float(torch.linalg.matrix_norm(dense_matrix(sublayer.field, u), 2)), sigma))
     return slopes
 
 
@@ -107,10 +106,9 @@ def isometry(draw: Draw) -> Trials:
     """a = 0 in every sublayer: X_D = X_0 and the Jacobian is the identity."""
     made = random_model(draw, draw.choice(("none", "pre", "peri", "output")), residual="rezero", spread=0.0)
     x = draw.log_uniform(-1, 1) * draw.normal(3, 8)
-    jacobian = torch.func.jacrev(made.depth)(x).reshape(x.numel(), x.numel())
     return [
         equal(made.depth(x), x, f"X_D, {described(made)}"),
-        equal(jacobian, torch.eye(x.numel(), dtype=x.dtype), "the Jacobian"),
+        equal(dense_matrix(made.depth, x), torch.eye(x.numel(), dtype=x.dtype), "the Jacobian"),
     ]
 
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ctrans.depth import spread
 from ctrans.fields import reference_kernels
 from ctrans.stability.backward.parameter_gradients import requiring_gradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE
-from ctrans.stability.backward.singular_values import Linearisation, Singular, leading_singular, second_derivatives
-from ctrans.walk import Instrument, Model, ModelOfModules, Turn, own_loss
+from ctrans.stability.backward.singular_values import Linearisation, jacobian_products, leading_singular
+from ctrans.walk import Instrument, Model, Turn, own_loss
 from solvers import ConfigError, SolveError
 
 PARTS = 8
@@ -97,31 +98,25 @@ class GaussNewton(Instrument):
             raise ConfigError("the Gauss-Newton matrix needs a cross-entropy of logits, and this model has another loss")
         if not math.isfinite(at.loss):
             raise SolveError("the loss is not finite, so its curvature is undefined")
-        if not isinstance(model, ModelOfModules):
-            raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are unknown: give an nn.Module")
-        self._found = curvature(model, at.tokens, at.targets, tolerance=self.tolerance)
-
-    def figures(self) -> Curvature:
-        return self._found
+        self.found = curvature(model, at.tokens, at.targets, tolerance=self.tolerance)
 
 
-def curvature(model: ModelOfModules, tokens: Tensor, targets: Tensor, *, tolerance: float = TOLERANCE) -> Curvature:
+def curvature(model: Model, tokens: Tensor, targets: Tensor, *, tolerance: float = TOLERANCE) -> Curvature:
     """`GaussNewton` at these tokens and targets. Targets of -1 do not count."""
-    weights = list(
-        {id(w): w for part in model.modules() for w in part.parameters(recurse=False) if w.is_floating_point()}.values()
-    )
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"a {type(model).__name__} is no nn.Module, so its attention cannot switch to a kernel with second derivatives"
+            f"a {type(model).__name__} is no nn.Module, so its weights are unknown and its attention cannot switch to a kernel with "
+            "second derivatives: give an nn.Module"
         )
-    with requiring_gradients(weights), reference_kernels(model), second_derivatives():
+    weights = [weight for weight in model.parameters() if weight.is_floating_point()]
+    with requiring_gradients(weights), reference_kernels(model):
         logits = _Logits(model, weights, tokens, targets)
         # Adam's edge has its first decay rate, plain gradient descent has none
         plain = _spectrum(logits, None, edge(), tolerance)
-        scales = [1 / (nu.sqrt() + ADAM_EPS) for nu in logits.second_moments(PARTS)]
+        scales = [1 / (nu.sqrt() + ADAM_EPS) for nu in logits.second_moments()]
         adam = _spectrum(logits, scales, edge(momentum=BETA), tolerance)
         del scales
-        kernel = logits.tangent_kernel(KERNEL)
+        kernel = logits.tangent_kernel()
     return Curvature(plain, adam, effective_rank(kernel), len(kernel))
 
 
@@ -135,31 +130,18 @@ def effective_rank(kernel: Tensor) -> float:
 
 
 class _Logits:
-    """The logits y (N, vocabulary) of the tokens with a target, linearised as a function of the
-    weights.
+    """The logits y (N, vocabulary) of the tokens with a target, and products with their Jacobian by
+    the weights.
     """
 
     @torch.enable_grad()
     def __init__(self, model: Model, weights: Sequence[Tensor], tokens: Tensor, targets: Tensor):
         kept = targets.flatten() != -1
-        self.y = model.head(model.depth(model.embed(tokens))).flatten(0, -2)[kept]
-        self.targets, self.weights = targets.flatten()[kept], weights
-        self.u = torch.zeros_like(self.y, requires_grad=True)
-        self.pulled = torch.autograd.grad(self.y, weights, self.u, create_graph=True, materialize_grads=True)
-        p = self.y.detach().softmax(-1)
-        self.p, self.root = p, p.sqrt()
-
-    def pull(self, w: Tensor) -> tuple[Tensor, ...]:
-        """J' w, by weight."""
-        return torch.autograd.grad(self.y, self.weights, w, retain_graph=True, materialize_grads=True)
-
-    def push(self, along: Sequence[Tensor]) -> Tensor:
-        """J v, as the derivative of the linear map u -> J' u."""
-        used = [(p, d) for p, d in zip(self.pulled, along, strict=True) if p.requires_grad]
-        if not used:
-            return torch.zeros_like(self.u)
-        pulled, along = zip(*used, strict=True)
-        return torch.autograd.grad(pulled, self.u, along, retain_graph=True, materialize_grads=True)[0]
+        y = model.head(model.depth(model.embed(tokens))).flatten(0, -2)[kept]
+        self.y, self.targets, self.weights = y.detach(), targets.flatten()[kept], weights
+        self.push, self.pull = jacobian_products(y, weights)
+        self.p = self.y.softmax(-1)
+        self.root = self.p.sqrt()
 
     def curved(self, v: Tensor) -> Tensor:
         """B v/sqrt(N)."""
@@ -176,13 +158,13 @@ class _Logits:
             p.mul_(s)
         return self.curved_back(self.push(pulled))
 
-    def second_moments(self, parts: int) -> list[Tensor]:
-        """The mean over the parts of the squared gradients, by weight. A part is every `parts`-th
-        token.
+    def second_moments(self) -> list[Tensor]:
+        """The mean over `PARTS` parts of the squared gradients, by weight. Each part is every
+        `PARTS`-th token.
         """
         gradient = self.p.clone()
         gradient[torch.arange(len(gradient), device=gradient.device), self.targets] -= 1
-        parts = min(parts, len(gradient))
+        parts = min(PARTS, len(gradient))
         place = torch.arange(len(gradient), device=gradient.device) % parts
         found = [torch.zeros_like(weight) for weight in self.weights]
         for part in range(parts):
@@ -191,21 +173,15 @@ class _Logits:
                 sums.addcmul_(each, each, value=1 / parts)
         return found
 
-    def tangent_kernel(self, count: int) -> Tensor:
-        chosen = torch.linspace(0, len(self.y) - 1, min(count, len(self.y))).round().long().to(self.y.device)
-
-        def output(row: Tensor) -> Tensor:
+    def tangent_kernel(self) -> Tensor:
+        outputs = []
+        for row in spread(len(self.y), KERNEL):
             e = torch.zeros_like(self.y)
             e[row] = -1 / self.y.shape[-1]
             e[row, self.targets[row]] += 1
-            return e
-
-        outputs = [output(row) for row in chosen]
-        columns = []
-        for e in outputs:
-            moved = self.push(self.pull(e))
-            columns.append(torch.stack([(moved * other).sum() for other in outputs]))
-        kernel = torch.stack(columns)
+            outputs.append(e)
+        moved = (self.push(self.pull(e)) for e in outputs)
+        kernel = torch.stack([torch.stack([(each * other).sum() for other in outputs]) for each in moved])
         return (kernel + kernel.mT) / 2
 
 
@@ -213,8 +189,7 @@ def _spectrum(logits: _Logits, scales: Sequence[Tensor] | None, allowed: float, 
     """lambda_max by Rayleigh-Ritz: the square of the largest singular value of B' J P^-1/2, to half
     the tolerance.
     """
-    like = logits.y.detach()
-    both = Linearisation(like, like, lambda v: logits.gram(v, scales), lambda v: v)
-    found: Singular = leading_singular(both, tolerance=tolerance / 2)
+    both = Linearisation(logits.y, logits.y, lambda v: logits.gram(v, scales), lambda v: v)
+    found = leading_singular(both, tolerance=tolerance / 2)
     largest = found.largest**2
     return Spectrum(largest, 2 * found.error, allowed / largest if largest else math.inf)

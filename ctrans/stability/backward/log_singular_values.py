@@ -13,7 +13,6 @@ from torch import Tensor
 from ctrans.depth import Depth, check_count
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, StepGraphs
 from ctrans.stability.backward.singular_values import Linearisation, compose
-from ctrans.walk import Instrument, StepContext
 from solvers import ConfigError, SolveError
 
 FLOOR = 1e-4
@@ -43,27 +42,14 @@ class LogSingularValues:
     lost: float
 
 
-class DepthSpectrum(Instrument):
-    """`log_singular_values` of J_{0:D} = dX_D/dX_0. `graphs` must come before it in the same lane.
+def depth_spectrum(depth: Depth, graphs: StepGraphs, *, probes: int | None = None, steps: int = 48) -> LogSingularValues:
+    """`log_singular_values` of J_{0:D} = dX_D/dX_0, after a walk with `graphs`.
 
     Raises ConfigError if weights are made on demand, SolveError if states are not finite.
     """
-
-    def __init__(self, graphs: StepGraphs, *, probes: int | None = None, steps: int = 48):
-        self.graphs, self.probes, self.steps = graphs, probes, steps
-
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        if depth.streamed:
-            raise ConfigError(f"the spectrum of J_0:D is {ALL_AT_ONCE}")
-
-    def forward(self, at: StepContext) -> None:
-        self.graphs.of(at)
-
-    def figures(self) -> LogSingularValues:
-        known = [step for step in self.graphs.figures() if step is not None]
-        if len(known) < len(self.graphs.figures()):
-            raise SolveError("the states are not finite, so J_0:D has no spectrum")
-        return log_singular_values(compose(known), probes=self.probes, steps=self.steps)
+    if depth.streamed:
+        raise ConfigError(f"the spectrum of J_0:D is {ALL_AT_ONCE}")
+    return log_singular_values(compose(graphs.finite_steps("J_0:D has no spectrum")), probes=probes, steps=steps)
 
 
 @torch.no_grad()
@@ -95,12 +81,13 @@ def log_singular_values(
     top = max(float(nodes.max()) for nodes, _ in quadratures)
     if not 0 < top < math.inf:
         raise SolveError("the Jacobian of the depth is zero or not finite, so that its singular values have no logarithm")
-    moments = torch.stack([_moments(*each, top) for each in quadratures])
+    kept = [_kept(*each, top) for each in quadratures]
+    moments = torch.stack([_moments(*each) for each in kept])
     mean, deviation = _statistics(moments.mean(0))
-    errors = torch.stack([_standard_errors(*each, top) for each in quadratures]).mean(0)
+    errors = torch.stack([_standard_errors(*each) for each in kept]).mean(0)
     errors = errors / math.sqrt(probes * (linear.x.numel() + 2) / 2)
     if all(len(alpha) == steps < linear.x.numel() for alpha, _ in rules):  # else the quadrature is exact
-        half = torch.stack([_moments(*_rule(alpha[: (steps + 1) // 2], beta), top) for alpha, beta in rules]).mean(0)
+        half = torch.stack([_moments(*_kept(*_rule(alpha[: (steps + 1) // 2], beta), top)) for alpha, beta in rules]).mean(0)
         changed = torch.tensor([mean, deviation]) - torch.tensor(_statistics(half))
         errors = torch.maximum(errors, changed.abs() * max(1.0, math.log2(1 / (FLOOR * steps)) / 3))
     return LogSingularValues(mean, float(errors[0]), deviation, float(errors[1]), max(0.0, 1 - float(moments[:, 0].mean())))
@@ -141,9 +128,8 @@ def _rule(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     return nodes, vectors[0].square()
 
 
-def _moments(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
-    """The quadrature of 1, log sigma and (log sigma)^2 over the nodes that do not count as zero."""
-    weights, logs = _kept(nodes, weights, top)
+def _moments(weights: Tensor, logs: Tensor) -> Tensor:
+    """The quadrature of 1, log sigma and (log sigma)^2."""
     return torch.stack([weights.sum(), (weights * logs).sum(), (weights * logs.square()).sum()])
 
 
@@ -153,20 +139,18 @@ def _kept(nodes: Tensor, weights: Tensor, top: float) -> tuple[Tensor, Tensor]:
     return torch.where(kept, weights, 0.0), 0.5 * torch.where(kept, nodes, 1.0).log()
 
 
-def _standard_errors(nodes: Tensor, weights: Tensor, top: float) -> Tensor:
-    """The standard errors of the mean m and the deviation s of one probe, times sqrt((n + 2)/2).
+def _standard_errors(weights: Tensor, logs: Tensor) -> Tensor:
+    """The standard errors of the mean m and the deviation s of one probe, times sqrt((n + 2)/2). nan
+    if all nodes count as zero.
 
     For z uniform on the unit sphere of R^n the variance of z'Az is 2/(n + 2) (tr A^2/n - (tr
     A/n)^2). To first order the error of m is z' (log sigma - m) z/w and that of s is z' ((log sigma
     - m)^2 - s^2) z/(2 s w), with w the mass of the nodes that do not count as zero. Both matrices
       have trace 0.
     """
-    weights, logs = _kept(nodes, weights, top)
     mass = float(weights.sum())
-    if not mass:
-        return torch.full((2,), math.nan, dtype=nodes.dtype)
     centred = logs - (weights * logs).sum() / mass
     variance = (weights * centred.square()).sum() / mass
     fourth = (weights * (centred.square() - variance).square()).sum() / mass
-    resolved = torch.finfo(nodes.dtype).eps  # an isometry has s = 0 without error
+    resolved = torch.finfo(logs.dtype).eps  # an isometry has s = 0 without error
     return torch.stack([variance, fourth / (4 * variance.clamp(min=resolved))]).div(mass).sqrt()

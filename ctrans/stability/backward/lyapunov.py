@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ctrans.depth import Depth, check_count
 from ctrans.stability.backward.sensitivity import StepGraphs, linearised_step
-from ctrans.stability.backward.singular_values import Linearisation
 from ctrans.walk import Instrument, StepContext, walk_depth
 from solvers.run import finite
 
@@ -48,13 +47,13 @@ class LyapunovExponents(Instrument):
         self.state = (generator or torch.Generator().manual_seed(0)).get_state()
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        batch, inner = x0.shape[:-2], x0.shape[-2:]
+        *batch, tokens, width = x0.shape
         self._depth, self._going = depth, True
-        self._count = min(self.count, inner.numel())
+        self._count = min(self.count, tokens * width)
         generator = torch.Generator()
         generator.set_state(self.state)  # the same Q_0 in every walk
-        drawn = torch.randn(*batch, inner.numel(), self._count, generator=generator, dtype=x0.dtype).to(x0.device)
-        self._q = torch.linalg.qr(drawn).Q
+        drawn = torch.randn(*batch, tokens * width, self._count, generator=generator, dtype=x0.dtype)
+        self._q = torch.linalg.qr(drawn.to(x0.device)).Q
         self._growth: list[Tensor] = []
 
     def forward(self, at: StepContext) -> None:
@@ -62,16 +61,17 @@ class LyapunovExponents(Instrument):
         if self._going:
             step = linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at)
             assert step is not None, "the state was found finite"
-            self._q, rates = _push_through(step, self._q)
-            self._growth.append(rates)
+            moved = [step.push(column.reshape(step.x.shape)).reshape(column.shape) for column in self._q.unbind(-1)]
+            self._q, r = torch.linalg.qr(torch.stack(moved, -1))
+            self._growth.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
 
     def figures(self) -> Lyapunov:
         growth, time = self._growth, self._depth.times[len(self._growth)]
+        note = "" if len(growth) == len(self._depth.sublayers) else f"the state is not finite after segment {len(growth)}"
         if not growth:
-            return Lyapunov([], [], [], 0.0, "the state is not finite after segment 0")
+            return Lyapunov([], [], [], time, note)
         each = torch.stack(growth).reshape(len(growth), -1, self._count).double()
         rates = (each.sum(0) / time).sort(-1, descending=True).values
-        note = "" if len(growth) == len(self._depth.sublayers) else f"the state is not finite after segment {len(growth)}"
         deviations = rates.std(0) if len(rates) > 1 else torch.zeros_like(rates[0])
         return Lyapunov(rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note)
 
@@ -86,10 +86,3 @@ def lyapunov(
     """`LyapunovExponents` alone."""
     found: Lyapunov = walk_depth(depth, x0, [LyapunovExponents(count=count, generator=generator)])[0]
     return found
-
-
-def _push_through(step: Linearisation, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Q and log R_ii of (dX+/dX) Q = Q+ R."""
-    columns = [step.push(column.reshape(step.x.shape)).reshape(q.shape[:-1]) for column in q.unbind(-1)]
-    q, r = torch.linalg.qr(torch.stack(columns, -1))
-    return q, r.diagonal(dim1=-2, dim2=-1).abs().log()

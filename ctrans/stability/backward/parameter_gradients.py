@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Model, ModelOfModules, StepContextBack, Turn, terminal_loss, walk
 from ctrans.weights.on_demand import OnDemand, weights_of
 from solvers import ConfigError
+from solvers.segment import Map
 
 NAMES: dict[Role, str] = {
     "query": "W_Q",
@@ -83,9 +84,8 @@ class ParameterGradients(Instrument):
         with tracked(self._outside) as weights, torch.enable_grad():
             used = leaves(model.embed(at.tokens))
             embedding = {key for key, weight in weights.items() if id(weight) in used}
-        self._tied: dict[Hashable, Tensor] = {}
         with tracked(self._outside) as weights:
-            pull(lambda x: terminal_loss(model, x, at.targets), at.x, None, weights, self._tied)
+            self._tied = pulled(lambda x: terminal_loss(model, x, at.targets), at.x, None, weights)
         alone = [key for key, gradient in self._tied.items() if key not in embedding or not gradient.any()]
         self._untied = _norm(self._tied.pop(key) for key in alone)
 
@@ -94,8 +94,10 @@ class ParameterGradients(Instrument):
 
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
         with tracked(self._outside) as weights:
-            # the added zero has a gradient even if nothing in the embedding has one
-            pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights, self._tied)
+            through = pulled(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights)
+        for key, before in self._tied.items():
+            through[key] = before + through[key]
+        self._tied = through
 
     def figures(self) -> Gradients:
         return Gradients(self._loss, self._sublayers, math.hypot(self._untied, _norm(self._tied.values())))
@@ -145,23 +147,14 @@ def _of_sublayer(at: StepContextBack) -> SublayerGradient:
 
 
 @torch.enable_grad()
-def pull(
-    function: Callable[[Tensor], Tensor],
-    x: Tensor,
-    p: Tensor | None,
-    weights: Mapping[Any, Tensor],
-    into: dict[Any, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """(y, (dy/dx)' p) for y = function(x), with p = 1 if it is None. Adds (dy/dW)' p of each weight
-    to `into`.
-    """
+def pulled(function: Map, x: Tensor, p: Tensor | None, weights: Mapping[Hashable, Tensor]) -> dict[Hashable, Tensor]:
+    """(dy/dW)' p of each weight for y = function(x), with p = 1 if it is None."""
     x = x.detach().requires_grad_()
     y = function(x)
-    # after the call, because weights on demand are known once they are used
-    gradient, *others = torch.autograd.grad(y, [x, *weights.values()], p, materialize_grads=True)
-    for key, other in zip(weights, others, strict=True):
-        into[key] = into[key] + other if key in into else other
-    return y.detach(), gradient
+    # after the call, because weights on demand are known once they are used; x has a gradient even
+    # if no weight has one
+    _, *gradients = torch.autograd.grad(y, [x, *weights.values()], p, materialize_grads=True)
+    return dict(zip(weights, gradients, strict=True))
 
 
 def used_weights(sublayer: Sublayer) -> dict[str, Tensor]:

@@ -7,20 +7,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.depth import Depth
+from ctrans.depth import Depth, spread
 from ctrans.fields import mixes_tokens, reference_kernels
 from ctrans.stability.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, StepContext, walk_depth
-from solvers import ConfigError
+from solvers import ConfigError, SolveError
 from solvers.run import finite
-from solvers.segment import Map
 
 TOLERANCE = 1e-3
 """Default relative error at which the iteration for a singular value stops."""
@@ -63,17 +62,7 @@ class SensitivityByDepth:
         return [max(each, default=None) for each in self.conditions]
 
 
-def _conditions(products: Tensor | None, start: Tensor, end: Tensor) -> list[float]:
-    """|J_{i:D}||X_i|/|X_D| by sequence; empty if a factor is unknown."""
-    if products is None or not (finite(products) and finite(start) and finite(end)):
-        return []
-    return [j * a / b if b else math.inf for j, a, b in zip(*(part.tolist() for part in (products, start, end)), strict=True)]
-
-
-ToldSensitivity = Callable[[Sensitivity], Sensitivity]
 Steps = Sequence[Linearisation | None]
-FoundSensitivity = tuple[Sensitivity, Singular | None]
-"""|J|_2, and its singular triplets by sequence if they exist."""
 NOT_FINITE = "the Jacobian is not finite"
 LEFT_OUT = Sensitivity(None, None, 0, "left out")
 ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
@@ -96,6 +85,7 @@ class Sensitivities(Instrument):
     A figure is None if it is not finite, if it depends on one that is not, or if it is a product
     along states that end early. `graphs` must come before this instrument in the same lane.
     `whole()` returns the leading singular values of J_{0:D} if they are known already, else None.
+    `sublayers` has S_k of the segments reached so far. Products are known after the walk.
     """
 
     def __init__(
@@ -108,42 +98,36 @@ class Sensitivities(Instrument):
         whole: Callable[[], Singular | None] | None = None,
     ):
         self.tolerance, self.starts, self.progress, self.graphs, self.whole = tolerance, starts, progress, graphs, whole
-        self._sublayers: list[Sensitivity] = []
-
-    @property
-    def sublayers(self) -> list[Sensitivity]:
-        """S_k of the segments reached so far. Products are known after the walk, in `figures`."""
-        return self._sublayers
+        self.sublayers: list[Sensitivity] = []
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._looked_at = depth, _spread(depth.blocks, self.starts)
+        blocks = depth.blocks
+        self._depth, self._looked_at = depth, set(spread(blocks, blocks if self.starts is None else self.starts))
         self._wanted = set[int]() if depth.streamed else self._looked_at
-        self._sublayers = []
+        self.sublayers = []
         self._blocks: list[Sensitivity] = []
-        self._kept: list[Steps] = []
         self._steps: list[Linearisation | None] = []
         self._sizes = [_sizes(x0)]
         self._done = itertools.count(1)
 
     def forward(self, at: StepContext) -> None:
-        self._sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
-        block, place = divmod(at.k, self._depth.per_block)
-        looked_at, kept = block in self._looked_at, block >= min(self._wanted, default=self._depth.blocks)
-        if self.graphs is not None:
-            self._steps.append(self.graphs.of(at))
-        elif looked_at or kept:
-            self._steps.append(linearised_step(at.sublayer, at.h, at.x))
-        if place == self._depth.per_block - 1:
+        self.sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
+        per_block = self._depth.per_block
+        block, place = divmod(at.k, per_block)
+        looked_at = block in self._looked_at
+        if looked_at or self._wanted:
+            self._steps.append(linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at))
+        if place == per_block - 1:
             # the last block is also J_{D-1:D}, which needs each sequence to the tolerance
             last = bool(self._wanted) and block == self._depth.blocks - 1
-            self._last = _of_chain(self._steps, self.tolerance, each=last) if looked_at else (LEFT_OUT, None)
+            self._last = self._of_chain(self._steps[-per_block:], each=last) if looked_at else (LEFT_OUT, None)
             self._blocks.append(self._told(self._last[0]))
-            self._kept.append(self._steps if kept else ())
-            self._steps = []
+            self._steps = self._steps if self._wanted else []
             self._sizes.append(_sizes(at.y))
 
     def figures(self) -> SensitivityByDepth:
-        reached, blocks = len(self._blocks), self._depth.blocks
+        """Products are computed from the last block to the first."""
+        reached, blocks, per_block = len(self._blocks), self._depth.blocks, self._depth.per_block
         left_out, wanted = ALL_AT_ONCE if self._depth.streamed else LEFT_OUT.note, self._wanted
         if reached < blocks:
             left_out, wanted = f"the states end after {reached} of {blocks} blocks, so X_D is unknown", set()
@@ -151,11 +135,32 @@ class Sensitivities(Instrument):
         whole = None if self.whole is None or 0 not in wanted - known.keys() else self.whole()
         if whole is not None:
             known[0] = summary(whole), whole
-        products = _of_products([*self._kept, *[()] * (blocks - reached)], wanted, left_out, self.tolerance, self._told, known)
-        end = self._sizes[-1]
-        conditions = [_conditions(each, start, end) for (_, each), start in zip(products, self._sizes, strict=False)]
-        conditions += [[]] * (blocks - len(conditions))
-        return SensitivityByDepth(self._sublayers, self._blocks, [product for product, _ in products], conditions)
+        products, conditions = list[Sensitivity](), list[list[float]]()
+        guess: Tensor | None = None  # of the right singular vectors
+        for i in reversed(range(blocks)):
+            found, leading = Sensitivity(None, None, 0, left_out), None
+            if i in wanted:
+                # each sequence to the tolerance: the worst relative to its states may not have the
+                # largest |J|
+                found, leading = known[i] if i in known else self._of_chain(self._steps[i * per_block :], guess, each=True)
+                guess = leading.right.squeeze(-3) if leading is not None and finite(leading.right) else None
+            products.insert(0, self._told(found))
+            conditions.insert(0, [] if leading is None else _conditions(leading, self._sizes[i], self._sizes[-1]))
+            # the left singular vectors of J_{i:D} change little with i; one pull gives the right ones
+            on = i > min(wanted - known.keys(), default=i)
+            before = _chain(self._steps[(i - 1) * per_block : i * per_block]) if on else None
+            guess = None if guess is None or before is None else before.pull(guess)
+        return SensitivityByDepth(self.sublayers, self._blocks, products, conditions)
+
+    def _of_chain(self, steps: Steps, guess: Tensor | None = None, *, each: bool) -> tuple[Sensitivity, Singular | None]:
+        """|J|_2 of the steps one after another, with the triplets of each sequence if all steps
+        exist.
+        """
+        whole = _chain(steps)
+        if whole is None:
+            return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None
+        found = leading_singular(whole, each=each, tolerance=self.tolerance, start=guess)
+        return summary(found), found
 
     def _told(self, figure: Sensitivity) -> Sensitivity:
         if self.progress is not None:
@@ -182,37 +187,17 @@ def _sizes(x: Tensor) -> Float[Tensor, " sequences"]:
     return sizes
 
 
-def _spread(count: int, starts: int | None) -> set[int]:
-    """`starts` of the indices 0 .. count - 1, spread evenly; all if it is None."""
-    return set(range(count) if starts is None else torch.linspace(0, count - 1, starts).round().int().tolist())
+def _conditions(products: Singular, start: Tensor, end: Tensor) -> list[float]:
+    """|J_{i:D}||X_i|/|X_D| by sequence; empty if a factor is unknown."""
+    sizes = products.values[..., 0].double().reshape(-1)
+    grown: Tensor = torch.where(end == 0, math.inf, sizes * start / end)
+    return grown.tolist() if all(map(finite, (sizes, start, end))) else []
 
 
-def _of_products(
-    parts: Sequence[Steps],
-    wanted: set[int],
-    left_out: str,
-    tolerance: float,
-    told: ToldSensitivity,
-    known: Mapping[int, FoundSensitivity],
-) -> list[tuple[Sensitivity, Tensor | None]]:
-    """|J_{i:D}|_2 of the wanted i and its value for each sequence, computed from the last i to the
-    first unless `known`.
-    """
-    products: list[tuple[Sensitivity, Tensor | None]] = []
-    guess: Tensor | None = None  # of the right singular vectors
-    for i in reversed(range(len(parts))):
-        found, each, right = Sensitivity(None, None, 0, left_out), None, guess
-        if i in wanted:
-            # each sequence to the tolerance: the worst relative to its states may not have the
-            # largest |J|
-            rest = [step for part in parts[i:] for step in part]
-            found, leading = known[i] if i in known else _of_chain(rest, tolerance, guess, each=True)
-            each, right = (None, None) if leading is None else (leading.values[..., 0].double().reshape(-1), _right(leading))
-        products.insert(0, (told(found), each))
-        # the left singular vectors of J_{i:D} change little with i; one pull gives the right ones
-        on = i > min(wanted - known.keys(), default=i) and None not in parts[i - 1]
-        guess = None if right is None or not on else _chain(parts[i - 1]).pull(right)
-    return products
+def _chain(steps: Steps) -> Linearisation | None:
+    """The steps one after another; None if a state is not finite."""
+    known = [step for step in steps if step is not None]
+    return compose(known) if len(known) == len(steps) else None
 
 
 def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation | None:
@@ -223,31 +208,27 @@ def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch token
         return linearise(lambda x: sublayer.step(x, h), x)
 
 
-def step_linearisations(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Linearisation | None]:
-    """`linearised_step` of each segment along the depth from X_0. It keeps the graph of the whole
-    depth with all weights.
-    """
-    found: list[Linearisation | None] = walk_depth(depth, x0, [StepGraphs()])[0]
-    return found
-
-
 class StepGraphs(Instrument):
     """Keeps `linearised_step` of each segment. Other instruments in the lane share it through `of`."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._steps: list[Linearisation | None] = []
+        self.found: list[Linearisation | None] = []
 
     def forward(self, at: StepContext) -> None:
         self.of(at)
 
     def of(self, at: StepContext) -> Linearisation | None:
         """The step of this segment, computed at the first call. Segments must come in order."""
-        if at.k == len(self._steps):
-            self._steps.append(linearised_step(at.sublayer, at.h, at.x))
-        return self._steps[at.k]
+        if at.k == len(self.found):
+            self.found.append(linearised_step(at.sublayer, at.h, at.x))
+        return self.found[at.k]
 
-    def figures(self) -> list[Linearisation | None]:
-        return self._steps
+    def finite_steps(self, unknown: str) -> list[Linearisation]:
+        """All steps. Raises SolveError with what is unknown if a state is not finite."""
+        known = [step for step in self.found if step is not None]
+        if len(known) < len(self.found):
+            raise SolveError(f"the state is not finite at the start of segment {self.found.index(None)}: {unknown}")
+        return known
 
 
 def sublayer_sensitivity(
@@ -264,34 +245,8 @@ def sublayer_sensitivity(
     return summary(leading_singular(linear, problem=2 if mixes_tokens(sublayer.field, sublayer.kind) else 1, tolerance=tolerance))
 
 
-def sensitivity(
-    function: Map, x: Float[Tensor, "*batch tokens width"], *, problem: int = 2, tolerance: float = TOLERANCE
-) -> Sensitivity:
-    """|dy/dx|_2 of a function with second derivatives. The last `problem` axes of x belong to one
-    Jacobian.
-    """
-    return summary(leading_singular(linearise(function, x), problem=problem, tolerance=tolerance))
-
-
 def summary(found: Singular) -> Sensitivity:
     """The largest value of the batch as a `Sensitivity`."""
     if not bool(found.values.isfinite().all()):
         return Sensitivity(None, None, found.products, NOT_FINITE)
     return Sensitivity(found.largest, found.error, found.products)
-
-
-def _of_chain(steps: Steps, tolerance: float, guess: Tensor | None = None, *, each: bool = False) -> FoundSensitivity:
-    """|J|_2 of the steps one after another, with the triplets of each sequence if all steps exist."""
-    if None in steps:
-        return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None
-    found = leading_singular(_chain(steps), each=each, tolerance=tolerance, start=guess)
-    return summary(found), found
-
-
-def _right(found: Singular) -> Tensor | None:
-    right = found.right.squeeze(-3)
-    return right if finite(right) else None
-
-
-def _chain(steps: Steps) -> Linearisation:
-    return compose([step for step in steps if step is not None])

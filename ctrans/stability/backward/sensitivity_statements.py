@@ -17,9 +17,8 @@ from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
 from ctrans.stability.forward.weight_scaling import SCALINGS
-from ctrans.statement import Draw, Printed, Trial, Trials, dense_jacobian, equal, statement
+from ctrans.statement import Draw, Printed, Trial, Trials, dense_jacobian, dense_matrix, equal, statement
 from ctrans.walk import states_of
-from solvers.segment import Map
 
 SLOPE = 0.02
 """Largest difference between a measured slope and theory's."""
@@ -114,10 +113,6 @@ def far_below_eps(draw: Draw, printed: bool) -> Trial:
     return Trial(abs(found - (0 if printed else 1)), f"eps = 0.01, small activations: S ~ c^{found:.4f}")
 
 
-def _dense(function: Map, x: Tensor) -> Tensor:
-    return dense_jacobian(function, x).reshape(x.numel(), x.numel())
-
-
 @statement(
     "product-jacobian",
     7,
@@ -132,14 +127,14 @@ def products(draw: Draw) -> Trials:
     """
     made = random_model(draw, draw.choice(PLACEMENTS), width=4)
     x0 = draw.log_uniform(-0.5, 0.5) * draw.normal(3, 4)
-    found, cases = backward_sensitivity(made.depth, x0).products, []
-    dense = torch.eye(12, dtype=torch.float64)
-    steps = list(zip(made.depth.sublayers, states_of(made.depth, x0), strict=False))
-    for k, (sublayer, x) in reversed(list(enumerate(steps))):
-        dense = dense @ _dense(partial(sublayer.step, dt=made.config.dt), x)
-        if k % 2 == 0:
-            exact = torch.linalg.matrix_norm(dense, 2)
-            cases.append(equal(found[k // 2].value or math.nan, exact, f"|J_{k // 2}:D|, {described(made)}"))
+    found = backward_sensitivity(made.depth, x0).products
+    steps = zip(made.depth.sublayers, states_of(made.depth, x0), strict=False)
+    factors = [dense_matrix(partial(sublayer.step, dt=made.config.dt), x) for sublayer, x in steps]
+    cases, product = [], torch.eye(12, dtype=torch.float64)
+    for i in reversed(range(made.config.depth)):
+        product = product @ factors[2 * i + 1] @ factors[2 * i]
+        exact = torch.linalg.matrix_norm(product, 2)
+        cases.append(equal(found[i].value or math.nan, exact, f"|J_{i}:D|, {described(made)}"))
     return cases
 
 
@@ -150,7 +145,7 @@ def sublayers(draw: Draw) -> Trial:
     """
     made = random_model(draw, draw.choice(PLACEMENTS), width=6)
     sublayer, x = draw.choice(made.depth.sublayers), draw.normal(4, 6)
-    exact = torch.linalg.matrix_norm(_dense(sublayer.velocity, x), 2)
+    exact = torch.linalg.matrix_norm(dense_matrix(sublayer.velocity, x), 2)
     return equal(sublayer_sensitivity(sublayer, x).value or math.nan, exact, f"|dv/dX|, {described(made)}")
 
 
@@ -160,7 +155,7 @@ def exponents(draw: Draw) -> Trial:
     made = random_model(draw, draw.choice(("none", "pre", "peri", "output")), width=4)
     x0 = draw.normal(3, 4)
     found = lyapunov(made.depth, x0, count=12, generator=draw.generator)
-    exact, words = torch.linalg.slogdet(_dense(made.depth, x0)).logabsdet, described(made)
+    exact, words = torch.linalg.slogdet(dense_matrix(made.depth, x0)).logabsdet, described(made)
     return equal(sum(found.exponents) * found.time, exact, f"T sum of exponents against log|det J|, {words}", abs(exact) + 1)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import check_count
+from ctrans.option import POSITIVE
 from solvers import ConfigError
 from solvers.segment import Map
 
@@ -61,8 +62,7 @@ class Linearisation:
 
 @torch.enable_grad()
 def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
-    """The function's Jacobian at x, as products. J v is the derivative of the linear map u -> J' u,
-    so two graphs, built once, serve all products.
+    """The function's Jacobian at x, as products (`jacobian_products`).
 
     The function must have second derivatives. Fused attention has none: see
     `ctrans.fields.reference_kernels`.
@@ -71,17 +71,34 @@ def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
     y = function(x)
     if not y.requires_grad:  # J = 0 where the function does not depend on x
         y = y + 0.0 * x.sum()
+    push, pull = jacobian_products(y, [x])
+    return Linearisation(x.detach(), y.detach(), lambda v: push([v]), lambda u: pull(u)[0])
+
+
+@torch.enable_grad()
+def jacobian_products(
+    y: Tensor, inputs: Sequence[Tensor]
+) -> tuple[Callable[[Sequence[Tensor]], Tensor], Callable[[Tensor], tuple[Tensor, ...]]]:
+    """v -> J v and u -> J' u for the Jacobian of y by its inputs, with one vector for each input.
+
+    J v is the derivative of the linear map u -> J' u, so two graphs, built once, serve all
+    products.
+    """
     u = torch.zeros_like(y, requires_grad=True)
-    (pulled,) = torch.autograd.grad(y, x, u, create_graph=True, materialize_grads=True)
+    pulled = torch.autograd.grad(y, inputs, u, create_graph=True, materialize_grads=True)
 
-    def push(v: Tensor) -> Tensor:
+    def push(along: Sequence[Tensor]) -> Tensor:
+        used = [(p, v) for p, v in zip(pulled, along, strict=True) if p.requires_grad]
+        if not used:
+            return torch.zeros_like(y)
         with second_derivatives():
-            return torch.autograd.grad(pulled, u, v, retain_graph=True, materialize_grads=True)[0]
+            linked, vectors = zip(*used, strict=True)
+            return torch.autograd.grad(linked, u, vectors, retain_graph=True, materialize_grads=True)[0]
 
-    def pull(w: Tensor) -> Tensor:
-        return torch.autograd.grad(y, x, w, retain_graph=True, materialize_grads=True)[0]
+    def pull(w: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(y, inputs, w, retain_graph=True, materialize_grads=True)
 
-    return Linearisation(x.detach(), y.detach(), push, pull)
+    return push, pull
 
 
 @contextlib.contextmanager
@@ -190,8 +207,7 @@ def leading_singular(
         check_count(name, value)
     if cycle < count + 2:
         raise ConfigError(f"cycle = {cycle} is too small for {count} wanted vectors: give at least {count + 2}")
-    if not 0 < tolerance < math.inf:
-        raise ConfigError(f"tolerance = {tolerance!r}: give a positive finite number, such as 1e-3")
+    POSITIVE.check("tolerance", tolerance, hint=", such as 1e-3")
     shape = linear.x.shape
     batch, inner = shape[: len(shape) - problem], shape[len(shape) - problem :]
     flat = (math.prod(batch), math.prod(inner))

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.depth import Depth
-from ctrans.walk import Instrument, Model, walk
+from ctrans.walk import Model, states_of, value_and_pullback
 from solvers import ConfigError
 from solvers.run import finite
 
@@ -55,48 +55,19 @@ def reader_jacobian(model: Model, sequence: Int[Tensor, " tokens"], reader: int)
     """dX_T[reader]/dX_0: entry i, j, l is the derivative of the reader's channel i by channel l of
     token j.
     """
-    size = model.embed(sequence.unsqueeze(0)).shape[-1]
+    depth, size = model.depth, model.embed(sequence.unsqueeze(0)).shape[-1]
     together = max(1, ENTRIES // (size * len(sequence)))
     parts = []
     for rows in torch.arange(size, device=sequence.device).split(together):
-        costates = _AtTheStart()
-        walk(_Rows(model, reader), sequence.expand(len(rows), -1), rows, [costates])
-        parts.append(costates.figures())
+        *states, end = states_of(depth, model.embed(sequence.expand(len(rows), -1)))
+        p = torch.zeros_like(end)
+        p[torch.arange(len(rows)), reader, rows] = 1.0
+        for sublayer, h, x in reversed(list(zip(depth.sublayers, depth.lengths, states, strict=True))):
+            _, p = value_and_pullback(partial(sublayer.step, dt=h), x, p)
+        parts.append(p)
     found = torch.cat(parts)
     if not finite(found):
         raise ConfigError(
             "the Jacobian is not finite, so there are no exponents: ctrans simulate shows the segment where states become non-finite"
         )
     return found
-
-
-class _Rows:
-    """The model with the loss sum_c X_T[c, reader, rows[c]]. Its gradient is one row of the
-    Jacobian for each sequence c.
-    """
-
-    def __init__(self, model: Model, reader: int):
-        self.model, self.reader = model, reader
-
-    @property
-    def depth(self) -> Depth:
-        return self.model.depth
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.model.embed(tokens)
-
-    def head(self, x: Tensor) -> Tensor:
-        return x
-
-    def terminal_loss(self, x: Tensor, rows: Tensor) -> Tensor:
-        return x[:, self.reader].gather(-1, rows.unsqueeze(-1)).sum()
-
-
-class _AtTheStart(Instrument):
-    """dL/dX_0."""
-
-    def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
-        self._found = p
-
-    def figures(self) -> Tensor:
-        return self._found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from ctrans.depth import Depth
 from ctrans.fields import reference_kernels
 from ctrans.stability.backward.parameter_gradients import requiring_gradients, used_weights
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, StepGraphs
-from ctrans.stability.backward.singular_values import Linearisation, second_derivatives
-from ctrans.walk import Instrument, StepContext, StepContextBack, Turn
+from ctrans.stability.backward.singular_values import jacobian_products
+from ctrans.walk import Instrument, StepContextBack, Turn
 from solvers import ConfigError, SolveError
 
 
@@ -67,53 +67,41 @@ class UpdateResponse(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         if depth.streamed:
             raise ConfigError(f"the response to an update is {ALL_AT_ONCE}")
-        self._found: dict[int, dict[str, float]] = {}
-
-    def forward(self, at: StepContext) -> None:
-        self.graphs.of(at)
+        self._found: dict[str, list[tuple[int, float]]] = {name: [] for name in self.updates}
 
     def head(self, model: object, at: Turn) -> None:
+        self._steps = self.graphs.finite_steps("the response to an update is not known")
         self._size = float(torch.linalg.vector_norm(at.x.double()))
+        if not math.isfinite(self._size):
+            raise SolveError("the state at the end is not finite: the response to an update is not known")
 
     def backward(self, at: StepContextBack) -> None:
         if self.segments is not None and at.k not in self.segments:
             return
-        later = self.graphs.figures()[at.k + 1 :]
-        steps = [step for step in later if step is not None]
-        if len(steps) < len(later) or not math.isfinite(self._size):
-            raise SolveError("the states are not finite, so the response to an update is not known")
-        moved = {name: self._pushed(change, steps) for name, change in effects(at, self.updates).items()}
-        self._found[at.k] = {name: size / self._size if self._size else math.inf for name, size in moved.items()}
+        for name, change in effects(at, self.updates).items():
+            for step in self._steps[at.k + 1 :]:
+                change = step.push(change)
+            moved = float(torch.linalg.vector_norm(change.double()))
+            self._found[name].insert(0, (at.k, moved / self._size if self._size else math.inf))
 
     def figures(self) -> dict[str, Responses]:
-        segments = sorted(self._found)
         return {
-            name: Responses(update.learning_rate, segments, [self._found[k][name] for k in segments])
-            for name, update in self.updates.items()
+            name: Responses(self.updates[name].learning_rate, [k for k, _ in found], [response for _, response in found])
+            for name, found in self._found.items()
         }
-
-    @staticmethod
-    def _pushed(change: Tensor, later: Sequence[Linearisation]) -> float:
-        for step in later:
-            change = step.push(change)
-        return float(torch.linalg.vector_norm(change.double()))
 
 
 def effects(at: StepContextBack, updates: Mapping[str, Update]) -> dict[str, Tensor]:
     """dX_{k+1}/dW_k dW_k for each optimiser's dW_k = -lr u(dL/dW_k)."""
     sublayer = at.sublayer
-    with parametrize.cached(), reference_kernels(sublayer), second_derivatives():
+    with parametrize.cached(), reference_kernels(sublayer):
         with torch.no_grad():
             weights = list(used_weights(sublayer).values())
         with requiring_gradients(weights), torch.enable_grad():
             y = sublayer.step(at.x.detach(), at.h)
-            gradients = torch.autograd.grad(y, weights, at.p, retain_graph=True, materialize_grads=True)
-            # the product with dX/dW is the derivative of the linear map u -> (dX/dW)' u
-            u = torch.zeros_like(y, requires_grad=True)
-            pulled = torch.autograd.grad(y, weights, u, create_graph=True, materialize_grads=True)
-            found = {}
-            for name, update in updates.items():
-                along = [-update.learning_rate * update.direction(gradient) for gradient in gradients]
-                total = sum(((p * d).sum() for p, d in zip(pulled, along, strict=True)), 0.0 * u.sum())
-                (found[name],) = torch.autograd.grad(total, u, retain_graph=True, materialize_grads=True)
-    return found
+            push, pull = jacobian_products(y, weights)
+            gradients = pull(at.p)
+            return {
+                name: push([-update.learning_rate * update.direction(gradient) for gradient in gradients])
+                for name, update in updates.items()
+            }

@@ -54,11 +54,8 @@ class SlopeAt(Instrument):
         self.k, self.scaling, self.tolerance = k, scaling, tolerance
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found: Slope | None = None
+        self.found: Slope | None = None
 
     def forward(self, at: StepContext) -> None:
         if at.k == self.k:
-            self._found = sensitivity_slope(at.sublayer, at.x, self.scaling, tolerance=self.tolerance)
-
-    def figures(self) -> Slope | None:
-        return self._found
+            self.found = sensitivity_slope(at.sublayer, at.x, self.scaling, tolerance=self.tolerance)

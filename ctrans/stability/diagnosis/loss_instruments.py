@@ -5,6 +5,7 @@ tied matrices.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from ctrans.control.segment_check import threshold_at
 from ctrans.depth import Depth
 from ctrans.findings import Readings
-from ctrans.stability.backward.parameter_gradients import leaves, outside, pull, tracked
+from ctrans.stability.backward.parameter_gradients import leaves, outside, pulled, tracked
 from ctrans.stability.diagnosis.reading import DiagnosticInstrument
 from ctrans.walk import Model, ModelOfModules, StepContextBack, Turn, own_loss, terminal_loss
 from solvers import ConfigError
@@ -108,7 +109,7 @@ class TiedGradients(DiagnosticInstrument):
     offers = ("cosine of tied gradients",)
 
     def head(self, model: Model, at: Turn) -> None:
-        self._head: dict[int, Tensor] = {}
+        self._head: dict[Hashable, Tensor] = {}
         if self.depth.streamed or not isinstance(model, ModelOfModules):
             return
         self._parts = outside(model)
@@ -116,8 +117,7 @@ class TiedGradients(DiagnosticInstrument):
             with torch.enable_grad():
                 used = leaves(model.embed(at.tokens))
             shared = {key: weight for key, weight in weights.items() if id(weight) in used and weight.dim() == 2}
-            gradients: dict[int, Tensor] = {}
-            pull(lambda x: terminal_loss(model, x, at.targets), at.x, None, shared, gradients)
+            gradients = pulled(lambda x: terminal_loss(model, x, at.targets), at.x, None, shared)
         self._head = {key: gradient for key, gradient in gradients.items() if bool(gradient.any())}
 
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
@@ -125,10 +125,9 @@ class TiedGradients(DiagnosticInstrument):
             return
         with tracked(self._parts) as weights:
             shared = {key: weight for key, weight in weights.items() if key in self._head}
-            through: dict[int, Tensor] = {}
-            pull(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, shared, through)
+            through = pulled(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, shared)
         named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
-        names = {id(weight): name for name, weight in named}
+        names: dict[Hashable, str] = {id(weight): name for name, weight in named}
         for key, before in self._head.items():
             after = through[key]
             rows = after.abs().sum(-1) > 0

@@ -19,6 +19,7 @@ class DiagnosticInstrument(Instrument):
     """An instrument with readings of the quantities in `offers`."""
 
     offers: tuple[str, ...] = ()
+    found: Readings
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self.depth, self.found = depth, Readings()
@@ -27,9 +28,6 @@ class DiagnosticInstrument(Instrument):
         """Adds a reading. The default place is that of the segment."""
         place = place or place_of(self.depth, segment or 0)
         self.found.setdefault(quantity, []).append(Reading(value, place, figure, segment))
-
-    def figures(self) -> Readings:
-        return self.found
 
 
 def place_of(depth: Depth, k: int) -> str:

@@ -69,8 +69,7 @@ def last_layer_bound(
         features, a = sublayer.field.pre_projection(u), sublayer.field(u)
     with torch.enable_grad():
         a.requires_grad_()
-        v = a if sublayer.output_norm is None else sublayer.output_norm(a)
-        y = x + h * sublayer.joined(v, x)
+        y = x + h * sublayer.raw_velocity(a, x)
         o = y if sublayer.state_norm is None else sublayer.state_norm(y)
         (at_a,) = torch.autograd.grad((o * pull).sum(), a)
     measured = float(torch.linalg.matrix_norm(at_a.flatten(0, -2).T @ features.flatten(0, -2)))

@@ -9,7 +9,7 @@ import math
 
 from torch import Tensor
 
-from ctrans.depth import Depth
+from ctrans.depth import Depth, spread
 from ctrans.fields import AttentionOptions
 from ctrans.model.config import GPTConfig
 from ctrans.model.initialisation import get_initialisation
@@ -22,7 +22,7 @@ from ctrans.stability.attention.by_depth import (
     sensitivity_growth,
 )
 from ctrans.stability.initialisation.theory import SLOPES, LastLayer, gains, last_layer_bound
-from ctrans.stability.screening.case import Case, StepPlan, StepVerdict, found, largest, spread, three
+from ctrans.stability.screening.case import Case, StepPlan, StepVerdict, found, largest, three
 from ctrans.stability.screening.screening_checks import judged
 from ctrans.walk import Attempt, Described, Instrument, StepContext, StepContextBack
 from ctrans.walk.instrument import of_text

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ctrans.stability.backward.log_singular_values import DepthSpectrum, LogSingularValues
+from ctrans.stability.backward.log_singular_values import LogSingularValues, depth_spectrum
 from ctrans.stability.backward.lyapunov import Lyapunov, LyapunovExponents
 from ctrans.stability.backward.parameter_gradients import Gradients, ParameterGradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, SensitivityByDepth
@@ -59,8 +59,6 @@ def plan_backward(case: Case) -> StepPlan:
     """
     effort = case.effort
     jacobians = case.jacobians
-    left_out = None if effort.lanczos else NOT_IN_QUICK.format("the spectrum of J_0:D")
-    spectrum = Attempt(DepthSpectrum(case.graphs, steps=effort.lanczos), left_out)
     generator = torch.Generator().manual_seed(case.seed)
     rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs))
     gradients = Attempt(ParameterGradients())
@@ -72,7 +70,11 @@ def plan_backward(case: Case) -> StepPlan:
         sensitivity = jacobians.figures()
         exponents_in_time: Lyapunov | None = found(notes, rates)
         norms: Gradients | None = found(notes, gradients)
-        singular: LogSingularValues | None = found(notes, spectrum)
+        singular: LogSingularValues | None = None
+        if effort.lanczos:
+            singular = attempt(notes, depth_spectrum, case.model.depth, case.graphs, steps=effort.lanczos)
+        else:
+            notes.append(NOT_IN_QUICK.format("the spectrum of J_0:D"))
         known: list[Slope] = []
         for k, instrument in slopes:
             slope: Slope | None = found(notes, instrument)
@@ -97,7 +99,7 @@ def plan_backward(case: Case) -> StepPlan:
         verdict = judged(quantities, weights_verdict(mean))
         return StepVerdict(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
 
-    part = [rates, *(slope for _, slope in slopes), spectrum]
+    part = [rates, *(slope for _, slope in slopes)]
     return StepPlan({"text": [gradients], "several": [jacobians], "part": part}, conclude)
 
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -219,11 +218,6 @@ class Case:
         if lane != "text":
             x, y = (cut(each, self.sequences(lane), self.effort.tokens) for each in (x, y))
         return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)) if lane == "certified" else (x, y)
-
-
-def spread(count: int, wanted: int) -> list[int]:
-    """At most `wanted` of the indices 0 .. count - 1, spread evenly, with both ends."""
-    return sorted(set(np.linspace(0, count - 1, min(wanted, count)).round().astype(int).tolist()))
 
 
 def attempt(notes: list[str], function: Callable[..., Value], *arguments: Any, **named: Any) -> Value | None:

@@ -12,7 +12,7 @@ from ctrans.control.costate import ZERO_GRADIENT
 from ctrans.control.model_check import ModelCheck
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import SegmentCheck, check_segment
-from ctrans.depth import Depth
+from ctrans.depth import Depth, spread
 from ctrans.stability.forward.bounds import ForwardBounds
 from ctrans.stability.forward.carried import GrowthWithWeights, WeightGrowth
 from ctrans.stability.forward.depth_share import DepthShare, DepthShares
@@ -26,7 +26,7 @@ from ctrans.stability.forward.single_entries import (
     massive_activations,
     variance_over_inputs,
 )
-from ctrans.stability.screening.case import Case, Reach, StepPlan, StepVerdict, attempt, exponent, found, spread
+from ctrans.stability.screening.case import Case, Reach, StepPlan, StepVerdict, attempt, exponent, found
 from ctrans.stability.screening.screening_checks import judged
 from ctrans.walk import Attempt, Instrument, Model, States, StepContextBack, Turn, own_loss
 from solvers import ConfigError, SolveError, Status

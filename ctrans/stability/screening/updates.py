@@ -7,9 +7,10 @@ import math
 
 from torch import nn
 
+from ctrans.depth import spread
 from ctrans.stability.backward.curvature import Curvature, GaussNewton
 from ctrans.stability.backward.update_response import Responses, UpdateResponse
-from ctrans.stability.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, found, spread, three
+from ctrans.stability.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, found, three
 from ctrans.stability.screening.screening_checks import judged
 from ctrans.walk import Attempt
 

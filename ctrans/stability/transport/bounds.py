@@ -35,13 +35,11 @@ def transport_bound(
 
 def token_spreads(depth: Depth) -> list[float | None]:
     """`BoundsByDepth.spreads` without a walk, from the weights alone. Compute them once."""
-
-    def bound(k: int) -> float | None:
-        sublayer = depth.sublayers[k]
+    spreads = []
+    for sublayer in depth.sublayers:
         known = needs_map_bound(sublayer) and sublayer.input_norm is not None and isinstance(sublayer.field, HasBound)
-        return token_spread(sublayer, sublayer.field.bound() if known else None, difference_bound(sublayer))
-
-    return [bound(k) for k in range(len(depth.sublayers))]
+        spreads.append(token_spread(sublayer, sublayer.field.bound() if known else None, difference_bound(sublayer)))
+    return spreads
 
 
 def printed_transport_bound(depth: Depth, tokens: int, distance: float, p: int = 2) -> float | None:

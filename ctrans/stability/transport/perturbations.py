@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
@@ -11,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.stability.backward.sensitivity import TOLERANCE, step_linearisations
+from ctrans.option import POSITIVE
+from ctrans.stability.backward.sensitivity import TOLERANCE, StepGraphs
 from ctrans.stability.backward.singular_values import Singular, compose, leading_singular
-from ctrans.walk import Model
-from solvers import ConfigError, SolveError
-from solvers.errors import look_up
+from ctrans.walk import Model, walk_depth
+from solvers import ConfigError
+from solvers.errors import unknown
 
 SIZE = 0.05
 """Default size of a perturbation: the share of substituted tokens, or its length relative to the
@@ -41,11 +41,9 @@ def worst_directions(
             "the worst direction needs all weights at once, and these are made on demand: choose noise or substitution"
         )
     for part in x0.split(max(1, AT_ONCE // x0[0].numel())):
-        steps = step_linearisations(depth, part)
-        known = [step for step in steps if step is not None]
-        if len(known) < len(steps):
-            raise SolveError(f"the state is not finite at the start of segment {steps.index(None)}: there is no worst direction")
-        yield leading_singular(compose(known), each=True, tolerance=tolerance)
+        walk_depth(depth, part, [graphs := StepGraphs()])
+        steps = graphs.finite_steps("there is no worst direction")
+        yield leading_singular(compose(steps), each=True, tolerance=tolerance)
 
 
 def adversarial_direction(
@@ -59,65 +57,8 @@ def adversarial_direction(
     return torch.cat([each.right.squeeze(-3) for each in worst_directions(depth, x0, tolerance=tolerance)])
 
 
-@dataclasses.dataclass(frozen=True)
-class PerturbedSample:
-    """Input of a perturbation: a model with its tokens, the size, and, if given, another text and
-    the worst directions.
-    """
-
-    model: Model
-    tokens: Tensor
-    size: float
-    other: Tensor | None
-    generator: torch.Generator
-    worst: Callable[[], Tensor] | None = None
-
-    def embed(self) -> Float[Tensor, "batch tokens width"]:
-        return self.model.embed(self.tokens).detach()
-
-    def scale(self) -> float:
-        """The size relative to one entry's root mean square."""
-        return self.size * float(self.embed().square().mean().sqrt())
-
-
-def _substitution(sample: PerturbedSample) -> Tensor:
-    """Replaces a share of each sequence's tokens, at least one, by tokens drawn from the whole
-    batch.
-    """
-    tokens = sample.tokens
-    if tokens.dim() != 2 or tokens.is_floating_point():
-        raise ConfigError(f"substitution needs token ids (batch, tokens), and the input is {tuple(tokens.shape)}: choose noise")
-    count = min(max(1, round(sample.size * tokens.shape[1])), tokens.shape[1])
-    where = torch.rand(tokens.shape, generator=sample.generator).argsort(-1)[:, :count].to(tokens.device)
-    drawn = torch.randint(tokens.numel(), where.shape, generator=sample.generator).to(tokens.device)
-    return sample.model.embed(tokens.scatter(-1, where, tokens.flatten()[drawn])).detach()
-
-
-def _noise(sample: PerturbedSample) -> Tensor:
-    x = sample.embed()
-    return x + sample.scale() * torch.randn(x.shape, generator=sample.generator, dtype=x.dtype).to(x.device)
-
-
-def _adversary(sample: PerturbedSample) -> Tensor:
-    """A step in the worst direction, as long as the noise is on average."""
-    x = sample.embed()
-    worst = adversarial_direction(sample.model.depth, x) if sample.worst is None else sample.worst()
-    return x + sample.scale() * math.sqrt(x[0].numel()) * worst
-
-
-def _text(sample: PerturbedSample) -> Tensor:
-    if sample.other is None or sample.other.shape != sample.tokens.shape:
-        shape = None if sample.other is None else tuple(sample.other.shape)
-        raise ConfigError(f"the other text has shape {shape}: give as many tokens as the first, {tuple(sample.tokens.shape)}")
-    return sample.model.embed(sample.other).detach()
-
-
-PERTURBATIONS: dict[str, Callable[[PerturbedSample], Tensor]] = {
-    "substitution": _substitution,
-    "noise": _noise,
-    "adversarial": _adversary,
-    "text": _text,
-}
+PERTURBATIONS = ("substitution", "noise", "adversarial", "text")
+"""Names of the perturbations."""
 
 
 @torch.no_grad()
@@ -144,7 +85,33 @@ def perturbed(
     Raises ConfigError for an unknown perturbation, a size that is not positive, or another text of
     a different shape.
     """
-    perturb = look_up("perturbation", perturbation, PERTURBATIONS)
-    if not 0 < size < math.inf:
-        raise ConfigError(f"size = {size!r}: give a positive finite number, such as {SIZE}")
-    return perturb(PerturbedSample(model, tokens, size, other, generator or torch.Generator().manual_seed(0), worst))
+    if perturbation not in PERTURBATIONS:
+        raise unknown("perturbation", perturbation, PERTURBATIONS)
+    POSITIVE.check("size", size, hint=f", such as {SIZE}")
+    generator = generator or torch.Generator().manual_seed(0)
+    if perturbation == "text":
+        if other is None or other.shape != tokens.shape:
+            shape = None if other is None else tuple(other.shape)
+            raise ConfigError(f"the other text has shape {shape}: give as many tokens as the first, {tuple(tokens.shape)}")
+        return model.embed(other).detach()
+    if perturbation == "substitution":
+        return model.embed(_substituted(tokens, size, generator)).detach()
+    x = model.embed(tokens).detach()
+    length = size * float(x.square().mean().sqrt())  # of one entry
+    if perturbation == "noise":
+        return x + length * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+    # a step in the worst direction is as long as the noise is on average
+    directions = adversarial_direction(model.depth, x) if worst is None else worst()
+    return x + length * math.sqrt(x[0].numel()) * directions
+
+
+def _substituted(tokens: Tensor, size: float, generator: torch.Generator) -> Tensor:
+    """Replaces a share of each sequence's tokens, at least one, by tokens drawn from the whole
+    batch.
+    """
+    if tokens.dim() != 2 or tokens.is_floating_point():
+        raise ConfigError(f"substitution needs token ids (batch, tokens), and the input is {tuple(tokens.shape)}: choose noise")
+    count = min(max(1, round(size * tokens.shape[1])), tokens.shape[1])
+    where = torch.rand(tokens.shape, generator=generator).argsort(-1)[:, :count].to(tokens.device)
+    drawn = torch.randint(tokens.numel(), where.shape, generator=generator).to(tokens.device)
+    return tokens.scatter(-1, where, tokens.flatten()[drawn])

@@ -25,8 +25,8 @@ class Transport:
     """W_p between inputs and perturbed inputs (`before`) and between their terminal states
     (`after`), with bounds on `after`.
 
-    `amplification` is after/before and `used` after/bound. They are None if a state is not finite
-    or no bound exists.
+    `amplification` is after/before. It and `after` are None if a state is not finite. A bound is
+    None if there is none.
     """
 
     perturbation: str
@@ -39,10 +39,6 @@ class Transport:
     @property
     def amplification(self) -> float | None:
         return None if self.after is None or self.before == 0 else self.after / self.before
-
-    @property
-    def used(self) -> float | None:
-        return None if self.after is None or not self.bound else self.after / self.bound
 
 
 def transport(

@@ -88,17 +88,6 @@ def _slope(draw: Draw, dimensions: int, ambient: int, pairs: int = 2) -> float:
     return math.log(means[512] / means[32]) / math.log(512 / 32)
 
 
-class Sign(nn.Module):
-    """X -> s (w . X) on each token."""
-
-    def __init__(self, s: Tensor, w: Tensor):
-        super().__init__()
-        self.s, self.w = s, w
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.w).unsqueeze(-1) * self.s
-
-
 def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
     """Two fields X -> s (w.X) behind RMSNorm, s = (1, -1, 1, ...), and inputs on either side of w.X
     = 0, which separate at full speed.
@@ -107,10 +96,11 @@ def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
     w = draw.normal(d)
     w = w / w.norm()
     w = w - s * (w @ s) / d + s / d  # so that the fields push on in the direction they have begun
-    first, second = (RMSNorm(d, 0.0).double().requires_grad_(False) for _ in range(2))
-    parts = [Sublayer(Sign(s, w), "attention", output_norm=first), Sublayer(Sign(s, w), "ffn", output_norm=second)]
+    field = nn.Linear(d, d, bias=False)
+    field.weight = nn.Parameter(torch.outer(s, w))
+    parts = [Sublayer(field, kind, output_norm=RMSNorm(d, 0.0).double()) for kind in ("attention", "ffn")]
     x = (1e-5 * w / w.norm()).reshape(1, 1, d)
-    return Depth(parts, 1.0), x, -x
+    return Depth(parts, 1.0).requires_grad_(False), x, -x
 
 
 @statement(

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from torch import nn
 from ctrans.fields import ACTIVATIONS, Attention, FeedForward, reference_kernels
 from ctrans.norm import LayerNorm
 from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.stability.attention.block_norm import block_gain, block_norm, chosen, map_gain, step_at
+from ctrans.stability.attention.block_norm import block_gain, block_norm, chosen, gain_of_rows, map_at, one_for_each, step_at
 from ctrans.stability.attention.bounds import attention_bound, attention_theta, norm_slope, step_bound
 from ctrans.stability.attention.by_depth import attention_layers, block_layers, sensitivity_growth
+from ctrans.stability.backward.singular_values import linearise
 from ctrans.sublayer import Sublayer
 from ctrans.verify.run import verify
 from ctrans.verify.table import all_statements
@@ -93,7 +95,8 @@ def test_a_step_and_a_map_at_tokens_looked_at_alone(placement, changes):
         assert torch.allclose(step_at(sublayer, 0.5, each, rows), chosen(sublayer.step(each, 0.5), rows), atol=1e-13)
         generators = [torch.Generator().manual_seed(0) for _ in range(2)]
         with reference_kernels(sublayer):
-            local = map_gain(sublayer.field, sublayer.kind, x, rows=rows, generator=generators[0])
+            at_rows = linearise(partial(map_at, sublayer.field, sublayer.kind, rows=rows), one_for_each(rows, x))
+            local = gain_of_rows(at_rows, generator=generators[0])
             assert local == pytest.approx(block_gain(sublayer.field, x, rows=rows, generator=generators[1]), rel=1e-11)
 
 

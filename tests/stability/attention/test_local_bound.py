@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrans.fields import Attention, reference_kernels
-from ctrans.stability.attention.local_bound import enclosing_radius, local_attention_bound
+from ctrans.stability.attention.bounds import enclosing_radius, local_attention_bound
 from solvers import ConfigError
 from tests.helpers import learned
 

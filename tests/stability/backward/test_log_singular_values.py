@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ctrans.stability.backward.log_singular_values import FLOOR, ONE_SUFFICES, DepthSpectrum, log_singular_values
+from ctrans.stability.backward.log_singular_values import FLOOR, ONE_SUFFICES, depth_spectrum, log_singular_values
 from ctrans.stability.backward.sensitivity import StepGraphs
 from ctrans.stability.backward.singular_values import Linearisation, linearise
 from ctrans.walk import walk
@@ -62,7 +62,8 @@ def test_more_steps_bring_them_nearer_on_a_wide_spectrum():
 def test_the_depths_spectrum_is_that_of_its_dense_jacobian(name):
     model, text = small_model(name, depth=1, eps=1e-12), tokens(1, 6)
     graphs = StepGraphs()
-    found = walk(model, text, instruments=[graphs, DepthSpectrum(graphs, probes=12, steps=96)])[1]
+    walk(model, text, instruments=[graphs])
+    found = depth_spectrum(model.depth, graphs, probes=12, steps=96)
     x0 = model.embed(text)
     jacobian = torch.autograd.functional.jacobian(model.depth, x0).reshape(x0.numel(), -1)
     mean, deviation, lost = exact(torch.linalg.svdvals(jacobian))

@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 
+from ctrans.depth import spread
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.files import to_json
-from ctrans.stability.screening.case import StepPlan, StepVerdict, spread
+from ctrans.stability.screening.case import StepPlan, StepVerdict
 from ctrans.stability.screening.screen import EFFORTS, STEPS, screen, visits
 from ctrans.stability.screening.screening_checks import CHECKS, flags, limits_of, measured
 from ctrans.walk import Instrument, states_of

@@ -143,7 +143,7 @@ def test_every_perturbation_is_measured_and_bounded(placement, perturbation):
         assert each.before > 0
         assert each.amplification == pytest.approx(each.after / each.before)
         assert (each.bound is None) is (placement == "none")
-        assert each.used is None or 0 < each.used <= 1
+        assert each.bound is None or 0 < each.after <= each.bound
         json.dumps(dataclasses.asdict(each), allow_nan=False)
 
 
