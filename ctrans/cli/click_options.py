@@ -14,6 +14,8 @@ from ctrans.placement import PLACEMENTS, spell
 from solvers import ConfigError
 from solvers.errors import unknown
 
+Values = Mapping[str, Any]
+"""Values of options by name."""
 ARGUMENTS = "Arguments"
 GROUPS = (
     *(ARGUMENTS, "Architecture", "Norms", "Residual", "Attention", "Feed-forward", "Experts", "Weights", "Data", "Training"),

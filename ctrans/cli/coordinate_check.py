@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ctrans.cli.click_options import settings_of
+from ctrans.cli.click_options import Values, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.model.config import GPTConfig
@@ -27,8 +26,8 @@ class CoordinateRequest(WrittenRequest):
     `TrainConfig`.
     """
 
-    config: Mapping[str, Any] = settings_of(GPTConfig)
-    training: Mapping[str, Any] = settings_of(TrainConfig, only=("batch", "optimiser", "learning_rate", "weight_decay", "seed"))
+    config: Values = settings_of(GPTConfig)
+    training: Values = settings_of(TrainConfig, only=("batch", "optimiser", "learning_rate", "weight_decay", "seed"))
     widths: tuple[int, ...] = option(
         (64, 128, 256, 512), "Repeatable: the widths. Heads are as wide as those of --width with --heads."
     )
@@ -37,7 +36,7 @@ class CoordinateRequest(WrittenRequest):
         None, "Take the batch from this file's bytes.", group="Data", default_words="Python's language documentation"
     )
 
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults: ClassVar[Values] = {
         "depth": 2,
         "width": 64,
         "heads": 4,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -86,7 +87,7 @@ def command(request: GenerateRequest) -> None:
     with progress_bar("generate", request.samples * request.tokens) as advance:
         for k in range(request.samples):
             progress = partial(advance, f"sample {k + 1}") if request.quiet else None
-            samples.append(_sample(model, prompt, request, k, scheme, show, progress))
+            samples.append(_sample(model, prompt, request, request.seed + k, scheme, show, progress))
             show("\n" if k + 1 == request.samples else "\n---\n")
     found = {"scheme": scheme, "prompt": prompt, "samples": samples}
     write_result(request, None, {**result_of(request, request.shown(), device), **found})
@@ -138,29 +139,19 @@ def decoder(vocabulary: int) -> Decode:
     return lambda token, last: f"{token}" if last else f"{token} "
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """One continuation, and how many seconds it took."""
-
-    seed: int
-    tokens: list[int]
-    text: str
-    seconds: float
-
-
 def _sample(
     model: GPT,
     prompt: list[int],
     request: GenerateRequest,
-    k: int,
+    seed: int,
     scheme: Scheme,
     show: Callable[[str], None],
     progress: Callable[[], None] | None,
-) -> Sample:
-    """The k-th continuation. Shows the prompt and each token."""
+) -> dict[str, Any]:
+    """The continuation of that seed, and how many seconds it took. Shows the prompt and each token."""
     started = time.perf_counter()
     decode = decoder(model.config.vocab_size)
-    sampling = Sampling(request.temperature, request.top_k, request.seed + k)
+    sampling = Sampling(request.temperature, request.top_k, seed)
     device = model.token_embedding.weight.device
     made = stream(model, torch.tensor(prompt, device=device), request.tokens, sampling, scheme)
     show("".join(decode(token, False) for token in prompt))
@@ -171,7 +162,7 @@ def _sample(
         show(pieces[-1])
         if progress is not None:
             progress()
-    return Sample(sampling.seed, tokens, "".join(pieces), time.perf_counter() - started)
+    return {"seed": seed, "tokens": tokens, "text": "".join(pieces), "seconds": time.perf_counter() - started}
 
 
 def _write(piece: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from ctrans.cli.click_options import settings_of
+from ctrans.cli.click_options import Values, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models
@@ -39,7 +39,7 @@ PDE_POINTS = 41
 class HJBCheckRequest(ModelRequest):
     """The request of `hjb-check`: regularization, and whether to solve the HJB equation."""
 
-    config: Mapping[str, Any] = settings_of(GPTConfig, without=("placement", "norm"))
+    config: Values = settings_of(GPTConfig, without=("placement", "norm"))
     norms: tuple[str, ...] = option(
         ("layernorm", "rmsnorm"), "Repeatable: all, or names.", group="Norms", choices=NORMS, flags="--norm"
     )
@@ -64,7 +64,7 @@ class HJBCheckRequest(ModelRequest):
     kinetic: float | None = option(None, "Regularization: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM")
     pde: bool = option(False, "Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half a minute.")
 
-    defaults: ClassVar[Mapping[str, Any]] = {"placements": ("all",), "depth": 3, "context": 64, "batch": 1}
+    defaults: ClassVar[Values] = {"placements": ("all",), "depth": 3, "context": 64, "batch": 1}
     unshown = ModelRequest.unshown | {"pde"}
 
 
@@ -108,15 +108,14 @@ def command(request: HJBCheckRequest) -> None:
             check = check_model(source.model(request), batch.tokens, batch.targets, regularization, progress=progress)
             checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
-    failures = [f"{norm}, {c.placement}, {failure}" for norm, row in checks.items() for c in row for failure in c.failures]
+    named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
+    failures = [f"{name}, {failure}" for name, check in named for failure in check.failures]
     end(
         request,
         directory,
         inputs=batch,
         result={
-            "findings": [
-                finding for norm, row in checks.items() for c in row for finding in findings_of(f"{norm}, {c.placement}", c)
-            ],
+            "findings": [finding for name, check in named for finding in findings_of(name, check)],
             "checks": {norm: {check.placement: _summary(check) for check in row} for norm, row in checks.items()},
             "not_applicable": refused,
             "pde": None if study is None else study.summary(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +14,7 @@ import click
 import torch
 from click.core import ParameterSource
 
-from ctrans.cli.click_options import GroupedCommand, argument, parameters_of, placements_option, settings_in, settings_of
+from ctrans.cli.click_options import GroupedCommand, Values, argument, parameters_of, placements_option, settings_in, settings_of
 from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
@@ -38,7 +38,7 @@ class Request:
     """
 
     command: str
-    options: Mapping[str, Any]
+    options: Values
     typed: frozenset[str]
     json_path: str | None = option(
         None,
@@ -59,7 +59,7 @@ class Request:
 
     unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose"})
     """Options that results do not show."""
-    defaults: ClassVar[Mapping[str, Any]] = {}
+    defaults: ClassVar[Values] = {}
     """The command's defaults, where they differ from those of the fields."""
 
     @property
@@ -111,7 +111,7 @@ class ModelRequest(WrittenRequest):
 
     named: tuple[Path, ...] = argument("[MODEL]")
     placements: tuple[str, ...] = placements_option("peri")
-    config: Mapping[str, Any] = settings_of(GPTConfig, without=("placement",))
+    config: Values = settings_of(GPTConfig, without=("placement",))
     seed: int = option(0, "Seed of the weights.", group="Weights")
     file: Path | None = option(
         None, "Read this file's bytes as the text.", group="Data", default_words="Python's language documentation"
@@ -201,7 +201,7 @@ class ModelRequest(WrittenRequest):
         default_words="if the weights would take a quarter of the memory",
     )
 
-    defaults: ClassVar[Mapping[str, Any]] = {"depth": 12, "context": 128}
+    defaults: ClassVar[Values] = {"depth": 12, "context": 128}
     compares: ClassVar[bool] = False
     """Whether the command takes several models."""
     unshown = WrittenRequest.unshown | {"placements", "norms"}

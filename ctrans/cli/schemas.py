@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,16 +122,39 @@ def _without(schema: Schema, name: str) -> Schema:
     return {**schema, "properties": properties, "required": list(properties)}
 
 
-def _statements() -> Schema:
-    statement = schema_of(Result, verdict=str)
-    return {"holds": bool, "findings": FINDINGS, "seconds": float, "statements": a_map("By name.", statement)}
-
-
 PAIRS = list[list[float]]
+FIGURES = a_map("Figures by name; null if unknown.", float | None)
+SPREAD = a_map("By name.", list[float])
+BESIDE: Schema = {
+    "lyapunov": {"anyOf": [schema_of(TokenExponents, words=list[str]), {"type": "null"}]},
+    "spectra": list[SpectrumFigures] | None,
+    "contributions": ContributionsByDepth | None,
+}
+"""The optional analyses of simulate; null without their options."""
 
 
-def _trained() -> Schema:
-    return {
+RESULT_KEYS: dict[str, Schema] = {
+    "simulate": {"placements": a_map("By placement.", schema_of(Simulation, **BESIDE))},
+    "convergence": {"results": list_of(schema_of(Convergence, order=float))},
+    "hjb-check": _checks(),
+    "control": {
+        "placements": a_map("By placement: the maximum principle token by token.", MaximumPrinciple),
+        "attained": a_map("By placement: what training attains, or why that is unknown.", Attained | str),
+        "instead": a_map("By placement: why the costate is the discrete model's, if it is.", str),
+    },
+    "diagnose": {
+        "checks": a_map("The checks by name.", _without(schema_of(Check, measure=str), "measure")),
+        "placements": a_map("By placement.", Diagnosis),
+    },
+    "screen": _screenings(),
+    "families": {"families": a_map("By the name in a config's model_type.", FoundFamily)},
+    "verify": {
+        "holds": bool,
+        "findings": FINDINGS,
+        "seconds": float,
+        "statements": a_map("By name.", schema_of(Result, verdict=str)),
+    },
+    "train": {
         "ending": str,
         "message": str | None,
         "step": int,
@@ -151,62 +173,28 @@ def _trained() -> Schema:
         ),
         "other_depths": a_map("Validation loss by number of blocks.", float),
         "seconds": float,
-    }
-
-
-def _studied() -> Schema:
-    figures = a_map("Figures by name; null if unknown.", float | None)
-    spread = a_map("By name.", list[float])
-    return {
+    },
+    "study": {
         "study": described("The description: base configuration, what varies, learning rates, seeds, data.", OBJECT),
         "runs": described("The number of runs.", int),
         "done": described("The number of finished runs.", int),
         "cost": described("With --dry-run, the remaining runs and their cost on this machine.", OBJECT_OR_NULL),
-        "outcomes": a_map("By case, as JSON text of what varies.", figures),
+        "outcomes": a_map("By case, as JSON text of what varies.", FIGURES),
         "losses": a_map(
             "By case: its learning rates, and over seeds the mean, lowest and highest final loss. A run that diverged counts with its "
             "loss before the first step.",
-            spread,
+            SPREAD,
         ),
-        "curves": a_map("By case with one learning rate: iterations, and over its runs the validation loss.", spread),
-        "states": a_map("By case that measured moments: segments, and over its trained models the mean |x|.", spread),
+        "curves": a_map("By case with one learning rate: iterations, and over its runs the validation loss.", SPREAD),
+        "states": a_map("By case that measured moments: segments, and over its trained models the mean |x|.", SPREAD),
         "verdict": Verdict | None,
         "frequencies_loss": described(
             "The loss in nats per token of a model that knows only how frequent each token is; null for a task.",
             {"type": ["number", "null"]},
         ),
         "prediction": described("Of the experiment benchmarks/prediction; null otherwise.", OBJECT_OR_NULL),
-    }
-
-
-def _beside() -> Schema:
-    """The optional analyses of simulate; null without their options."""
-    return {
-        "lyapunov": {"anyOf": [schema_of(TokenExponents, words=list[str]), {"type": "null"}]},
-        "spectra": list[SpectrumFigures] | None,
-        "contributions": ContributionsByDepth | None,
-    }
-
-
-RESULT_KEYS: dict[str, Callable[[], Schema]] = {
-    "simulate": lambda: {"placements": a_map("By placement.", schema_of(Simulation, **_beside()))},
-    "convergence": lambda: {"results": list_of(schema_of(Convergence, order=float))},
-    "hjb-check": _checks,
-    "control": lambda: {
-        "placements": a_map("By placement: the maximum principle token by token.", MaximumPrinciple),
-        "attained": a_map("By placement: what training attains, or why that is unknown.", Attained | str),
-        "instead": a_map("By placement: why the costate is the discrete model's, if it is.", str),
     },
-    "diagnose": lambda: {
-        "checks": a_map("The checks by name.", _without(schema_of(Check, measure=str), "measure")),
-        "placements": a_map("By placement.", Diagnosis),
-    },
-    "screen": _screenings,
-    "families": lambda: {"families": a_map("By the name in a config's model_type.", FoundFamily)},
-    "verify": _statements,
-    "train": _trained,
-    "study": _studied,
-    "coordinate-check": lambda: {
+    "coordinate-check": {
         "widths": list[float],
         "places": list[str],
         "coordinates": list[Coordinates],
@@ -214,12 +202,12 @@ RESULT_KEYS: dict[str, Callable[[], Schema]] = {
         "change_powers": described("By update and place: k and its standard error.", list[list[Power]]),
         "verdict": str,
     },
-    "export": lambda: {
+    "export": {
         "family": described("The family of transformers, or nanoGPT.", str),
         "directory": str,
         "files": list[str],
     },
-    "watch": lambda: {
+    "watch": {
         "log": Header,
         "ended": described("How the run ended; empty for a run that continues or was killed.", str),
         "steps": described("The steps of the reports.", list[int]),
@@ -235,12 +223,12 @@ RESULT_KEYS: dict[str, Callable[[], Schema]] = {
         "probes": described("Figures of each pass over the fixed batch, with its step.", list_of(OBJECT)),
         "unknown": a_map("What the last report could not measure, and why.", str),
     },
-    "generate": lambda: {
+    "generate": {
         "scheme": described("How the model's ODE is integrated, as in training.", OBJECT),
         "prompt": list[int],
         "samples": described("A continuation for each seed.", {"type": "array"}),
     },
-    "report": lambda: {
+    "report": {
         "results": a_map("By the parts of the files' paths that differ.", OBJECT),
         "chapters": described("The page's headings.", list[str]),
     },
@@ -258,7 +246,7 @@ def schema(command: str) -> Schema:
         f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan. null means that a figure does not apply or is "
         "unknown."
     )
-    made = an_object(says, **begins, **RESULT_KEYS[command]())
+    made = an_object(says, **begins, **RESULT_KEYS[command])
     start = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ctrans {command}"}
     return with_definitions({**start, **made})
 

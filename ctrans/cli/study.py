@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrans.cli.ending import check_json, end
-from ctrans.cli.request import check_exclusive, command_of
+from ctrans.cli.request import absolute_paths, check_exclusive, command_of
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
@@ -75,12 +75,13 @@ def _study(request: StudyRequest) -> Study:
         study = read_study(Path(request.name))
     else:
         study = _preset(request).study(request.name, request.scale)
-    given = request.source
-    if any(given.values()) and study.task is not None:
+    source = absolute_paths(file=request.file, bin=request.bin)
+    given = any(source.values())
+    if given and study.task is not None:
         raise ConfigError(
             f"{study.name} is of the task {study.source['task']}, which has its own data: leave out --file and --bin"
         )
-    changes: dict[str, Any] = {"source": given} if any(given.values()) else {}
+    changes: dict[str, Any] = {"source": source} if given else {}
     changes |= {"budget": request.budget} if request.budget is not None else {}
     return dataclasses.replace(study, **changes)
 

@@ -52,11 +52,6 @@ class StudyRequest(WrittenRequest):
         None, f"Directory of {FILE}, study.json and study.png.", group="Output", default_words="out/study/NAME"
     )
 
-    @property
-    def source(self) -> dict[str, str | None]:
-        """The data's paths as typed."""
-        return {name: None if path is None else str(path.absolute()) for name, path in (("file", self.file), ("bin", self.bin))}
-
 
 def cost(plan: Prospect) -> tuple[Cost, Cost]:
     """The cost of all runs, and of the runs that are left. Times the run of median size on one

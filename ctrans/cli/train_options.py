@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ctrans.cli.click_options import settings_of
+from ctrans.cli.click_options import Values, settings_of
 from ctrans.cli.request import Request, WrittenRequest, absolute_paths
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
@@ -31,8 +30,8 @@ class TrainRequest(WrittenRequest):
     `TrainConfig`.
     """
 
-    config: Mapping[str, Any] = settings_of(GPTConfig)
-    training: Mapping[str, Any] = settings_of(TrainConfig)
+    config: Values = settings_of(GPTConfig)
+    training: Values = settings_of(TrainConfig)
     task: str = option(
         "text",
         "text: predict each next token. digits: a small vision Transformer classifies scikit-learn's 1,797 images of handwritten "
@@ -91,7 +90,7 @@ class TrainRequest(WrittenRequest):
     )
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
 
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults: ClassVar[Values] = {
         "depth": 4,
         "width": 128,
         "heads": 4,

@@ -10,7 +10,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.ticker import MaxNLocator
 
 LETTER, HANDLE = 6.6, 52.0
 """Points that a letter of 10 points takes at most in the mean, and that a legend's entry takes
@@ -114,8 +113,3 @@ def mark_places(i: int, count: int) -> tuple[int, int]:
     """
     every = max(1, count // 8)
     return i % every, every
-
-
-def count_in_whole_numbers(axes: Axes) -> None:
-    """Integer ticks, for segments and blocks."""
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -20,7 +20,6 @@ from ctrans.report.axes import (
     PLAIN,
     bound_style,
     bound_styles,
-    count_in_whole_numbers,
     legend_below,
     mark_places,
     show_at_least_a_decade,
@@ -111,7 +110,7 @@ def _panel(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look], h
             handles.setdefault("bound (dashes without marks)", Line2D([], [], color="black", linestyle=bound_style(0, 2)))
         _scale(axes, log=chart.log)
         if not chart.log_x and all(float(x).is_integer() for line in chart.lines for x in line.x):
-            count_in_whole_numbers(axes)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _events(axes, chart)
     axes.set_ylabel(chart.y)
     axes.grid(alpha=0.25)
