@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import ClassVar
 
 from ctrans.cli.click_options import Values
@@ -63,8 +62,7 @@ def command(request: ControlRequest) -> None:
             readings[source.name] = maximum_principle(model.depth, p)
             instead |= {} if why is None else {source.name: why}
             try:
-                word = partial(lambda name, k: advance(name), source.name)
-                trained[source.name] = attained(model, batch.tokens, batch.targets, progress=word)
+                trained[source.name] = attained(model, batch.tokens, batch.targets, progress=advance.of(source.name))
             except ConfigError as error:
                 trained[source.name] = str(error)
     end(

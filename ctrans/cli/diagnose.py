@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from functools import partial
 
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
@@ -62,10 +61,9 @@ def command(request: DiagnoseRequest) -> None:
         for i, source in enumerate(found):
             several = []
             for s in range(seeds):
-                word = partial(lambda name, k: advance(name), source.name)
                 x, y = batch.tokens[s::seeds], None if batch.targets is None else batch.targets[s::seeds]
                 model = _drawn_anew(request, source, i, s).model(request)
-                several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=word))
+                several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=advance.of(source.name)))
             results[source.name] = several[0] if seeds == 1 else merged(several)
     end(
         request,

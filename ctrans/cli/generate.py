@@ -82,7 +82,7 @@ def command(request: GenerateRequest) -> None:
     scheme = trained_with(place)
     if scheme != DISCRETE:
         click.echo(f"ctrans: integrated as it was trained, {words(scheme)}", err=True)
-    show = _ignore if request.quiet else _write
+    show = (lambda piece: None) if request.quiet else _write
     samples = []
     with progress_bar("generate", request.samples * request.tokens) as advance:
         for k in range(request.samples):
@@ -168,7 +168,3 @@ def _sample(
 def _write(piece: str) -> None:
     encoding = sys.stdout.encoding
     click.echo(piece.translate(HARMLESS).encode(encoding, "replace").decode(encoding), nl=False)
-
-
-def _ignore(piece: str) -> None:
-    pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 from ctrans.cli.click_options import Values, settings_of
@@ -104,7 +103,7 @@ def command(request: HJBCheckRequest) -> None:
     with progress_bar("hjb-check", sum(source.segments for source in jobs)) as advance:
         for source in jobs:
             norm = source.config.norm
-            progress = partial(lambda word, k: advance(word), f"{norm}, {source.config.placement}")
+            progress = advance.of(f"{norm}, {source.config.placement}")
             check = check_model(source.model(request), batch.tokens, batch.targets, regularization, progress=progress)
             checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
         study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import click
@@ -96,7 +95,7 @@ def command(request: SimulateRequest) -> None:
                     atol=request.atol,
                     norm=request.error_norm,
                     reference=request.reference,
-                    progress=partial(lambda name, k: advance(name), source.name),
+                    progress=advance.of(source.name),
                 )
             )
             analyses.append(_analyses(request, batch, model))

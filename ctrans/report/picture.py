@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,11 +46,7 @@ def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
         if chapter.picture and chapter.charts:
             plots.setdefault(chapter.picture, []).extend(chapter.charts)
     title = f"{page.title}: {page.asked}" if page.asked else page.title
-    return {f"{name}.png": partial(_png, each, title) for name, each in plots.items()}
-
-
-def _png(charts: Sequence[Plot], title: str) -> bytes:
-    return png(draw(charts, title))
+    return {f"{name}.png": lambda charts=charts: png(draw(charts, title)) for name, charts in plots.items()}
 
 
 def draw(charts: Sequence[Plot], title: str) -> Figure:

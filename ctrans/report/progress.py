@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -48,6 +49,10 @@ class Bar:
         """Removes the bar if it is shown."""
         if self._shown:
             self._progress.stop()
+
+    def of(self, word: str) -> Callable[..., None]:
+        """A function that a computation calls as each piece is done, with this word."""
+        return lambda *_: self(word)
 
     def __call__(self, word: str, done: int = 1) -> None:
         self._progress.update(self._task, advance=done, description=f"{self._what}: {word}")

@@ -18,7 +18,6 @@ from ctrans.report.sections import (
     SEVERITY_MARKS,
     Answer,
     ColouredText,
-    Column,
     Findings,
     Mark,
     Page,
@@ -78,7 +77,8 @@ def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: b
             console.print(piece, highlight=False)
         if part.meaning:
             console.print(Text(part.meaning), highlight=False)
-        legend |= {column.name: meaning for column in table.columns if (meaning := _meaning(column, verbose=verbose))}
+        meanings = {column.name: column.legend if verbose else column.meaning for column in table.columns}
+        legend |= {name: meaning for name, meaning in meanings.items() if meaning}
     elif isinstance(part, ColouredText):
         console.print(Text(part.title, "bold"))
         tokens = Text(no_wrap=False)
@@ -88,10 +88,6 @@ def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: b
         console.print(Text(part.meaning), highlight=False)
     elif isinstance(part, Findings):
         console.print(_findings(part), highlight=False)
-
-
-def _meaning(column: Column, *, verbose: bool) -> str:
-    return column.legend if verbose else column.meaning
 
 
 def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:

@@ -359,15 +359,10 @@ def _by_depth(models: JSONObject) -> list[Plot]:
     for norm, row in _norms(models).items():
         costates = [_line(name, model, [s["costate_norm"] for s in model["segments"]]) for name, model in row.items()]
         values = [_line(name, model, [s["certificate"]["hamiltonian"] for s in model["segments"]]) for name, model in row.items()]
+        t, formula, where = "depth-time t", "H(P) = sup −<P, f>", "Where it is infinite there is no point."
         charts += [
-            Plot(f"Costate, {norm}", "depth-time t", "|P| = |dL/dX|", costates, "The loss's gradient by the state."),
-            Plot(
-                f"Steepest descent, {norm}",
-                "depth-time t",
-                "H(P) = sup −<P, f>",
-                values,
-                "Where it is infinite there is no point.",
-            ),
+            Plot(f"Costate, {norm}", t, "|P| = |dL/dX|", costates, "The loss's gradient by the state."),
+            Plot(f"Steepest descent, {norm}", t, formula, values, where),
         ]
     return charts
 
