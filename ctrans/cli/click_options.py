@@ -14,7 +14,7 @@ from ctrans.placement import PLACEMENTS, spell
 from solvers import ConfigError
 from solvers.errors import unknown
 
-Values = Mapping[str, Any]
+OptionValues = Mapping[str, Any]
 """Values of options by name."""
 ARGUMENTS = "Arguments"
 GROUPS = (

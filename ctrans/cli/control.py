@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from ctrans.cli.click_options import Values
+from ctrans.cli.click_options import OptionValues
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_sources import check_loss, find_models
@@ -26,7 +26,7 @@ class ControlRequest(ModelRequest):
     rtol: float | None = option(None, "Relative tolerance of state and costate.", default_words="1e-6")
     atol: float | None = option(None, "Absolute tolerance of state and costate.", default_words="1e-8")
 
-    defaults: ClassVar[Values] = {"depth": 6, "context": 64, "batch": 2}
+    defaults: ClassVar[OptionValues] = {"depth": 6, "context": 64, "batch": 2}
 
 
 @command_of(ControlRequest, "control")

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
-from ctrans.cli.click_options import Values, settings_of
+from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.model.config import GPTConfig
@@ -26,8 +26,8 @@ class CoordinateRequest(WrittenRequest):
     `TrainConfig`.
     """
 
-    config: Values = settings_of(GPTConfig)
-    training: Values = settings_of(TrainConfig, only=("batch", "optimiser", "learning_rate", "weight_decay", "seed"))
+    config: OptionValues = settings_of(GPTConfig)
+    training: OptionValues = settings_of(TrainConfig, only=("batch", "optimiser", "learning_rate", "weight_decay", "seed"))
     widths: tuple[int, ...] = option(
         (64, 128, 256, 512), "Repeatable: the widths. Heads are as wide as those of --width with --heads."
     )
@@ -36,7 +36,7 @@ class CoordinateRequest(WrittenRequest):
         None, "Take the batch from this file's bytes.", group="Data", default_words="Python's language documentation"
     )
 
-    defaults: ClassVar[Values] = {
+    defaults: ClassVar[OptionValues] = {
         "depth": 2,
         "width": 64,
         "heads": 4,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ctrans.cli.click_options import Values, settings_of
+from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models
@@ -38,7 +38,7 @@ PDE_POINTS = 41
 class HJBCheckRequest(ModelRequest):
     """The request of `hjb-check`: regularization, and whether to solve the HJB equation."""
 
-    config: Values = settings_of(GPTConfig, without=("placement", "norm"))
+    config: OptionValues = settings_of(GPTConfig, without=("placement", "norm"))
     norms: tuple[str, ...] = option(
         ("layernorm", "rmsnorm"), "Repeatable: all, or names.", group="Norms", choices=NORMS, flags="--norm"
     )
@@ -63,7 +63,7 @@ class HJBCheckRequest(ModelRequest):
     kinetic: float | None = option(None, "Regularization: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM")
     pde: bool = option(False, "Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half a minute.")
 
-    defaults: ClassVar[Values] = {"placements": ("all",), "depth": 3, "context": 64, "batch": 1}
+    defaults: ClassVar[OptionValues] = {"placements": ("all",), "depth": 3, "context": 64, "batch": 1}
     unshown = ModelRequest.unshown | {"pde"}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.cli.click_options import Values, expand, expand_placements, one_model_only
+from ctrans.cli.click_options import OptionValues, expand, expand_placements, one_model_only
 from ctrans.cli.plugins import called, function_of
 from ctrans.cli.request import ModelRequest, get_device, get_dtype
 from ctrans.depth import check_dt
@@ -65,7 +65,7 @@ class ModelSource:
     context: int
     longest: int | None
     placements: tuple[str, ...]
-    resolved: Values = dataclasses.field(default_factory=dict)
+    resolved: OptionValues = dataclasses.field(default_factory=dict)
     opened: Opened | None = None
     streamed: bool = False
     trained: bool = False
@@ -140,7 +140,7 @@ def labels(names: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(names) else list(names)
 
 
-def seeded(request: ModelRequest, changes: Values) -> ModelSource:
+def seeded(request: ModelRequest, changes: OptionValues) -> ModelSource:
     """The request's architecture with these fields changed, and weights from its seed."""
     config = GPTConfig(VOCABULARY, **{**request.config, **changes})
     large = too_large_to_stay(number_of_weights(config) * torch.get_default_dtype().itemsize)

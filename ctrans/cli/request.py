@@ -14,7 +14,15 @@ import click
 import torch
 from click.core import ParameterSource
 
-from ctrans.cli.click_options import GroupedCommand, Values, argument, parameters_of, placements_option, settings_in, settings_of
+from ctrans.cli.click_options import (
+    GroupedCommand,
+    OptionValues,
+    argument,
+    parameters_of,
+    placements_option,
+    settings_in,
+    settings_of,
+)
 from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
@@ -38,7 +46,7 @@ class Request:
     """
 
     command: str
-    options: Values
+    options: OptionValues
     typed: frozenset[str]
     json_path: str | None = option(
         None,
@@ -59,7 +67,7 @@ class Request:
 
     unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose"})
     """Options that results do not show."""
-    defaults: ClassVar[Values] = {}
+    defaults: ClassVar[OptionValues] = {}
     """The command's defaults, where they differ from those of the fields."""
 
     @property
@@ -111,7 +119,7 @@ class ModelRequest(WrittenRequest):
 
     named: tuple[Path, ...] = argument("[MODEL]")
     placements: tuple[str, ...] = placements_option("peri")
-    config: Values = settings_of(GPTConfig, without=("placement",))
+    config: OptionValues = settings_of(GPTConfig, without=("placement",))
     seed: int = option(0, "Seed of the weights.", group="Weights")
     file: Path | None = option(
         None, "Read this file's bytes as the text.", group="Data", default_words="Python's language documentation"
@@ -201,7 +209,7 @@ class ModelRequest(WrittenRequest):
         default_words="if the weights would take a quarter of the memory",
     )
 
-    defaults: ClassVar[Values] = {"depth": 12, "context": 128}
+    defaults: ClassVar[OptionValues] = {"depth": 12, "context": 128}
     compares: ClassVar[bool] = False
     """Whether the command takes several models."""
     unshown = WrittenRequest.unshown | {"placements", "norms"}

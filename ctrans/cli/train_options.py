@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ctrans.cli.click_options import Values, settings_of
+from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.request import Request, WrittenRequest, absolute_paths
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
@@ -30,8 +30,8 @@ class TrainRequest(WrittenRequest):
     `TrainConfig`.
     """
 
-    config: Values = settings_of(GPTConfig)
-    training: Values = settings_of(TrainConfig)
+    config: OptionValues = settings_of(GPTConfig)
+    training: OptionValues = settings_of(TrainConfig)
     task: str = option(
         "text",
         "text: predict each next token. digits: a small vision Transformer classifies scikit-learn's 1,797 images of handwritten "
@@ -90,7 +90,7 @@ class TrainRequest(WrittenRequest):
     )
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
 
-    defaults: ClassVar[Values] = {
+    defaults: ClassVar[OptionValues] = {
         "depth": 4,
         "width": 128,
         "heads": 4,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,11 @@ def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
         if chapter.picture and chapter.charts:
             plots.setdefault(chapter.picture, []).extend(chapter.charts)
     title = f"{page.title}: {page.asked}" if page.asked else page.title
-    return {f"{name}.png": lambda charts=charts: png(draw(charts, title)) for name, charts in plots.items()}
+    return {f"{name}.png": partial(_png, charts, title) for name, charts in plots.items()}
+
+
+def _png(charts: Sequence[Plot], title: str) -> bytes:
+    return png(draw(charts, title))
 
 
 def draw(charts: Sequence[Plot], title: str) -> Figure:
