@@ -12,11 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from torch import nn
 
-from ctrans.given_files import check_file, read_json
+from ctrans.given_files import read_json
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import check_settings, check_size
 from ctrans.interop.families import FAMILIES
@@ -143,8 +142,7 @@ def _checked(
     transformers, where = import_transformers(), repr(str(directory / CONFIG))
     settings = read_config(directory)
     check_family(where, settings, transformers)
-    _check_weights(directory)
-    stored = stored_weights([directory / name for name in weight_files(directory)])
+    stored = _stored(directory)
     with reading(f"cannot load {str(directory)!r}"):
         # runs no code of the directory and does not ask whether to
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -251,8 +249,10 @@ def weight_files(directory: Path) -> list[str]:
     return [WEIGHTS]
 
 
-def _check_weights(directory: Path) -> None:
-    """Raises ConfigError unless all weight files exist and are complete safetensors files."""
+def _stored(directory: Path) -> dict[str, Stored]:
+    """The weights in the directory's files. Raises ConfigError unless all files exist and are
+    complete safetensors files.
+    """
     if os.path.exists(directory / ADAPTER):
         raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge them and save the result")
     shards = weight_files(directory)
@@ -261,10 +261,4 @@ def _check_weights(directory: Path) -> None:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         hint = f"; {pickled[0]} is a pickle and is not read: save with safe_serialization=True" if pickled else ""
         raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as {missing[0]}{hint}")
-    for name in shards:
-        check_file(directory / name)
-        try:
-            with safetensors.safe_open(directory / name, "pt"):
-                pass
-        except (safetensors.SafetensorError, OSError) as error:
-            raise ConfigError(f"{str(directory / name)!r} is no complete safetensors file: {one_line(error)}") from None
+    return stored_weights([directory / name for name in shards])

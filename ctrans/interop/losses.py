@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.interop.imported import Imported
+from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
 from ctrans.model.gpt import GPT
@@ -135,7 +136,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
         raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
-    tensor = model.adapter.tensor if isinstance(model, Imported) else _itself
+    tensor = model.adapter.tensor if isinstance(model, Imported) else tensor_in
     if loss in ("mean", "random"):
         return ModelWithLoss(model, _stand_in(tensor, random=loss == "random")), loss
     if loss == "none" or predicts:
@@ -152,10 +153,6 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
                 "Python give a function of its output"
             )
     return ModelWithLoss(model, _tied_cross_entropy(tensor, table)), loss
-
-
-def _itself(output: Any) -> Tensor | None:
-    return output if isinstance(output, Tensor) else None
 
 
 def _embeddings(model: AnyModel) -> nn.Embedding:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.given_files import check_file
+from ctrans.given_files import cannot_read, check_file
 from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.weight_names import GPT2_NAMES
@@ -174,7 +174,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+        raise cannot_read(path, error) from None
     except pickle.UnpicklingError:
         raise ConfigError(
             f"{str(path)!r} holds more than weights and is not read, as that may run code: save weights only"

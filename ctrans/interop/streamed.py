@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ctrans.given_files import check_file
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.find_blocks import find_blocks
+from ctrans.interop.foreign_errors import one_line
 from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 
@@ -119,15 +120,18 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 def stored_weights(files: list[Path]) -> dict[str, Stored]:
     """The weights in the files, by name, from the headers. Raises ConfigError for a path that is no
-    regular file.
+    regular file, and for a file that is not complete.
     """
     found = {}
     for path in files:
         check_file(path)
-        with safetensors.safe_open(path, "pt") as file:
-            for name in file.offset_keys():
-                part = file.get_slice(name)
-                found[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                for name in file.offset_keys():
+                    part = file.get_slice(name)
+                    found[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ConfigError(f"{str(path)!r} is no complete safetensors file: {one_line(error)}") from None
     return found
 
 
