@@ -12,7 +12,7 @@ from ctrans.interop.module_chain import ModuleChain
 from ctrans.stability.attention.by_depth import block_layers
 from ctrans.stability.forward.bounds import forward_bounds
 from ctrans.stability.forward.moments import moments
-from ctrans.stability.transport.bounds import token_spreads
+from ctrans.stability.transport.transport import token_spreads
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, TEXT
 from tests.interop.test_attention_in_model import NORMALISED, opened

@@ -13,8 +13,8 @@ from ctrans.depth import Depth
 from ctrans.model.random_models import described, random_model
 from ctrans.norm import RMSNorm
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.transport.bounds import printed_transport_bound, transport_bound
 from ctrans.stability.transport.generalisation import generalisation_radius
+from ctrans.stability.transport.transport import printed_transport_bound, transport_bound
 from ctrans.stability.transport.wasserstein import wasserstein
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
 from ctrans.sublayer import Sublayer

@@ -11,10 +11,9 @@ from scipy.optimize import linprog
 
 from ctrans.norm import NORMS
 from ctrans.stability.forward.carried import carried
-from ctrans.stability.transport.bounds import printed_transport_bound, token_spreads, transport_bound
 from ctrans.stability.transport.generalisation import generalisation_radius
 from ctrans.stability.transport.perturbations import PERTURBATIONS, adversarial_direction, perturbed
-from ctrans.stability.transport.transport import distances, transport
+from ctrans.stability.transport.transport import distances, printed_transport_bound, token_spreads, transport, transport_bound
 from ctrans.stability.transport.transport_statements import diverging
 from ctrans.stability.transport.wasserstein import wasserstein
 from ctrans.statement import Draw
