@@ -21,7 +21,7 @@ from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Segment
-from solvers.errors import look_up
+from solvers.errors import check_positive, look_up
 
 
 class Sublayers(nn.ModuleList):
@@ -227,8 +227,7 @@ def spread(count: int, wanted: int) -> list[int]:
 
 def check_dt(dt: float) -> float:
     """dt as a float. Raises ConfigError unless it is positive and finite."""
-    if isinstance(dt, bool) or not isinstance(dt, (int, float, Fraction)) or not 0 < dt < math.inf:
-        raise ConfigError(f"dt = {dt!r}: give a positive finite residual scale, such as 1 or 0.1")
+    check_positive("dt", dt, "a positive finite residual scale, such as 1 or 0.1")
     return float(dt)
 
 

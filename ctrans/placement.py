@@ -208,18 +208,15 @@ def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
         pair = BlockPlacement(get_placement(attention), get_placement(ffn or attention))
         if counted is None and len(parts) == 1:
             return [(pair, None)]
-        count = _count(text, "1" if counted is None else counted)
+        counted = "1" if counted is None else counted
+        if not re.fullmatch(r"0*[1-9][0-9]{0,5}", counted):
+            raise ConfigError(
+                f"placement {text!r}: '*{counted}' is no number of blocks: give a whole number from 1 to {MOST_BLOCKS} after each *"
+            )
+        count = int(counted)
         if runs and runs[-1][0] == pair:
             count += runs.pop()[1] or 0
         runs.append((pair, count))
     if sum(count or 0 for _, count in runs) > MOST_BLOCKS:
         raise ConfigError(f"placement {text!r} counts more than {MOST_BLOCKS} blocks: give a name for all blocks, or fewer")
     return runs
-
-
-def _count(text: str, counted: str) -> int:
-    if not re.fullmatch(r"0*[1-9][0-9]{0,5}", counted):
-        raise ConfigError(
-            f"placement {text!r}: '*{counted}' is no number of blocks: give a whole number from 1 to {MOST_BLOCKS} after each *"
-        )
-    return int(counted)

@@ -46,12 +46,11 @@ class Sublayer(nn.Module):
         placement: Placement | None = None,
     ):
         super().__init__()
-        norms = (input_norm is not None, output_norm is not None, state_norm is not None)
-        if placement is not None and norms != (placement.input_norm, placement.output_norm, placement.state_norm):
-            raise ConfigError(f"placement {placement.name!r} has other norms than this sublayer: make them agree")
         self._placement = placement
         self.field, self.kind, self.gain = field, kind, gain
         self.input_norm, self.output_norm, self.state_norm = input_norm, output_norm, state_norm
+        if placement is not None and self._norms != (placement.input_norm, placement.output_norm, placement.state_norm):
+            raise ConfigError(f"placement {placement.name!r} has other norms than this sublayer: make them agree")
         self.residual = Residual() if residual is None else residual
 
     def with_field(self, field: nn.Module) -> Sublayer:
@@ -76,8 +75,12 @@ class Sublayer(nn.Module):
         """
         if self._placement is not None:
             return self._placement
-        norms = (self.input_norm is not None, self.output_norm is not None, self.state_norm is not None)
-        return placement_with(*norms, gain=self.gain != 1)
+        return placement_with(*self._norms, gain=self.gain != 1)
+
+    @property
+    def _norms(self) -> tuple[bool, bool, bool]:
+        """Which of the three norms it has."""
+        return (self.input_norm is not None, self.output_norm is not None, self.state_norm is not None)
 
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The raw velocity r(X). Raises ConfigError for a map that changes its input's shape."""

@@ -19,11 +19,12 @@ from ctrans.fields.positions import falling_scores, turn, turned_entries, turns
 from ctrans.fields.protocols import HasReferenceKernel, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.spectral_norm import spectral_norm
+from ctrans.option import Range
 from solvers import ConfigError
 from solvers.deprecated import old_member, old_names
 from solvers.errors import look_up
 
-TEMPERATURES = (1e-12, 1e30)
+TEMPERATURES = Range(1e-12, 1e30, "a number from 1e-12 to 1e+30; 1 is the usual one")
 """Outside these limits scores over tau sqrt(d_h), or their derivatives, overflow or underflow in
 single precision.
 """
@@ -32,9 +33,7 @@ PLAIN = AttentionOptions()
 
 def check_temperature(value: float) -> float:
     """The value. Raises ConfigError unless scores can be divided by it in every precision."""
-    lowest, highest = TEMPERATURES
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
-        raise ConfigError(f"temperature = {value!r}: give a number from {lowest:g} to {highest:g}; 1 is the usual one")
+    TEMPERATURES.check("temperature", value)
     return value
 
 
@@ -84,7 +83,9 @@ class SoftmaxAttention(JoinedHeads):
         options.check_heads(width, heads)
         super().__init__(width, heads, groups=options.kv_heads, causal=causal, bias=bias)
         self.options, self.temperature = options, check_temperature(temperature)
-        self.query_norm, self.key_norm = norms_of(qk_norm, heads, self.head, eps)
+        name = qk_norm_name(qk_norm)
+        norms = QK_NORMS[name](heads, self.head, eps) if isinstance(name, str) else (nn.Identity(), nn.Identity())
+        self.query_norm, self.key_norm = norms
         self.gate = nn.Linear(width, width, bias=bias) if options.gated_output else None
         self.sinks = nn.Parameter(torch.zeros(heads)) if options.sinks else None
         self.use_reference_kernel = False
@@ -281,12 +282,6 @@ class Attention(SoftmaxAttention):
         if keys are rotated or a cap acts.
         """
         return self.heads_with_offsets(of_keys=self.options.places.turned or self.options.softcap is not None)
-
-
-def norms_of(qk_norm: bool | str, heads: int, head: int, eps: float) -> tuple[nn.Module, nn.Module]:
-    """The norms of queries and of keys. Raises ConfigError for an unknown name."""
-    name = qk_norm_name(qk_norm)
-    return QK_NORMS[name](heads, head, eps) if isinstance(name, str) else (nn.Identity(), nn.Identity())
 
 
 def qk_norm_name(qk_norm: bool | str) -> bool | str:

@@ -70,7 +70,7 @@ class Branch(NamedTuple):
 
     def reach(self, radius: float) -> float:
         """The largest length of a token of A u if no token of u is longer than `radius`."""
-        return radius if self.gains is None else self.gains.largest * radius + self.offset
+        return self.steepest * radius + self.offset
 
     @property
     def offset(self) -> float:

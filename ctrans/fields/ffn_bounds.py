@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -142,19 +141,14 @@ def _product_bound(gate: Affine, up: Affine) -> TokenBound:
     whole_gate, whole_up = (spectral_norm(gate.weight), length(g_0)), (spectral_norm(up.weight), length(u_0))
     entry_gate, entry_up = (float(gates.max()), float(g_0.abs().max())), (float(ups.max()), float(u_0.abs().max()))
     mixed = gates * u_0.abs() + ups * g_0.abs()
-    overlaps = torch.cat(list(_overlaps(gate, up)))
+    pairs = zip(gate.parts(), up.parts(), strict=True)
+    overlaps = torch.cat([(g.double() * u.double()).sum(-1) for g, u in pairs])  # <g_k, u_k>
     return min(
         _times(entry_gate, whole_up),
         _times(whole_gate, entry_up),
         TokenBound(length(mixed), length(g_0 * u_0), length((gates * ups + overlaps.abs()) / 2)),
         key=lambda bound: (bound.curvature, bound.gain, bound.offset),
     )
-
-
-def _overlaps(gate: Affine, up: Affine) -> Iterator[Tensor]:
-    """<g_k, u_k> for each row."""
-    for g, u in zip(gate.parts(), up.parts(), strict=True):
-        yield (g.double() * u.double()).sum(-1)
 
 
 def _times(first: tuple[float, float], second: tuple[float, float]) -> TokenBound:

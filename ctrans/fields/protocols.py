@@ -131,8 +131,7 @@ class _AcceptsOldMembers(type(Protocol)):  # type: ignore[misc]  # typing's own 
 class HasOutputProjection(Protocol, metaclass=_AcceptsOldMembers):
     """A map with an output projection: f(x) = output_projection(pre_projection(x))."""
 
-    @property
-    def output_projection(self) -> nn.Linear: ...
+    output_projection: nn.Linear
 
     def pre_projection(self, x: Tensor) -> Tensor: ...
 
@@ -175,17 +174,12 @@ class ExposesHeads(Protocol):
     which changes no derivative.
     """
 
-    @property
-    def heads(self) -> int: ...
-
-    @property
-    def temperature(self) -> float: ...
-
-    @property
-    def normalised_scores(self) -> bool:
-        """Whether scores are not bilinear in the input, for example because a norm acts on queries
-        and keys, or may not be.
-        """
+    heads: int
+    temperature: float
+    normalised_scores: bool
+    """Whether scores are not bilinear in the input, for example because a norm acts on queries and
+    keys, or may not be.
+    """
 
     def probabilities(self, x: Tensor) -> Float[Tensor, "*batch heads tokens tokens"]: ...
 
@@ -224,8 +218,7 @@ class Scalable(Protocol):
     becomes exactly c f.
     """
 
-    @property
-    def scalings(self) -> Mapping[str, bool]: ...
+    scalings: Mapping[str, bool]
 
     def scaled(self, name: str, c: float) -> nn.Module: ...
 
@@ -243,8 +236,7 @@ class MixesTokens(Protocol):
     does and an FFN does not.
     """
 
-    @property
-    def mixes_tokens(self) -> bool: ...
+    mixes_tokens: bool
 
 
 def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
@@ -256,8 +248,7 @@ def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
 class SumOfMaps(Protocol):
     """A map that is the sum of others with the same input, except for gains of their own."""
 
-    @property
-    def branches(self) -> Mapping[Kind, Branch]: ...
+    branches: Mapping[Kind, Branch]
 
 
 @runtime_checkable

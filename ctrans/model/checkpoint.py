@@ -161,12 +161,11 @@ def load_config(directory: str | Path) -> GPTConfig:
 
 def _read_settings(path: Path) -> dict[str, Any]:
     settings = read_json(path)
-    names = {field.name for field in dataclasses.fields(GPTConfig)}
     if not isinstance(settings, dict):
         raise ConfigError(f"{str(path)!r} holds no object: it is not a checkpoint of ctrans")
     for key in settings:
-        if key not in names:
-            raise unknown("key in config.json", key, names)
+        if key not in _NAMES:
+            raise unknown("key in config.json", key, _NAMES)
     return settings
 
 

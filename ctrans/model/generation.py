@@ -15,6 +15,7 @@ from torch import Tensor
 from ctrans.depth import check_count
 from ctrans.model.config import check_seed
 from ctrans.model.gpt import GPT
+from ctrans.option import LARGEST, Range
 from ctrans.scheme import DISCRETE, Scheme
 from solvers import ConfigError, SolveError
 
@@ -34,11 +35,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number = isinstance(self.temperature, (int, float)) and not isinstance(self.temperature, bool)
-        if not number or not 0 <= self.temperature < math.inf:
-            raise ConfigError(
-                f"temperature = {self.temperature!r}: give a finite number of at least 0; 0 takes the most likely token"
-            )
+        Range(0, LARGEST, "a finite number of at least 0; 0 takes the most likely token").check("temperature", self.temperature)
         if self.top_k is not None:
             check_count("top_k", self.top_k)
         check_seed(self.seed)

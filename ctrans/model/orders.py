@@ -80,7 +80,7 @@ def substep_convergence(method: str, placement: str, norm: str = "layernorm", se
     model, x0 = _problem(placement, norm, seed)
     segments = model.depth.segments(continuous=True)
     chosen = fixed_step(method)
-    exact = _substep_limit(placement, norm, seed)
+    exact = _exact("substeps", placement, norm, seed)
     sizes = STEPS[min(chosen.order, max(STEPS))]
     errors = _errors(exact, (solve(segments, x0, method=chosen, steps=n).x1 for n in sizes))
     return Convergence("substeps", method, placement, sizes, errors, chosen.order)
@@ -95,7 +95,7 @@ def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "l
     Weights are linear in depth between `KNOTS` blocks (theory, section 2).
     """
     model, x0 = _problem(placement, norm, seed)
-    exact = _depth_limit(placement, norm, seed)
+    exact = _exact("depth", placement, norm, seed)
 
     def end(blocks: int) -> Tensor:
         depth = model.depth.refine(blocks // KNOTS, "linear")
@@ -154,20 +154,15 @@ def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, Float[Tensor, "
     return model, Draw(seed).normal(1, 4, 96)
 
 
-# Exact solutions are cached. They use many equal steps, as an adaptive method near rounding is not
-# more accurate.
-
-
 @functools.cache
-def _substep_limit(placement: str, norm: str, seed: int) -> Tensor:
+def _exact(limit: str, placement: str, norm: str, seed: int) -> Tensor:
+    """X at the end in a limit. It uses many equal steps, as an adaptive method near rounding is not
+    more accurate.
+    """
     model, x0 = _problem(placement, norm, seed)
-    return solve(model.depth.segments(continuous=True), x0, method=fixed_step("tsit5"), steps=192).x1
-
-
-@functools.cache
-def _depth_limit(placement: str, norm: str, seed: int) -> Tensor:
-    model, x0 = _problem(placement, norm, seed)
-    return solve(averaged_segments(model.depth), x0, method=fixed_step("tsit5"), steps=24).x1
+    in_substeps = limit == "substeps"
+    segments = model.depth.segments(continuous=True) if in_substeps else averaged_segments(model.depth)
+    return solve(segments, x0, method=fixed_step("tsit5"), steps=192 if in_substeps else 24).x1
 
 
 @torch.no_grad()

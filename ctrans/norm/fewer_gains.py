@@ -27,6 +27,10 @@ class PlainNorm(ConstantGain, SphereNorm):
         """c for that width."""
         return 1.0
 
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        x_hat = (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)
+        return x_hat if self.constant == 1 else x_hat * self.constant
+
 
 class PlainLayerNorm(PlainNorm):
     """z = (x - mean(x))/sqrt(var(x) + eps): H(P) = sqrt(d) sum_j |C p_j|, that of LayerNorm at
@@ -35,9 +39,6 @@ class PlainLayerNorm(PlainNorm):
 
     centred = True
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return F.layer_norm(x, (self.width,), None, None, self.eps)
-
 
 class PlainRMSNorm(PlainNorm):
     """z = x/sqrt(mean(x^2) + eps), onto the sphere of radius sqrt(d): H(P) = sqrt(d) sum_j |p_j|,
@@ -45,9 +46,6 @@ class PlainRMSNorm(PlainNorm):
     """
 
     centred = False
-
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return F.rms_norm(x, (self.width,), None, self.eps)
 
 
 class L2Norm(PlainNorm):
@@ -60,9 +58,6 @@ class L2Norm(PlainNorm):
     @staticmethod
     def constant_at(width: int) -> float:
         return 1 / math.sqrt(width)
-
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return F.rms_norm(x, (self.width,), None, self.eps) * self.constant
 
 
 class ScaleNorm(SphereNorm):

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ctrans.option import COUNT, LARGEST, Range
 from solvers import ConfigError
 from solvers.deprecated import adopt_old_members, old_member
 
@@ -141,7 +142,7 @@ class Norm(nn.Module, abc.ABC):
         """g + b = max|gamma| + max|beta|: an upper bound on the RMS, and on the mean absolute
         value, of tokens of the image.
         """
-        return float(self.gamma.detach().abs().max()) + float(self.beta.detach().abs().max())
+        return self.half_diameter + float(self.beta.detach().abs().max())
 
     @property
     def half_diameter(self) -> float:
@@ -251,7 +252,7 @@ class DividingNorm(Norm):
     def steepest(self) -> float:
         """max|gamma|/(sqrt(eps) + a) (Emadi, lemma A.1, for a = 0); inf for eps = a = 0."""
         least = math.sqrt(self.eps) + self.added
-        return float(worst_gain(self).detach()) / least if least else math.inf
+        return self.half_diameter / least if least else math.inf
 
 
 class GainParameters(nn.Module):
@@ -301,10 +302,8 @@ def check_norm(width: int, eps: float) -> tuple[int, float]:
     """Width and eps. Raises ConfigError unless the width is at least 1 and eps is finite and at
     least 0.
     """
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        raise ConfigError(f"width = {width!r}: give a whole number of at least 1")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-        raise ConfigError(f"eps = {eps!r}: give a finite number of at least 0, such as 1e-5")
+    COUNT.check("width", width, whole=True)
+    Range(0, LARGEST, "a finite number of at least 0, such as 1e-5").check("eps", eps)
     return width, float(eps)
 
 
@@ -312,8 +311,3 @@ def check_bias(name: str, bias: bool) -> None:
     """Raises ConfigError if `bias` is set for a norm without offset."""
     if bias:
         raise ConfigError(f"{name} has no offset beta: leave bias out, or choose 'layernorm'")
-
-
-def worst_gain(norm: Norm) -> Tensor:
-    """max|gamma|."""
-    return norm.gamma.abs().max()

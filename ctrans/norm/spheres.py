@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, worst_gain
+from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm
 
 
 class SphereNorm(DividingNorm):
@@ -144,8 +144,7 @@ class SphereNorm(DividingNorm):
         """max over the image of <p, z> = sqrt(d) |C(gamma * p)|_2 + <p, beta> for each token (eps =
         0).
         """
-        reach: Tensor = math.sqrt(self.width) * torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
-        return reach + p @ self.beta
+        return math.sqrt(self.width) * self.length(p) + p @ self.beta
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """argmax over the image of <p, z> = beta + sqrt(d) gamma * w/|w|, w = C(gamma * p) (eps =
@@ -165,22 +164,24 @@ class SphereNorm(DividingNorm):
         """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image
         maximises <p, z>.
         """
-        scaled = self.gamma * p
-        tolerance: Tensor = 8 * torch.finfo(p.dtype).eps * torch.linalg.vector_norm(scaled, dim=-1)
-        length: Tensor = torch.linalg.vector_norm(self.centre(scaled), dim=-1)
-        return length <= tolerance
+        whole: Tensor = torch.linalg.vector_norm(self.gamma * p, dim=-1)
+        return self.length(p) <= 8 * torch.finfo(p.dtype).eps * whole
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
         """|w| (sqrt(d) - r/(sqrt(r^2/d + eps) + a)) at x = r w/|w|, w = C(gamma * p), exactly: about
         |w| sqrt(d) eps d/(2 r^2) for a = 0, and |w| d a/r for eps = 0.
         """
         reached = radius / (math.sqrt(radius**2 / self.width + self.eps) + self.added) if radius else 0.0
+        return (math.sqrt(self.width) - reached) * self.length(p)
+
+    def length(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """|C(gamma * p)|."""
         length: Tensor = torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
-        return (math.sqrt(self.width) - reached) * length
+        return length
 
     def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """max|gamma|/sigma >= |J(x)|_2, as |C - x_hat x_hat'/d|_2 <= 1."""
-        return (worst_gain(self) / self.sigma(x)).squeeze(-1)
+        return (self.gamma.abs().max() / self.sigma(x)).squeeze(-1)
 
     def with_eps(self, eps: float) -> Norm:
         return WithEps(self, eps)

@@ -78,14 +78,9 @@ class Streams(Residual, abc.ABC):
 class MixesStreams(Protocol):
     """A residual of a state with streams: `mixing` is M, `reads` a and `writes` b."""
 
-    @property
-    def mixing(self) -> Float[Tensor, "streams streams"]: ...
-
-    @property
-    def reads(self) -> Float[Tensor, " streams"]: ...
-
-    @property
-    def writes(self) -> Float[Tensor, " streams"]: ...
+    mixing: Float[Tensor, "streams streams"]
+    reads: Float[Tensor, " streams"]
+    writes: Float[Tensor, " streams"]
 
 
 class HyperConnections(Streams):
