@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.option import Range
+from ctrans.option import LARGEST, SMALLEST, Range
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Segment
-from solvers.errors import check_positive, look_up
+from solvers.errors import look_up
 
 
 class Sublayers(nn.ModuleList):
@@ -227,7 +227,8 @@ def spread(count: int, wanted: int) -> list[int]:
 
 def check_dt(dt: float) -> float:
     """dt as a float. Raises ConfigError unless it is positive and finite."""
-    check_positive("dt", dt, "a positive finite residual scale, such as 1 or 0.1")
+    given = float(dt) if isinstance(dt, Fraction) else dt
+    Range(SMALLEST, LARGEST, "a positive finite residual scale, such as 1 or 0.1").check("dt", given)
     return float(dt)
 
 
