@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,20 +71,7 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback
     for lane in lanes:
         if lane.targets is not None:
             check_targets(model, lane.tokens, lane.targets)
-    ways = [_LaneUnderWay(lane, model.embed(lane.tokens).detach(), kept_of(model)) for lane in lanes]
-    _down(model.depth, ways, progress)
-    back = [way for way in ways if way.lane.targets is not None]
-    for way in back:
-        way.turn(model)
-    for k, sublayer, time, h in reversed(list(_segments(model.depth)) if back else []):
-        for way in back:
-            way.backward(k, sublayer, time, h)
-        if progress is not None:
-            progress(k)
-    for way in back:
-        for instrument in way.lane.instruments:
-            assert way.p is not None, "it has turned"
-            instrument.embedding(model, way.lane.tokens, way.p)
+    _together([_walked(lane, model.depth, model.embed(lane.tokens).detach(), model) for lane in lanes], progress)
 
 
 @torch.no_grad()
@@ -95,7 +83,7 @@ def walk_depth(
     progress: SegmentCallback | None = None,
 ) -> list[Any]:
     """The figures of instruments that need no loss, after one walk down the depth from X_0."""
-    _down(depth, [_LaneUnderWay(Lane(torch.empty(0, dtype=torch.int64), None, instruments), x0.detach())], progress)
+    _together([_walked(Lane(torch.empty(0, dtype=torch.int64), None, instruments), depth, x0.detach())], progress)
     return [instrument.figures() for instrument in instruments]
 
 
@@ -133,15 +121,15 @@ def _segments(depth: Depth) -> Iterator[tuple[int, Sublayer, float, float]]:
     yield from zip(range(len(depth.sublayers)), depth.sublayers, depth.times, depth.lengths, strict=False)
 
 
-def _down(depth: Depth, ways: Sequence[_LaneUnderWay], progress: SegmentCallback | None) -> None:
-    for way in ways:
-        _begin(way.lane.instruments, depth, way.x, way.kept)
-    for k, sublayer, time, h in _segments(depth):
+def _together(walks: Sequence[Iterator[int]], progress: SegmentCallback | None) -> None:
+    """Takes all walks to their ends, each by one segment at a time."""
+    while True:
         with norms_found_once():
-            for way in ways:
-                way.forward(k, sublayer, time, h)
+            reached = [k for each in walks if (k := next(each, None)) is not None]
+        if not reached:
+            return
         if progress is not None:
-            progress(k)
+            progress(reached[0])
 
 
 def _begin(instruments: Sequence[Instrument], depth: Depth, x0: Tensor, kept: Tensor | None) -> None:
@@ -151,39 +139,36 @@ def _begin(instruments: Sequence[Instrument], depth: Depth, x0: Tensor, kept: Te
         instrument.begin(depth, x0)
 
 
-class _LaneUnderWay:
-    """A lane during a walk: its state, the states before it if it goes back, and the costate."""
-
-    def __init__(self, lane: Lane, x0: Tensor, kept: Tensor | None = None):
-        self.lane, self.x, self.states = lane, x0, [x0]
-        self.kept = kept
-        self.p: Tensor | None = None
-
-    def forward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:
-        passage = StepContext(k, sublayer, time, h, self.x, sublayer.step(self.x, h))
-        for instrument in self.lane.instruments:
+def _walked(lane: Lane, depth: Depth, x0: Tensor, model: Model | None = None) -> Iterator[int]:
+    """Walks a lane from X_0 and yields each segment's number when it is done: down the depth and,
+    with a model and targets, back.
+    """
+    _begin(lane.instruments, depth, x0, None if model is None else kept_of(model))
+    segments, x, states = list(_segments(depth)), x0, [x0]
+    for k, sublayer, time, h in segments:
+        passage = StepContext(k, sublayer, time, h, x, sublayer.step(x, h))
+        for instrument in lane.instruments:
             instrument.forward(passage)
-        self.x = passage.y
-        if self.lane.targets is not None:
-            self.states.append(self.x)
-
-    def turn(self, model: Model) -> None:
-        targets = self.lane.targets
-        assert targets is not None, "only a lane with targets turns"
-        loss, p = value_and_pullback(lambda x: terminal_loss(model, x, targets), self.x)
-        turn = Turn(self.lane.tokens, targets, self.x, float(loss), p)
-        for instrument in self.lane.instruments:
-            instrument.head(model, turn)
-        self.p = p
-
-    def backward(self, k: int, sublayer: Sublayer, time: float, h: float) -> None:
-        assert self.p is not None, "it has turned"
-        y, x = self.states.pop(), self.states[-1]
-        before = value_and_pullback(lambda x: sublayer.step(x, h), x, self.p)[1]
-        passage = StepContextBack(k, sublayer, time, h, x, y, self.p, before)
-        for instrument in self.lane.instruments:
-            instrument.backward(passage)
-        self.p = before
+        x = passage.y
+        if lane.targets is not None:
+            states.append(x)
+        yield k
+    if model is None or lane.targets is None:
+        return
+    loss, p = value_and_pullback(lambda x: terminal_loss(model, x, lane.targets), x)
+    turn = Turn(lane.tokens, lane.targets, x, float(loss), p)
+    for instrument in lane.instruments:
+        instrument.head(model, turn)
+    for k, sublayer, time, h in reversed(segments):
+        y, x = states.pop(), states[-1]
+        before = value_and_pullback(partial(sublayer.step, dt=h), x, p)[1]
+        passage_back = StepContextBack(k, sublayer, time, h, x, y, p, before)
+        for instrument in lane.instruments:
+            instrument.backward(passage_back)
+        p = before
+        yield k
+    for instrument in lane.instruments:
+        instrument.embedding(model, lane.tokens, p)
 
 
 @torch.enable_grad()
