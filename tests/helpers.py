@@ -5,6 +5,8 @@ import torch
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
+from ctrans.stability.forward.conservation import DriftByDepth
+from ctrans.walk import observe
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NAMES = list(PLACEMENTS)
@@ -29,6 +31,11 @@ def learned(module, scale=0.2, seed=1):
 def small_model(placement, dtype=torch.float64, scale=0.2, **changes):
     """A model to look at, without gradients."""
     return learned(GPT(small_config(placement, **changes)).to(dtype), scale).requires_grad_(False)
+
+
+def conservation_drift(depth, states):
+    """The conservation law of the depth and its violation along the states; None without one."""
+    return observe(depth, states, [DriftByDepth()])[0]
 
 
 def tokens(batch=2, length=8, vocabulary=11, seed=0):

@@ -30,7 +30,7 @@ def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[floa
 
 def _massive(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The largest |entry| by depth, and its ratio to the median one."""
-    found = massive_activations(walk(model, tokens, instruments=[States(largest_entry)])[0])
+    found = massive_activations(walk(model, tokens, instruments=[States(lambda x, kept: largest_entry(x))])[0])
     return {"largest": found.largest, "ratio": found.ratio}
 
 

@@ -20,12 +20,11 @@ from ctrans.stability.attention.block_norm import block_gain
 from ctrans.stability.attention.bounds import step_bound
 from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from ctrans.stability.forward.bounds import BoundsByDepth
-from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.stability.forward.mixing import mixing_gains, product_gains
 from ctrans.walk import states_of, walk
 from solvers import GRADIENTS, ConfigError, solve
 from tests.cases import RESIDUAL_CASES
-from tests.helpers import learned, small_config, tokens
+from tests.helpers import conservation_drift, learned, small_config, tokens
 
 each = pytest.mark.parametrize("name", RESIDUAL_CASES)
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ctrans.stability.forward.conservation import conservation_drift
-from tests.helpers import small_model, tokens
+from tests.helpers import conservation_drift, small_model, tokens
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ class Diagnosis:
         """The checks whose quantity has no reading: the model has no such part, or it was not
         measured (`unknown`).
         """
-        return [name for name, check in CHECKS.items() if not self.readings.get(check.quantity)]
+        return [name for name in CHECKS if name not in self.examined]
 
     @property
     def near(self) -> dict[str, Reading]:

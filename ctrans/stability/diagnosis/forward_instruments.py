@@ -14,10 +14,10 @@ from ctrans.fields import ExposesHeads, ExposesWeights
 from ctrans.findings import Reading, Readings
 from ctrans.norm import Norm, SphereNorm
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
-from ctrans.stability.diagnosis.reading import DiagnosticInstrument, at_entry, named, place_of
+from ctrans.stability.diagnosis.reading import DiagnosticInstrument, named, place_of
 from ctrans.stability.forward.depth_share import token_similarity, without_map
+from ctrans.stability.forward.single_entries import largest_entry
 from ctrans.walk import StepContext
-from ctrans.walk.instrument import of_text
 from solvers import ConfigError
 from solvers.run import finite
 
@@ -104,12 +104,7 @@ class StatesByDepth(DiagnosticInstrument):
         self.add("entries that are not finite", float(bad), f"{bad} of {x.numel()} entries of the state", segment, place)
         if bad:
             return
-        size = x.abs() if self.kept is None else torch.where(self.kept.unsqueeze(-1), x.abs(), 0.0)
-        size, median = size.flatten(), float(of_text(x, self.kept).abs().median())
-        top = int(size.argmax())
-        largest = float(size[top])
-        times = largest / median if median else math.inf if largest else math.nan
-        sequence, token, channel = at_entry(x, top)
+        largest, times, sequence, token, channel = largest_entry(x, self.kept)
         where = f"in channel {channel} of token {token}, sequence {sequence}"
         figure = f"|x| = {largest:.3g}, {times:.3g} times the median, {where}"
         self.add("massive activation", min(largest / MASSIVE, times / OF_MEDIAN), figure, segment, place)

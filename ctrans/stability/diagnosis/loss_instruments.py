@@ -88,13 +88,12 @@ class DecayOverThreshold(DiagnosticInstrument):
 
     def figures(self) -> Readings:
         if not self.found:
-            why = [f"{self._bounded} have a norm behind or around them"] if self._bounded else []
-            why += (
-                [f"{self._unknown} show no path of two factors (a gate or a scale by channel makes a third)"]
-                if self._unknown
-                else []
-            )
-            raise ConfigError(f"no sublayer has a known dt lam*: {' and '.join(why) or 'states are not finite'}")
+            reasons = {
+                "have a norm behind or around them": self._bounded,
+                "show no path of two factors (a gate or a scale by channel makes a third)": self._unknown,
+            }
+            why = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+            raise ConfigError(f"no sublayer has a known dt lam*: {why or 'states are not finite'}")
         return self.found
 
 

@@ -42,13 +42,6 @@ def named(each: Sequence[str]) -> str:
     return ", ".join(each[:NAMED]) + more
 
 
-def at_entry(x: Tensor, place: int) -> tuple[int, int, int]:
-    """Sequence, token and channel of a state's entry, from its index in the flattened state."""
-    tokens, width = x.shape[-2:]
-    row, channel = divmod(place, width)
-    return (*divmod(row, tokens), channel)
-
-
 def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
     """The first sequences, and of token ids the first tokens. Images and features keep all tokens."""
     return x[:sequences, :tokens] if x.dim() == 2 and not x.is_floating_point() else x[:sequences]

@@ -5,14 +5,13 @@ them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, StepContext, observe
+from ctrans.walk import Instrument, StepContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +74,3 @@ class DriftByDepth(Instrument):
 
     def figures(self) -> tuple[ConservationLaw, list[float]] | None:
         return None if self._law is None else (self._law, self._drift)
-
-
-def conservation_drift(
-    depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]]
-) -> tuple[ConservationLaw, list[float]] | None:
-    """`DriftByDepth` along given states."""
-    found: tuple[ConservationLaw, list[float]] | None = observe(depth, states, [DriftByDepth()])[0]
-    return found

@@ -8,8 +8,9 @@ from ctrans.model.orders import own_methods
 from ctrans.model.random_models import described, random_model
 from ctrans.norm import LayerNorm
 from ctrans.norm.random_norms import learned
-from ctrans.stability.forward.conservation import conservation_drift
+from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, known, statement
+from ctrans.walk import observe
 from solvers import Segment, fixed_step, solve
 
 STEP_COUNTS = (50, 100, 200)
@@ -91,7 +92,8 @@ def conserved(draw: Draw) -> Trial:
     method = draw.choice(own_methods())
     x0, steps = draw.normal(2, 3, made.config.width), 1 + draw.integer(3)
     solution = solve(made.depth.segments(), x0, method=fixed_step(method), steps=steps, save="segments")
-    drift = max(known(conservation_drift(made.depth, solution.states))[1])
+    (found,) = observe(made.depth, solution.states, [DriftByDepth()])
+    drift = max(known(found)[1])
     return Trial(drift, f"{method}, {described(made)}: drift {drift:.2g}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds, printed_level
+from ctrans.walk.instrument import of_text
 from solvers.run import finite
 
 
@@ -26,20 +28,34 @@ class Massive:
     channel: list[int]
 
 
-def largest_entry(x: Float[Tensor, "*batch tokens width"], kept: object = None) -> tuple[float, float, int]:
-    """`Massive` of one state, over all of its tokens."""
+class LargestEntry(NamedTuple):
+    """The largest |entry| of a state, its ratio to the median |entry|, and its place; nan and -1 if
+    the state is not finite.
+    """
+
+    size: float
+    ratio: float
+    sequence: int
+    token: int
+    channel: int
+
+
+def largest_entry(x: Float[Tensor, "*batch tokens width"], kept: Tensor | None = None) -> LargestEntry:
+    """The `LargestEntry` of a state; with `kept` of those tokens alone."""
     if not finite(x):
-        return math.nan, math.nan, -1
-    size = x.detach().abs().flatten(0, -2)
-    place = int(size.argmax())
-    largest, median = float(size.max()), float(size.median())
-    return largest, largest / median if median else math.inf if largest else math.nan, place % x.shape[-1]
+        return LargestEntry(math.nan, math.nan, -1, -1, -1)
+    size = x.detach().abs()
+    median = float(of_text(size, kept).median())
+    size = size if kept is None else torch.where(kept.unsqueeze(-1), size, 0.0)
+    row, channel = divmod(int(size.argmax()), x.shape[-1])
+    largest = float(size.max())
+    ratio = largest / median if median else math.inf if largest else math.nan
+    return LargestEntry(largest, ratio, *divmod(row, x.shape[-2]), channel)
 
 
-def massive_activations(each: Sequence[tuple[float, float, int]]) -> Massive:
-    """`largest_entry` by depth. It shows a few channels with huge entries, which moments do not."""
-    largest, ratio, channel = (list(column) for column in zip(*each, strict=True))
-    return Massive(largest, ratio, channel)
+def massive_activations(each: Sequence[LargestEntry]) -> Massive:
+    """Largest entries by depth. They show a few channels with huge entries, which moments do not."""
+    return Massive([entry.size for entry in each], [entry.ratio for entry in each], [entry.channel for entry in each])
 
 
 @dataclasses.dataclass(frozen=True)

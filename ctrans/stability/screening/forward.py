@@ -196,7 +196,7 @@ def plan_forward(case: Case) -> StepPlan:
     Quantities: the depth's contribution, its growth exponent, the final similarity of tokens, the
     loss above guessing, and the exponent of mean|X_D| in the weights.
     """
-    sizes, massive, varied = States(moments), States(largest_entry), States(variance_over_inputs)
+    sizes, massive, varied = States(moments), States(lambda x, kept: largest_entry(x)), States(variance_over_inputs)
     scaled, initial, shares = Attempt(GrowthWithWeights()), Attempt(InitialLoss()), DepthShares()
 
     def conclude() -> StepVerdict:

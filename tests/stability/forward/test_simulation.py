@@ -9,10 +9,9 @@ from ctrans.report.contents import page_of
 from ctrans.report.files import plain
 from ctrans.report.sections import Words
 from ctrans.stability.forward.bounds import forward_bounds
-from ctrans.stability.forward.conservation import conservation_drift
 from ctrans.stability.forward.simulation import simulate
 from solvers import METHODS, Status, solve
-from tests.helpers import NAMES, small_model, tokens
+from tests.helpers import NAMES, conservation_drift, small_model, tokens
 
 LAWS = {"peri": "grows by", "output": "grows by", "post": "stays on", "pre_post": "stays on", "deepnorm": "stays on"}
 
