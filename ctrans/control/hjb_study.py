@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.control.admissible import length
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
-from ctrans.control.hopf_lax import BallImage, Terminal, hopf_lax, velocity_ball
+from ctrans.control.hopf_lax import BallImage, hopf_lax, velocity_ball
 from ctrans.control.shapes import PerBatch
 from solvers import ConfigError
 
+HORIZON, HALF_WIDTH, SCHEME = 1.0, 2.0, "weno5"
+"""T, half of the square's side, and how the grid takes derivatives."""
 STARTS = 4
 """Descents per node: two targets make two basins."""
 STRIDE, REACHES = 4, 25
@@ -34,105 +36,74 @@ class NearestTarget:
     targets: tuple[tuple[float, ...], ...] = ((-0.9, 0.5), (0.8, -0.6))
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> PerBatch:
-        distances: Tensor = torch.linalg.vector_norm(x.unsqueeze(-2) - x.new_tensor(self.targets), dim=-1)
-        return distances.amin(-1)
+        return length(x.unsqueeze(-2) - x.new_tensor(self.targets)).amin(-1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Front:
-    """Bounded velocities: the value function by the grid and by Hopf-Lax, at the same nodes and
-    times.
+class PDEStudy:
+    """The result of `pde_study`; `ctrans.report.hjb_figure.draw` draws it.
 
-    Errors are over the nodes that no velocity takes out of the grid by T. At the other nodes the
-    error is that of the extrapolation, not of the scheme. Errors are nan if there is no such node.
+    - `front`: the value function of the bounded velocities by the grid; `exact`: that by Hopf-Lax,
+      at the same nodes and times
+    - `values`: the exact values for velocities in a ball of each of `radii`, at `time`
+    - `spread[k]`: max - min of Phi over the square for a ball of velocities at distance
+      `reaches[k]`. Phi depends on R and t only through the distance R (T - t). So the spread serves
+      all radii: it is that at t = T - reaches[k]/R
     """
 
-    grid: ValueFunction
+    front: ValueFunction
     exact: Float[Tensor, " times *space"]
-
-    @property
-    def mean_error(self) -> Float[Tensor, " times"]:
-        """The mean of abs(grid - exact), at each time."""
-        return torch.stack([error.mean() for error in self._errors()])
-
-    @property
-    def largest_error(self) -> Float[Tensor, " times"]:
-        """max abs(grid - exact), at each time."""
-        return torch.stack([error.amax() if error.numel() else error.mean() for error in self._errors()])
-
-    def _errors(self) -> list[Float[Tensor, " nodes"]]:
-        masks = [self.grid.untouched(time) for time in self.grid.times]
-        pairs = zip(masks, self.grid.values - self.exact, strict=True)
-        return [difference[mask].abs() for mask, difference in pairs]
-
-
-@dataclasses.dataclass(frozen=True)
-class Relaxation:
-    """Velocities in a ball of radius R: exact values at `time` for each of `radii`, and the spread
-    of Phi over the square.
-
-    Phi depends on R and t only through the distance R (T - t). So `spread[k]`, max - min of Phi at
-    distance `reaches[k]`, serves all radii: it is the spread at t = T - reaches[k]/R.
-    """
-
     radii: tuple[float, ...]
     time: float
     values: Float[Tensor, " radii *space"]
     reaches: tuple[float, ...]
     spread: Float[Tensor, " reaches"]
 
+    @property
+    def mean_error(self) -> Float[Tensor, " times"]:
+        """The mean of abs(front - exact), at each time, over the nodes that no velocity takes out of
+        the grid by T.
 
-@dataclasses.dataclass(frozen=True)
-class PDEStudy:
-    """The result of `pde_study`; `ctrans.report.hjb_figure.draw` draws it."""
+        At the other nodes the error is that of the extrapolation, not of the scheme. It is nan if
+        there is no such node.
+        """
+        return torch.stack([error.mean() for error in self._errors()])
 
-    terminal: Terminal
-    velocities: BallImage
-    horizon: float
-    scheme: str
-    front: Front
-    relaxation: Relaxation
+    @property
+    def largest_error(self) -> Float[Tensor, " times"]:
+        """The largest abs(front - exact), at each time, over the same nodes."""
+        return torch.stack([error.amax() if error.numel() else error.mean() for error in self._errors()])
+
+    def _errors(self) -> list[Float[Tensor, " nodes"]]:
+        masks = [self.front.untouched(time) for time in self.front.times]
+        pairs = zip(masks, self.front.values - self.exact, strict=True)
+        return [difference[mask].abs() for mask, difference in pairs]
 
     def summary(self) -> dict[str, object]:
         """The study's numbers without the fields, for JSON."""
-        front, relaxation = self.front, self.relaxation
         return {
-            "horizon": self.horizon,
-            "scheme": self.scheme,
-            "points": list(front.grid.grid.points),
-            "steps": front.grid.steps,
-            "speeds": list(front.grid.speeds),
-            "times": list(front.grid.times),
-            "mean_error": front.mean_error.tolist(),
-            "largest_error": front.largest_error.tolist(),
-            "radii": list(relaxation.radii),
-            "radius_spread": [float(values.amax() - values.amin()) for values in relaxation.values],
-            "reaches": list(relaxation.reaches),
-            "spread": relaxation.spread.tolist(),
+            "horizon": HORIZON,
+            "scheme": SCHEME,
+            "points": list(self.front.grid.points),
+            "steps": self.front.steps,
+            "speeds": list(self.front.speeds),
+            "times": list(self.front.times),
+            "mean_error": self.mean_error.tolist(),
+            "largest_error": self.largest_error.tolist(),
+            "radii": list(self.radii),
+            "radius_spread": [float(values.amax() - values.amin()) for values in self.values],
+            "reaches": list(self.reaches),
+            "spread": self.spread.tolist(),
         }
 
 
-def pde_study(
-    velocities: BallImage,
-    *,
-    terminal: Terminal | None = None,
-    horizon: float = 1.0,
-    half_width: float = 2.0,
-    points: int = 81,
-    radii: tuple[float, ...] = (1.0, 4.0, 8.0, 16.0),
-    scheme: str = "weno5",
-    progress: Callable[[float], None] | None = None,
-) -> PDEStudy:
-    """Phi(x, t) on a square for the given velocities and for balls of radius R.
+def pde_study(velocities: BallImage, *, points: int = 81, radii: tuple[float, ...] = (1.0, 4.0, 8.0, 16.0)) -> PDEStudy:
+    """Phi(x, t) on a square for the given velocities and for balls of radius R; G is the distance
+    to the nearest target.
 
     - `velocities`: the image of a norm of width 2
-    - `terminal`: G, the distance to the nearest target if None
-    - `horizon`: T
-    - `half_width`, `points`: the square is [-half_width, half_width]^2, with so many points per
-      side
+    - `points`: the square has so many points per side
     - `radii`: R of the balls
-    - `scheme`: how the grid takes derivatives, a name of `SCHEMES`
-    - `progress(t)`: called during the grid's solve
 
     (a) `velocities` (of `peri` or `output`: `velocity_hull(norm)`, width 2): Phi at t = T, 2T/3,
     T/3, 0 by the grid and by Hopf-Lax. Its level sets move at finite speed. (b) The ball R: Phi at
@@ -141,33 +112,28 @@ def pde_study(
 
     Raises ConfigError for a width other than 2, and without radii.
     """
-    if len(velocities.centre) != 2:
-        raise ConfigError(f"velocities of width {len(velocities.centre)}: the study is drawn in the plane, give width 2")
+    centre = velocities.centre
+    if len(centre) != 2:
+        raise ConfigError(f"velocities of width {len(centre)}: the study is drawn in the plane, give width 2")
     if not radii:
         raise ConfigError("no radii for the balls of velocities: give at least one")
-    terminal = NearestTarget() if terminal is None else terminal
-    centre = velocities.centre
-    grid = Grid((-half_width,) * 2, (half_width,) * 2, (points,) * 2, dtype=centre.dtype, device=centre.device)
-    front = _front(velocities, terminal, grid, horizon, scheme, progress)
-    return PDEStudy(terminal, velocities, horizon, scheme, front, _relaxation(terminal, grid, horizon, radii))
+    terminal, times = NearestTarget(), tuple(HORIZON * k / 3 for k in (3, 2, 1, 0))
+    grid = Grid((-HALF_WIDTH,) * 2, (HALF_WIDTH,) * 2, (points,) * 2, dtype=centre.dtype, device=centre.device)
+    nodes, time = grid.nodes, 0.75 * HORIZON
 
+    def in_ball(radius: float, remaining: float, nodes: Tensor) -> Tensor:
+        ball = velocity_ball(radius, 2, dtype=grid.dtype, device=grid.device)
+        return hopf_lax(terminal, nodes, remaining, ball, starts=STARTS)
 
-def _front(
-    velocities: BallImage, terminal: Terminal, grid: Grid, horizon: float, scheme: str, progress: Callable[[float], None] | None
-) -> Front:
-    times = tuple(horizon * k / 3 for k in (3, 2, 1, 0))
-    by_grid = solve_hjb(velocities, terminal, grid, times, horizon=horizon, scheme=scheme, progress=progress)
-    exact = [hopf_lax(terminal, grid.nodes, horizon - time, velocities, starts=STARTS) for time in times]
-    return Front(by_grid, torch.stack(exact))
-
-
-def _relaxation(terminal: Terminal, grid: Grid, horizon: float, radii: tuple[float, ...]) -> Relaxation:
-    def values(radius: float, remaining: float, nodes: Tensor) -> Tensor:
-        return hopf_lax(terminal, nodes, remaining, velocity_ball(radius, 2, dtype=grid.dtype, device=grid.device), starts=STARTS)
-
-    time, nodes = 0.75 * horizon, grid.nodes
-    fields = torch.stack([values(radius, horizon - time, nodes) for radius in radii])
     diagonal = math.hypot(*(high - low for low, high in zip(grid.low, grid.high, strict=True)))
     reaches = tuple(diagonal * k / (REACHES - 1) for k in range(REACHES))
-    samples = [values(1.0, reach, nodes[::STRIDE, ::STRIDE]) for reach in reaches]
-    return Relaxation(radii, time, fields, reaches, torch.stack([sample.amax() - sample.amin() for sample in samples]))
+    samples = [in_ball(1.0, reach, nodes[::STRIDE, ::STRIDE]) for reach in reaches]
+    return PDEStudy(
+        front=solve_hjb(velocities, terminal, grid, times, horizon=HORIZON, scheme=SCHEME),
+        exact=torch.stack([hopf_lax(terminal, nodes, HORIZON - at, velocities, starts=STARTS) for at in times]),
+        radii=radii,
+        time=time,
+        values=torch.stack([in_ball(radius, HORIZON - time, nodes) for radius in radii]),
+        reaches=reaches,
+        spread=torch.stack([sample.amax() - sample.amin() for sample in samples]),
+    )

@@ -22,11 +22,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.control.admissible import length
+from ctrans.control.shapes import PerBatch, TokenRows
 from ctrans.norm import SphereNorm
 from solvers import ConfigError
 
 Terminal = Callable[[Tensor], Tensor]
 """A terminal cost G: from states (..., width) to values (...), differentiable almost everywhere."""
+
+BallPoints = Float[Tensor, "rows rank"]
+"""One point of the unit ball for each problem."""
 
 ROWS = 2048
 """Number of states that are minimised at once: keeps the samples of a piece near the cache."""
@@ -45,10 +50,9 @@ class BallImage:
     centre: Float[Tensor, " width"]
     map: Float[Tensor, "width rank"]
 
-    def support(self, P: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    def support(self, P: TokenRows) -> PerBatch:
         """H(P) = sup over velocities in V of -<P, v> = sum_j |M' p_j| - <p_j, c>."""
-        values: Tensor = (torch.linalg.vector_norm(P @ self.map, dim=-1) - P @ self.centre).sum(-1)
-        return values
+        return (length(P @ self.map) - P @ self.centre).sum(-1)
 
 
 def velocity_hull(norm: SphereNorm) -> BallImage:
@@ -80,7 +84,7 @@ def velocity_ball(
 @torch.no_grad()
 def hopf_lax(
     terminal: Terminal, x: Float[Tensor, "*batch width"], remaining: float, velocities: BallImage, *, starts: int = 8
-) -> Float[Tensor, "*batch"]:
+) -> PerBatch:
     """Phi(x, t) = min {G(z) : z in x + (T - t) V}, with `remaining` = T - t in depth-time.
 
     Exact to rounding, also at kinks, if one of `starts` descents begins in the basin of the global
@@ -128,7 +132,7 @@ class Problems:
     parallel.
     """
 
-    cost: Callable[[Tensor], Tensor]
+    cost: Terminal
     base: Float[Tensor, "rows width"]
     map: Float[Tensor, "width rank"]
 
@@ -136,7 +140,7 @@ class Problems:
         base = self.base.reshape(len(self.base), *[1] * (w.ndim - 2), -1)
         return self.cost(base + w @ self.map.T)
 
-    def slope(self, w: Float[Tensor, "rows rank"]) -> tuple[Float[Tensor, " rows"], Float[Tensor, "rows rank"]]:
+    def slope(self, w: BallPoints) -> tuple[Float[Tensor, " rows"], BallPoints]:
         """g(w) and its gradient."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
@@ -149,7 +153,7 @@ class Problems:
         return dataclasses.replace(self, base=self.base[rows])
 
 
-def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+def finite_values(cost: Terminal, x: Float[Tensor, "*batch width"]) -> PerBatch:
     """G(x). Raises ConfigError if it has the wrong shape or is not finite."""
     values = cost(x)
     if values.shape != x.shape[:-1]:
@@ -164,7 +168,7 @@ def finite_values(cost: Callable[[Tensor], Tensor], x: Float[Tensor, "*batch wid
 
 
 def minimise(
-    cost: Callable[[Tensor], Tensor], base: Float[Tensor, "rows width"], map: Float[Tensor, "width rank"], starts: int
+    cost: Terminal, base: Float[Tensor, "rows width"], map: Float[Tensor, "width rank"], starts: int
 ) -> Float[Tensor, " rows"]:
     """min over |w| <= 1 of G(z_k + A w) for each row z_k of `base`, from `starts` starting points
     each.
@@ -178,8 +182,7 @@ def minimise(
 
 def project(w: Float[Tensor, "*rows rank"]) -> Float[Tensor, "*rows rank"]:
     """w / max(|w|, 1), the nearest point of the unit ball."""
-    nearest: Tensor = w / torch.linalg.vector_norm(w, dim=-1, keepdim=True).clamp(min=1)
-    return nearest
+    return w / length(w).unsqueeze(-1).clamp(min=1)
 
 
 def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows starts rank"]:
@@ -199,7 +202,7 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
     return points[torch.where(minimal, values, values + 2 * span).topk(starts, largest=False).indices]
 
 
-def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, "rows rank"]:
+def descend(problems: Problems, w: BallPoints) -> BallPoints:
     """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, accepted if g falls enough
     (Armijo). Returns the lowest point found.
     """
@@ -209,10 +212,10 @@ def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, 
     value, slope = problems.slope(w)
     result, lowest = w.clone(), value.clone()
     recent = value.unsqueeze(-1).repeat(1, MEMORY)
-    size = 1 / torch.linalg.vector_norm(slope, dim=-1).clamp(min=tiny)
+    size = 1 / length(slope).clamp(min=tiny)
     for step in range(DESCENT_STEPS):
         full = project(w - size.unsqueeze(-1) * slope) - w
-        fraction = STRIDE / torch.linalg.vector_norm(full, dim=-1).clamp(min=STRIDE)
+        fraction = STRIDE / length(full).clamp(min=STRIDE)
         trial = w + fraction.unsqueeze(-1) * full
         trial_value, trial_slope = problems.slope(trial)
         move, turn = trial - w, trial_slope - slope
@@ -233,7 +236,7 @@ def descend(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, 
     return result
 
 
-def search(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, " rows"]:
+def search(problems: Problems, w: BallPoints) -> Float[Tensor, " rows"]:
     """g at the end of a pattern search: the best of w +- r e_i, projected, or r halved, until r is
     below rounding.
     """
@@ -259,5 +262,5 @@ def search(problems: Problems, w: Float[Tensor, "rows rank"]) -> Float[Tensor, "
     return result
 
 
-def _take(points: Float[Tensor, "rows many rank"], index: Tensor) -> Float[Tensor, "rows rank"]:
+def _take(points: Float[Tensor, "rows many rank"], index: Tensor) -> BallPoints:
     return points.gather(1, index[:, None, None].expand(-1, 1, points.shape[-1])).squeeze(1)

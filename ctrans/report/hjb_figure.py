@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from ctrans.control.hjb_study import PDEStudy
+from ctrans.control.hjb_study import HORIZON, SCHEME, PDEStudy
 from ctrans.report.axes import PLAIN
 
 LEVEL = 0.25
@@ -25,23 +25,21 @@ def draw(study: PDEStudy) -> Figure:
     figure = Figure(figsize=(12.5, 10.2), layout="constrained")
     grid = figure.add_gridspec(3, 1, height_ratios=(1, 1, 0.85))
     upper, middle, lower = (figure.add_subfigure(grid[row, 0]) for row in range(3))
-    front, relaxation = study.front, study.relaxation
-    along = " and ".join(f"{speed:.2f}" for speed in front.grid.speeds)
+    front = study.front
+    along = " and ".join(f"{speed:.2f}" for speed in front.speeds)
     front_title = f"Bounded velocities: the front $\\Phi$ = {LEVEL:g} moves at finite speed (at most {along} along the axes)"
     upper.suptitle(front_title, weight="bold")
-    names = [f"t = {time:.2f}" + (r" = T:  $\Phi$ = G" if time == study.horizon else "") for time in front.grid.times]
-    axes = _draw_fields(upper, study, names, front.grid.values)
-    for axis, exact in zip(axes, front.exact, strict=True):
+    names = [f"t = {time:.2f}" + (r" = T:  $\Phi$ = G" if time == HORIZON else "") for time in front.times]
+    axes = _draw_fields(upper, study, names, front.values)
+    for axis, exact in zip(axes, study.exact, strict=True):
         _draw_contour(axis, study, exact, "black", "dashed")
-    axes[0].plot([], [], color="white", label=f"grid ({study.scheme})")
+    axes[0].plot([], [], color="white", label=f"grid ({SCHEME})")
     axes[0].plot([], [], color="black", linestyle="dashed", label="Hopf-Lax")
     axes[0].legend(loc="upper right", fontsize=8, facecolor="0.7", framealpha=0.9)
-    middle.suptitle(
-        rf"Velocities in the ball |v| $\leq$ R, at t = {relaxation.time:.2f}: $\Phi$ goes flat as R grows", weight="bold"
-    )
-    spreads = [float(values.amax() - values.amin()) for values in relaxation.values]
-    names = [rf"R = {r:g}:  max $\Phi$ - min $\Phi$ = {s:.2f}" for r, s in zip(relaxation.radii, spreads, strict=True)]
-    _draw_fields(middle, study, names, relaxation.values)
+    middle.suptitle(rf"Velocities in the ball |v| $\leq$ R, at t = {study.time:.2f}: $\Phi$ goes flat as R grows", weight="bold")
+    spreads = [float(values.amax() - values.amin()) for values in study.values]
+    names = [rf"R = {r:g}:  max $\Phi$ - min $\Phi$ = {s:.2f}" for r, s in zip(study.radii, spreads, strict=True)]
+    _draw_fields(middle, study, names, study.values)
     left, right = lower.subplots(1, 2, width_ratios=(1, 1.1))
     _draw_errors(left, study)
     _draw_spreads(right, study)
@@ -50,8 +48,8 @@ def draw(study: PDEStudy) -> Figure:
 
 def _draw_fields(figure: SubFigure, study: PDEStudy, names: Sequence[str], fields: Tensor) -> Sequence[Axes]:
     """A panel for each field, on one scale of colours, with its front in white."""
-    first, second = (nodes.cpu().numpy() for nodes in study.front.grid.grid.axes)
-    low, high = float(study.front.exact.amin()), float(study.front.exact.amax())
+    first, second = (nodes.cpu().numpy() for nodes in study.front.grid.axes)
+    low, high = float(study.exact.amin()), float(study.exact.amax())
     axes: Sequence[Axes] = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axis, name, values in zip(axes, names, fields, strict=True):
         image = axis.pcolormesh(first, second, values.T.cpu().numpy(), shading="nearest", cmap=FIELD_COLOURS, vmin=low, vmax=high)
@@ -64,11 +62,11 @@ def _draw_fields(figure: SubFigure, study: PDEStudy, names: Sequence[str], field
 
 
 def _draw_errors(axis: Axes, study: PDEStudy) -> None:
-    front, grid = study.front, study.front.grid
-    remaining = [study.horizon - time for time in grid.times[1:]]
-    axis.semilogy(remaining, front.largest_error[1:].tolist(), "o-", color=RADIUS_COLOURS[-1], label="largest")
-    axis.semilogy(remaining, front.mean_error[1:].tolist(), "s-", color=RADIUS_COLOURS[1], label="mean")
-    axis.axhline(max(grid.grid.spacing), color="0.5", linestyle="dotted", label="grid spacing")
+    front = study.front
+    remaining = [HORIZON - time for time in front.times[1:]]
+    axis.semilogy(remaining, study.largest_error[1:].tolist(), "o-", color=RADIUS_COLOURS[-1], label="largest")
+    axis.semilogy(remaining, study.mean_error[1:].tolist(), "s-", color=RADIUS_COLOURS[1], label="mean")
+    axis.axhline(max(front.grid.spacing), color="0.5", linestyle="dotted", label="grid spacing")
     axis.set(xlabel="time to go, T - t", ylabel="|grid - Hopf-Lax|", title="Bounded velocities: the two solutions agree")
     axis.tick_params(axis="y", which="minor", labelsize=7)
     axis.legend(fontsize=9)
@@ -76,24 +74,23 @@ def _draw_errors(axis: Axes, study: PDEStudy) -> None:
 
 
 def _draw_spreads(axis: Axes, study: PDEStudy) -> None:
-    relaxation, horizon = study.relaxation, study.horizon
-    spread = relaxation.spread.tolist()
-    for radius, colour in zip(relaxation.radii, itertools.cycle(RADIUS_COLOURS), strict=False):
-        times = [horizon - reach / radius for reach in relaxation.reaches]
+    spread = study.spread.tolist()
+    for radius, colour in zip(study.radii, itertools.cycle(RADIUS_COLOURS), strict=False):
+        times = [HORIZON - reach / radius for reach in study.reaches]
         axis.plot(times, spread, color=colour, linewidth=1.8, label=rf"|v| $\leq$ {radius:g}")
     axis.plot(
-        [0, horizon, horizon], [0, 0, spread[0]], color=PLAIN[1], linestyle="dashed", label="whole space:\nflat, jumps at T"
+        [0, HORIZON, HORIZON], [0, 0, spread[0]], color=PLAIN[1], linestyle="dashed", label="whole space:\nflat, jumps at T"
     )
-    bounded = study.front.exact.flatten(1)
+    bounded = study.exact.flatten(1)
     axis.plot(
-        study.front.grid.times,
+        study.front.times,
         (bounded.amax(1) - bounded.amin(1)).tolist(),
         "s--",
         color=PLAIN[2],
         label="bounded,\nas above",
     )
     axis.set(xlabel="depth-time t", ylabel=r"max $\Phi$ - min $\Phi$", title="How much the value still depends on the state")
-    axis.set_xlim(-0.02 * horizon, 1.02 * horizon)
+    axis.set_xlim(-0.02 * HORIZON, 1.02 * HORIZON)
     axis.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
     axis.grid(alpha=0.3)
 
@@ -101,5 +98,5 @@ def _draw_spreads(axis: Axes, study: PDEStudy) -> None:
 def _draw_contour(axis: Axes, study: PDEStudy, values: Tensor, colour: str, style: str) -> None:
     if not values.amin() < LEVEL < values.amax():  # a flat value function has no front
         return
-    first, second = (nodes.cpu().numpy() for nodes in study.front.grid.grid.axes)
+    first, second = (nodes.cpu().numpy() for nodes in study.front.grid.axes)
     axis.contour(first, second, values.T.cpu().numpy(), levels=[LEVEL], colors=colour, linestyles=style, linewidths=1.4)
