@@ -16,12 +16,7 @@ from ctrans.control.certificate import weakest
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, largest, path_of, with_evidence
 from ctrans.control.regularization import Regularization
-from ctrans.control.residual_pullback import (
-    active_channels,
-    costate_of_map,
-    pulled_back,
-    pulled_to_map,
-)
+from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
 from ctrans.control.segment_check import SegmentCheck, admissible_at, at_field, check_segment, check_step
 from ctrans.control.tangent import LinearSpace
 from ctrans.depth import Depth
@@ -207,8 +202,7 @@ def _with_factor_ascents(check: ModelCheck, depth: Depth, found: Costate) -> Mod
         sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, Regularization(), active_channels(sublayer)
     )
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
-    pulled = pulled_back(space, costate_of_map(sublayer, p.flatten(0, -2)))
-    raw_costate = dt * sublayer.gain * pulled_to_map(sublayer, pulled)
-    climbed = with_evidence(top.training_threshold, path_of(sublayer.field, sublayer.given(x)), raw_costate)
+    P = dt * sublayer.gain * raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
+    climbed = with_evidence(top.training_threshold, path_of(sublayer.field, sublayer.given(x)), P)
     segments = (dataclasses.replace(top, training_threshold=climbed) if each is top else each for each in check.segments)
     return dataclasses.replace(check, segments=tuple(segments))

@@ -68,18 +68,11 @@ def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False
     return reachable(norm) if kinetic else image_of(norm)
 
 
-def pulled_back(space: LinearSpace, P: UnbatchedRows) -> UnbatchedRows:
-    """T'P, T being the placement's map of a raw output: the identity, or the (oblique) projection
-    of `Norm.tangent`.
+def raw_costate(sublayer: Sublayer, space: LinearSpace, P: UnbatchedRows) -> UnbatchedRows:
+    """W'T'P at P of `costate_of_map`, T being the placement's map of a raw output: the identity, or
+    the (oblique) projection of `Norm.tangent`. Without a norm around the state P includes W'.
     """
     pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
-    return pulled
-
-
-def pulled_to_map(sublayer: Sublayer, pulled: UnbatchedRows) -> UnbatchedRows:
-    """W'T'P of T'P, T that of a norm around the state; unchanged without such a norm, see
-    `costate_of_map`.
-    """
     inside = sublayer.state_norm is not None and not has_zero_gain(sublayer)
     return sublayer.residual.pull(pulled) if inside else pulled
 

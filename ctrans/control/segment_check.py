@@ -24,8 +24,7 @@ from ctrans.control.residual_pullback import (
     costate_of_map,
     factor_formula,
     has_zero_gain,
-    pulled_back,
-    pulled_to_map,
+    raw_costate,
     reachable_set,
     trains_gains,
 )
@@ -135,41 +134,12 @@ def check_segment(
         certificate, size = check_step(sublayer, *ends, dt, regularization), float(ends[1].norm())
         decay = regularization.weight_decay
         return SegmentCheck(segment, sublayer.kind, time, size, certificate, None, None, weight_decay=decay, ode=False)
-    return check_at(
-        sublayer, *at_field(sublayer, start, continuous), segment=segment, time=time, dt=dt, regularization=regularization
-    )
-
-
-def at_field(sublayer: Sublayer, start: Point, continuous: bool) -> Point:
-    """The state and costate at which a segment is certified. The X of a discrete model is retracted
-    to the image of a norm around the state.
-    """
-    x, p = start
-    return (x if continuous or sublayer.state_norm is None else sublayer.state_norm.retract(x)), p
-
-
-@torch.no_grad()
-def check_at(
-    sublayer: Sublayer,
-    x: TokenRows,
-    p: TokenRows,
-    *,
-    segment: int,
-    time: float,
-    dt: float,
-    regularization: Regularization,
-) -> SegmentCheck:
-    """The certificate of a sublayer at a state and its costate, for segment `segment` of length dt
-    at depth-time `time`.
-
-    A residual W makes the velocity W v of a velocity v that the norms allow. H(P) is then the
-    norms' own H at W'P (`ctrans.control.residual_pullback`).
-    """
-    start, costate_norm = x, float(p.norm())
+    state, p = at_field(sublayer, start, continuous)
+    costate_norm = float(p.norm())
     check_gain_decay(sublayer, regularization)
-    h = last_features(sublayer, x).flatten(0, -2)
+    h = last_features(sublayer, state).flatten(0, -2)
     check_last_decay(sublayer, regularization)
-    x, p = x.flatten(0, -2), p.flatten(0, -2)
+    x, p = state.flatten(0, -2), p.flatten(0, -2)
     norm = sublayer.state_norm
     if sublayer.image is not None:
         certificate = assuming_bounded_gains(sublayer, certify_towards_image(sublayer, x, p, h, regularization))
@@ -180,7 +150,7 @@ def check_at(
     if regularization.kinetic is not None:
         regularization = dataclasses.replace(regularization, kinetic=regularization.kinetic * cost_factor(sublayer))
     admissible = admissible_at(norm, sublayer.placement, x, h, regularization, active_channels(sublayer))
-    pulled = pulled_to_map(sublayer, pulled_back(admissible, p)) if isinstance(admissible, LinearSpace) else None
+    pulled = raw_costate(sublayer, admissible, p) if isinstance(admissible, LinearSpace) else None
     slope = None if pulled is None else float((h.mT @ pulled).norm())
     blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
     if blind and pulled is not None:
@@ -202,9 +172,17 @@ def check_at(
         blind=blind,
         training_threshold=None
         if pulled is None or has_zero_gain(sublayer)
-        else threshold_at(sublayer, start, dt * sublayer.gain * pulled),
+        else threshold_at(sublayer, state, dt * sublayer.gain * pulled),
         weight_decay=regularization.weight_decay,
     )
+
+
+def at_field(sublayer: Sublayer, start: Point, continuous: bool) -> Point:
+    """The state and costate at which a segment is certified. The X of a discrete model is retracted
+    to the image of a norm around the state.
+    """
+    x, p = start
+    return (x if continuous or sublayer.state_norm is None else sublayer.state_norm.retract(x)), p
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from ctrans import GPT, GPTConfig
 from ctrans.control.costate import costate
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
-from ctrans.control.segment_check import check_at
+from ctrans.control.segment_check import check_segment
 from ctrans.fields import reference_kernels
 from ctrans.model.checkpoint import load, save
 from ctrans.residual import ALIASES, RESIDUALS, sinkhorn
@@ -256,7 +256,8 @@ def test_the_hamiltonian_of_ngpt_is_reached_by_outputs_of_its_norm_and_by_no_mor
     sublayer = made.depth.sublayers[0]
     x, p, z = torch.randn(3, 1, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     x = sublayer.state_norm.retract(x)
-    found = check_at(sublayer, x, p, segment=0, time=0.0, dt=1.0, regularization=Regularization()).certificate
+    given = {"continuous": True, "segment": 0, "time": 0.0, "dt": 1.0, "regularization": Regularization()}
+    found = check_segment(sublayer, (x, p), (x, p), **given).certificate
     z.requires_grad_()
     ascent = torch.optim.LBFGS([z], max_iter=300, line_search_fn="strong_wolfe", tolerance_grad=1e-12)
 
