@@ -51,19 +51,18 @@ VERDICTS = {"degenerate": "Hamiltonian is infinite", "open": "Hamiltonian is und
 
 def findings_of(name: str, check: ModelCheck) -> list[Finding]:
     """The findings of a model's certificates; `name` is the model's name in places."""
-    found = []
-    for verdict, rule in VERDICTS.items():
-        places = [_reading(name, segment) for segment in check.segments if segment.verdict == verdict]
-        if places:
-            found.append(CHECKS.finding(rule, places[0], places=places if len(places) > 1 else []))
-    places = [
+    met = {
+        rule: [_reading(name, segment) for segment in check.segments if segment.verdict == verdict]
+        for verdict, rule in VERDICTS.items()
+    }
+    met["evidence disagrees"] = [
         Reading(float(len(segment.failures)), _place(name, segment), "; ".join(segment.failures), segment.segment)
         for segment in check.segments
         if segment.failures
     ]
-    if places:
-        found.append(CHECKS.finding("evidence disagrees", places[0], places=places if len(places) > 1 else []))
-    return CHECKS.ordered(found)
+    return CHECKS.ordered(
+        [CHECKS.finding(rule, places[0], places=places if len(places) > 1 else []) for rule, places in met.items() if places]
+    )
 
 
 def _reading(name: str, segment: SegmentCheck) -> Reading:

@@ -109,6 +109,15 @@ def costate(
     return found
 
 
+def places(depth: Depth) -> dict[str, Any]:
+    """What identifies each segment: its start in depth-time, its kind and its placement."""
+    return {
+        "times": list(depth.times[:-1]),
+        "kinds": [sublayer.kind for sublayer in depth.sublayers],
+        "placements": [sublayer.placement.name for sublayer in depth.sublayers],
+    }
+
+
 def continuous_or_discrete(
     model: Model,
     tokens: Tensor,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ctrans.control.costate import Costate
+from ctrans.control.costate import Costate, places
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.shapes import TokenRows
 from ctrans.depth import Depth
@@ -104,9 +104,7 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
     return MaximumPrinciple(
         form=costate.form,
         loss=costate.loss,
-        times=list(costate.times[:-1]),
-        kinds=[sublayer.kind for sublayer in sublayers],
-        placements=[sublayer.placement.name for sublayer in sublayers],
+        **places(depth),
         measures=measures,
         costate_norm=[float(p.norm()) for _, p in costate.starts],
         drift=list(costate.drift),
