@@ -70,7 +70,6 @@ class GainSlope:
     upper: float
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Supremum(abc.ABC):
     """H(P) = sup of -<P, f> - cost over velocities f (Kan, eq. 55).
 
@@ -161,7 +160,6 @@ class Supremum(abc.ABC):
         return float(self.support(P))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class AdmissibleSet(Supremum):
     """A supremum over a set of velocities."""
 
@@ -172,7 +170,6 @@ class AdmissibleSet(Supremum):
         """
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class VelocitySet(AdmissibleSet):
     """An admissible set without running cost, with its metric projection."""
 

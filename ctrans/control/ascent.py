@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -33,6 +34,17 @@ NOISE = 32
 def identity(z: Tensor) -> Tensor:
     """Returns z."""
     return z
+
+
+def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 1 1"]:
+    """|X|_F of each matrix, with its axes kept."""
+    size: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return size
+
+
+def noise(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
+    """Entries N(0, 1) in the dtype and on the device of `like`, the same on every device."""
+    return torch.randn(shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def free(z: Tensor, f: Tensor) -> float:
@@ -75,9 +87,9 @@ class Chart:
 
     P: Float[Tensor, " tokens *entries"]
     shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    degree: int | None
     velocity: Map
+    axes: tuple[int, ...] = (-1,)
+    degree: int | None = None
     cost: Callable[[Tensor, Tensor], Tensor | float] = free
     project: Map = identity
     spread: float = 1.0
@@ -165,6 +177,42 @@ def ascend(
         best = torch.maximum(best, values)
         taken += 1
     return Ascent(best, at, taken)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundedAscent:
+    """max of `payoff`(R, z) over |W| <= `most` R for growing R, |W| = `size`(z), by ascents of at
+    most `steps`.
+
+    z has a leading axis for several starts.
+    """
+
+    payoff: Callable[[float, Tensor], Tensor]
+    steps: int
+    size: Map = frobenius
+    most: float = 1.0
+    shares: tuple[float, ...] = (1.0,)
+
+    def within(self, radius: float, z: Tensor) -> Tensor:
+        """z, shortened to the bound if it is longer."""
+        return z / (self.size(z) / (self.most * radius)).clamp_min(1)
+
+    def stretched(self, radius: float, z: Tensor) -> Tensor:
+        """z at each of the shares of the bound."""
+        length = self.size(z)
+        return torch.cat([z * (share * radius / torch.where(length == 0, 1.0, length)) for share in self.shares])
+
+    def best(self, radius: float, starts: Tensor) -> Tensor:
+        """The start with the largest payoff."""
+        first = self.payoff(radius, starts).argmax()
+        return starts[first : first + 1]
+
+    def climb(self, radius: float, starts: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
+        """The best value found from any of the starts, and its z."""
+        payoff, within = partial(self.payoff, radius), partial(self.within, radius)
+        found = ascend(payoff, starts, (-2, -1), within, steps or self.steps)
+        first = found.best.argmax()
+        return found.best[first : first + 1], found.z[first : first + 1]
 
 
 def balanced(P: UnbatchedRows, raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -31,9 +30,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.control.ascent import ascend
-from ctrans.control.costate import Costate, costate
-from ctrans.control.last_map import frobenius, projected_field
+from ctrans.control.ascent import BoundedAscent, frobenius, noise
+from ctrans.control.costate import Costate, costate, places
+from ctrans.control.last_map import projected_field
 from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.norm import Norm
@@ -111,22 +110,15 @@ def attained(
     if model.depth.streamed:
         raise ConfigError("weights on demand are loaded for one pass and cannot be trained: load the whole model")
     found = costate(model, tokens, targets)
-    sublayers = list(model.depth.sublayers)
     decays = (weight_decay * decay_gains, weight_decay)
     steps = []
-    for k, (sublayer, h) in enumerate(zip(sublayers, model.depth.lengths, strict=True)):
+    for k, (sublayer, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
         step = _Step.of(sublayer, found, k, h, decays)
         steps.append({name: getattr(step, name) for name in FIGURES})
         if progress is not None:
             progress(k)
     figures: dict[str, Any] = {name: [step[name] for step in steps] for name in FIGURES}
-    return Attained(
-        loss=found.loss,
-        times=list(model.depth.times[:-1]),
-        kinds=[sublayer.kind for sublayer in sublayers],
-        placements=[sublayer.placement.name for sublayer in sublayers],
-        **figures,
-    )
+    return Attained(loss=found.loss, **places(model.depth), **figures)
 
 
 FIGURES = ("work", "radial", "identity", "stationarity", "pointwise_gap", "last_gap", "shared_gap", "first_order")
@@ -243,22 +235,17 @@ class _Step:
     @property
     def shared_gap(self) -> float:
         names, parts = zip(*self.parameters.items(), strict=True)
-        counts, shapes = [part.numel() for part in parts], [part.shape for part in parts]
+        counts = [part.numel() for part in parts]
         theta = torch.cat([part.flatten() for part in parts]).reshape(1, -1, 1)
         radius = frobenius(theta)
 
-        def payoff(z: Tensor) -> Tensor:
-            flat, ends = z.flatten(), list(itertools.accumulate(counts, initial=0))
-            pieces = [flat[a:b].reshape(shape) for (a, b), shape in zip(itertools.pairwise(ends), shapes, strict=True)]
+        def payoff(radius: float, z: Tensor) -> Tensor:
+            pieces = [piece.reshape(part.shape) for piece, part in zip(z.flatten().split(counts), parts, strict=True)]
             return -self.h * (self.p * self._made_by(dict(zip(names, pieces, strict=True)))).sum().reshape(1)
 
-        def within(z: Tensor) -> Tensor:
-            return z / (frobenius(z) / radius).clamp_min(1)
-
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(STARTS, *theta.shape, generator=generator, dtype=theta.dtype).to(theta.device)
-        starts = [theta, *(radius * z / frobenius(z) for z in noise)]
-        return max(float(ascend(payoff, start, (-2, -1), within, STEPS).best) for start in starts) + self.work
+        ascent, random = BoundedAscent(payoff, STEPS), noise(theta, torch.Generator().manual_seed(0), STARTS, *theta.shape)
+        starts = [theta, *(radius * z / frobenius(z) for z in random)]
+        return max(float(ascent.climb(float(radius), start)[0]) for start in starts) + self.work
 
     def _made_by(self, parameters: Parameters) -> Tensor:
         made: Tensor = torch.func.functional_call(self.sublayer, parameters, (self.x,))

@@ -4,7 +4,6 @@ attains H.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from ctrans.control.admissible import length
@@ -14,7 +13,6 @@ from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.norm import ClipLength
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Ball(NormImage):
     """{f : |f_j| <= c sqrt(d)}: H(P) = c sqrt(d) sum_j |p_j|, attained at -c sqrt(d) p_j/|p_j|; if
     p_j = 0 all points tie.

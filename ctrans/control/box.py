@@ -4,16 +4,13 @@ approaches it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, GainSlope, check_costate
+from ctrans.control.admissible import ROUNDING, GainSlope
 from ctrans.control.ascent import Map, identity
-from ctrans.control.gains import BestGains, PerGain, has_offset, unit
+from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.norm import ClipEntries, SquashNorm
@@ -24,7 +21,6 @@ share to a norm's eps.
 """
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Box(NormImage):
     """{beta + gamma * u : abs(u_i) <= 1} for each token, or its inside: H(P) = sum_ji abs(gamma_i
     p_ji) - <p_j, beta>.
@@ -69,7 +65,7 @@ class Box(NormImage):
         """
         if not self.trained:
             return None
-        check_costate(P, self.norm.gamma.dtype, width=self.norm.width)
+        self.check(P)
         gain = float(P.abs().sum(0).norm())
         offset = float(P.sum(0).norm()) if has_offset(self.norm) else 0.0
         return GainSlope(gain, offset, math.hypot(gain, offset), math.hypot(gain, offset))
@@ -79,10 +75,10 @@ class Box(NormImage):
         gamma = unit(P.abs().sum(-2))
         return BestGains(gamma, torch.zeros_like(gamma[..., 0], dtype=torch.bool))
 
-    def points(self, P: TokenRows, gamma: PerGain) -> Float[Tensor, "*gains tokens width"]:
+    def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
         return -torch.sign(gamma * P)
 
-    def points_tie(self, P: TokenRows, gamma: PerGain) -> Bool[Tensor, "*gains tokens"]:
+    def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
         size = (gamma * P).abs()
         unseen = size <= ROUNDING * torch.finfo(P.dtype).eps * size.amax((-2, -1), keepdim=True)
         return (unseen & (gamma != 0)).any(-1)

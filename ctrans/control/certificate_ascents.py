@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import length, ratio
-from ctrans.control.ascent import STEPS, Chart, ascend, balanced
+from ctrans.control.ascent import STEPS, Chart, ascend, balanced, noise
 from ctrans.control.last_map import Features
 from ctrans.control.shapes import UnbatchedRows
 
@@ -92,8 +92,7 @@ def climb_velocities(
     chart = chart.split_parts()
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
     if chart.guess is not None:
-        noise = torch.randn(GUESSES, 1, chart.shape[-1], generator=generator, dtype=start.dtype).to(start.device)
-        start = torch.cat([start, chart.guess(noise)])
+        start = torch.cat([start, chart.guess(noise(start, generator, GUESSES, 1, chart.shape[-1]))])
         tried = ascend(chart.payoff, start, chart.axes, chart.project, steps=min(steps, TRIED))
         start = tried.z[tried.best.topk(2 * pairs).indices]
     found = ascend(chart.payoff, start, chart.axes, chart.project, steps=steps)
@@ -156,7 +155,7 @@ def climb_weights(
 
 
 def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, " starts *shape"]:
-    half = torch.randn(pairs, *shape, generator=generator, dtype=P.dtype).to(P.device)
+    half = noise(P, generator, pairs, *shape)
     return torch.cat([half, -half])
 
 

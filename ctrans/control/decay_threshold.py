@@ -35,8 +35,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import Posedness, length, ratio, verdict_of
-from ctrans.control.ascent import ascend
-from ctrans.control.last_map import frobenius
+from ctrans.control.ascent import BoundedAscent, ascend, noise
 from ctrans.control.shapes import UnbatchedRows
 from ctrans.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.fields.scaled_linear import scaled_parts
@@ -122,8 +121,8 @@ class UnitsPath:
         growth = self.activation.at_infinity
         shared, vt = product_svd(P, self.x)
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(STARTS, self.x.shape[-1], generator=generator, dtype=P.dtype).to(P.device)
-        directions = torch.cat([vt[:STARTS], -vt[:STARTS], noise, self.x[length(P).topk(min(STARTS, len(P))).indices]])
+        random = noise(P, generator, STARTS, self.x.shape[-1])
+        directions = torch.cat([vt[:STARTS], -vt[:STARTS], random, self.x[length(P).topk(min(STARTS, len(P))).indices]])
 
         def project(w: Tensor) -> Tensor:
             return ratio(w, length(w).unsqueeze(-1))
@@ -278,23 +277,19 @@ def climb_factors(path: Path, P: UnbatchedRows, decay: float, seed: int = 0) -> 
     shapes = path.shapes()
     counts = [math.prod(shape) for shape in shapes]
     generator = torch.Generator().manual_seed(seed)
-    z = torch.randn(sum(counts), 1, generator=generator, dtype=P.dtype).to(P.device) / math.sqrt(P.shape[-1])
-    unit = float(z.norm())
+    reached = noise(P, generator, 1, sum(counts), 1) / math.sqrt(P.shape[-1])
+    unit = float(reached.norm())
 
-    def payoff(z: Tensor) -> Tensor:
+    def payoff(radius: float, z: Tensor) -> Tensor:
         flat, first = z.flatten(), counts[0]
         inner, outer = flat[:first].reshape(shapes[0]), flat[first:].reshape(shapes[1])
         return (-(P * path.velocity(inner, outer)).sum() - decay / 2 * z.square().sum()).reshape(1)
 
-    values, radii, reached = [], [unit * 10**decade for decade in DECADES], z.unsqueeze(0)
+    ascent, values, radii = BoundedAscent(payoff, STEPS), [], [unit * 10**decade for decade in DECADES]
     for radius in radii:
-
-        def within(z: Tensor, radius: float = radius) -> Tensor:
-            return z / (frobenius(z) / radius).clamp_min(1)
-
-        stretched = reached * (radius / frobenius(reached).clamp_min(torch.finfo(P.dtype).tiny))
-        found = ascend(payoff, stretched, (-2, -1), within, STEPS)
+        stretched = ascent.stretched(radius, reached)
+        best, end = ascent.climb(radius, stretched)
         # the gradient at zero is zero: continue from a larger point instead
-        reached = found.z if float(found.best) > 0 else stretched
-        values.append(max(float(found.best), 0.0))
+        reached = end if float(best) > 0 else stretched
+        values.append(max(float(best), 0.0))
     return Climb(decay, tuple(radii), tuple(values))

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, no_ties, ratio
 from ctrans.control.ascent import Chart, Map
-from ctrans.control.gains import BestGains, PerGain, best_gains, gain_slope, unit
+from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, best_gains, gain_slope, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.trust_region import in_ball, on_sphere
@@ -112,10 +112,10 @@ class SphereImage(NormImage):
     def allowed_gains(self, gamma: Tensor) -> Tensor:
         return gamma if self.norm.gains == "each" else gamma.mean(-1, keepdim=True).expand_as(gamma)
 
-    def points(self, P: TokenRows, gamma: PerGain) -> Float[Tensor, "*gains tokens width"]:
+    def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
         return -self.radius * unit(self.norm.centre(gamma * P))
 
-    def points_tie(self, P: TokenRows, gamma: PerGain) -> Bool[Tensor, "*gains tokens"]:
+    def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
         scaled = gamma * P
         return length(self.norm.centre(scaled)) <= ROUNDING * torch.finfo(P.dtype).eps * length(scaled)
 
@@ -313,10 +313,10 @@ class EllipsoidProduct(NormImage):
         seen = torch.stack([gamma.abs().amax(-1) > 0 for gamma in gammas])
         return BestGains(unit(torch.cat(gammas, -1)), (torch.stack([each.tied for each in best]) & seen).any(0))
 
-    def points(self, P: TokenRows, gamma: PerGain) -> Float[Tensor, "*gains tokens width"]:
+    def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
         return torch.cat(self._each("points", P, gamma), -1)
 
-    def points_tie(self, P: TokenRows, gamma: PerGain) -> Bool[Tensor, "*gains tokens"]:
+    def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
         return torch.stack(self._each("points_tie", P, gamma)).any(0)
 
     @property

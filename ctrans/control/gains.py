@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio
+from ctrans.control.ascent import noise
 from ctrans.control.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.norm import Norm, SphereNorm
 
@@ -47,6 +48,12 @@ APART = 0.1
 
 PerGain = Float[Tensor, "*gains 1 width"]
 """Gains, with an axis of one entry that broadcasts over the tokens."""
+
+GainPoints = Float[Tensor, "*gains tokens width"]
+"""A point for each token, at each of several gains."""
+
+GainMask = Bool[Tensor, "*gains tokens"]
+"""True or False for each token, at each of several gains."""
 
 
 class BestGains(NamedTuple):
@@ -94,7 +101,7 @@ def best_gains(norm: SphereNorm, P: TokenRows) -> BestGains:
     scale = P.abs().amax((-2, -1), keepdim=True)
     p = ratio(P, scale).unsqueeze(-3)
     generator = torch.Generator().manual_seed(0)
-    random = torch.randn(STARTS if norm.centred else 0, P.shape[-1], generator=generator, dtype=P.dtype).to(P.device)
+    random = noise(P, generator, STARTS if norm.centred else 0, P.shape[-1])
     gamma = unit(torch.cat([p.square().sum(-2).sqrt(), random.expand(*P.shape[:-2], *random.shape)], -2))
     for _ in range(STEPS):
         slope = _slope(norm, p, gamma)

@@ -5,16 +5,15 @@ well-posed.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.ascent import Chart, Map, ascend, balanced, identity
-from ctrans.control.last_map import Features, LastMapDecay, frobenius
+from ctrans.control.ascent import BoundedAscent, Chart, balanced, frobenius, identity, noise
+from ctrans.control.last_map import Features, LastMapDecay
 from ctrans.control.shapes import UnbatchedRows
 from ctrans.control.tangent import LinearSpace
 
@@ -76,55 +75,6 @@ class Witness:
     residual: float
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _BoundedAscent:
-    """max of `payoff`(R, z) over |W| <= `most` R for growing R, |W| = `size`(z), by ascents of at
-    most `steps`.
-
-    z has a leading axis for several starts.
-    """
-
-    payoff: Callable[[float, Tensor], Tensor]
-    size: Map
-    steps: int
-    most: float = 1.0
-    shares: tuple[float, ...] = (1.0,)
-
-    def within(self, radius: float, z: Tensor) -> Tensor:
-        """z, shortened to the bound if it is longer."""
-        return z / (self.size(z) / (self.most * radius)).clamp_min(1)
-
-    def stretched(self, radius: float, z: Tensor) -> Tensor:
-        """z at each of the shares of the bound."""
-        length = self.size(z)
-        return torch.cat([z * (share * radius / torch.where(length == 0, 1.0, length)) for share in self.shares])
-
-    def best(self, radius: float, starts: Tensor) -> Tensor:
-        """The start with the largest payoff."""
-        first = self.payoff(radius, starts).argmax()
-        return starts[first : first + 1]
-
-    def climb(self, radius: float, starts: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
-        """The best value found from any of the starts, and its z."""
-        payoff, within = functools.partial(self.payoff, radius), functools.partial(self.within, radius)
-        found = ascend(payoff, starts, (-2, -1), within, steps or self.steps)
-        first = found.best.argmax()
-        return found.best[first : first + 1], found.z[first : first + 1]
-
-    def growth(self, radii: Sequence[float], values: Sequence[Tensor], ends: Sequence[Tensor], base: float) -> Growth:
-        """The growth of the values. Each value improves if the end of an ascent at another bound
-        leads to a better one.
-        """
-        improved = []
-        for radius, value in zip(radii, values, strict=True):
-            start = self.best(radius, self.stretched(radius, torch.cat(list(ends))))
-            if float(self.payoff(radius, start)) > float(value):
-                value = torch.maximum(value, self.climb(radius, start)[0])
-            improved.append(value)
-        found = torch.cat(improved)
-        return Growth(tuple(radii), numbers(found), exponent(found.new_tensor(radii), found - base), base)
-
-
 def growth(
     chart: Chart,
     features: Features,
@@ -149,23 +99,33 @@ def growth(
     to_raw, to_weights = (u, inverse) if chart.degree == 0 else (u * s.mT, torch.ones_like(s))
     unit = float(frobenius(features.coordinates(chart.raw(typical)))) or 1.0
     radii = (unit * decades(typical)).tolist()
-    ascent = _BoundedAscent(
-        payoff=lambda radius, z: chart.payoff(to_raw @ z).sum(-1), size=lambda z: frobenius(to_weights * z), steps=STEPS
-    )
-    raw = torch.randn(1, *chart.shape, generator=generator, dtype=s.dtype).to(s.device)
-    directions = [to_raw.mT @ balanced(chart.P, raw)]
+    ascent = BoundedAscent(lambda radius, z: chart.payoff(to_raw @ z).sum(-1), STEPS, lambda z: frobenius(to_weights * z))
+    directions = [to_raw.mT @ balanced(chart.P, noise(s, generator, 1, *chart.shape))]
     if likely is not None:
         # so large that neither eps nor the state that it is added to matters
         directions.append(inverse / to_weights * (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0))
-    values, ends = list[Tensor](), list[Tensor]()
+    climbed: list[tuple[Tensor, Tensor]] = []
     for radius in radii:
         starts = [ascent.stretched(radius, torch.cat(directions))]
-        if ends:
-            starts += [ends[-1], ascent.stretched(radius, ends[-1])]
-        value, end = ascent.climb(radius, ascent.best(radius, torch.cat(starts)))
+        if climbed:
+            end = climbed[-1][1]
+            starts += [end, ascent.stretched(radius, end)]
+        climbed.append(ascent.climb(radius, ascent.best(radius, torch.cat(starts))))
+    return _improved(ascent, radii, climbed, base)
+
+
+def _improved(ascent: BoundedAscent, radii: Sequence[float], climbed: Sequence[tuple[Tensor, Tensor]], base: float) -> Growth:
+    """The growth of the values of ascents with their ends. Each value improves if the end of an
+    ascent at another bound leads to a better one.
+    """
+    ends, values = torch.cat([end for _, end in climbed]), list[Tensor]()
+    for radius, (value, _) in zip(radii, climbed, strict=True):
+        start = ascent.best(radius, ascent.stretched(radius, ends))
+        if float(ascent.payoff(radius, start)) > float(value):
+            value = torch.maximum(value, ascent.climb(radius, start)[0])
         values.append(value)
-        ends.append(end)
-    return ascent.growth(radii, values, ends, base)
+    found = torch.cat(values)
+    return Growth(tuple(radii), numbers(found), exponent(found.new_tensor(radii), found - base), base)
 
 
 def decayed_growth(decay: LastMapDecay, P: UnbatchedRows) -> Growth:
@@ -180,7 +140,7 @@ def decayed_growth(decay: LastMapDecay, P: UnbatchedRows) -> Growth:
         """
         return decay.last_map_decay / 2 * (f * (u @ (inverse * decay.map.coordinates(f)))).sum(-1)
 
-    chart = Chart(P, P.shape, axes=(-1,), degree=1, velocity=identity, cost=cost)
+    chart = Chart(P, P.shape, identity, degree=1, cost=cost)
     return growth(chart, decay.map, decay.maximizer(P), torch.Generator().manual_seed(0))
 
 
@@ -254,19 +214,16 @@ def gained_growth(
         slope = (by_gain.square().sum(-1) + by_offset.square().sum()).sqrt()
         return -(p * fixed).sum((-2, -1)) + (radius**2 - size(z).square().squeeze((-2, -1))).sqrt() * slope
 
-    ascent = _BoundedAscent(payoff, size, steps=CARRIED, most=MOST, shares=SHARES)
+    ascent = BoundedAscent(payoff, CARRIED, size, most=MOST, shares=SHARES)
     best, last = (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0), radii[-1]
-    noise = torch.randn(RESTARTS, *chart.shape, generator=generator, dtype=u.dtype).to(u.device)
-    directions = torch.cat([best, u.mT @ balanced(p, noise)])
+    directions = torch.cat([best, u.mT @ balanced(p, noise(u, generator, RESTARTS, *chart.shape))])
     small = ascent.stretched(last, directions)[: 2 * len(directions)]  # the two smallest shares
     _, z = ascent.climb(last, torch.cat([ascent.within(last, best), small]), TRIED)
-    value, z = ascent.climb(last, z, SEARCH)
-    values, ends = [value], [z]
+    climbed = [ascent.climb(last, z, SEARCH)]
     for radius in reversed(radii[:-1]):
+        z = climbed[-1][1]
         carried = torch.cat([z, z * (radius / last), best, ascent.stretched(radius, torch.cat([z, best]))])
-        value, z = ascent.climb(radius, ascent.best(radius, ascent.within(radius, carried)))
-        values.append(value)
-        ends.append(z)
+        climbed.append(ascent.climb(radius, ascent.best(radius, ascent.within(radius, carried))))
         last = radius
-    base = -float((p * gains.velocity(u @ ends[0][0], zero, zero)).sum())
-    return ascent.growth(radii, values[::-1], ends[::-1], base)
+    base = -float((p * gains.velocity(u @ climbed[0][1][0], zero, zero)).sum())
+    return _improved(ascent, radii, climbed[::-1], base)

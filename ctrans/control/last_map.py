@@ -23,7 +23,7 @@ from ctrans.control.admissible import (
     ratio,
     verdict_of,
 )
-from ctrans.control.ascent import Chart
+from ctrans.control.ascent import Chart, frobenius
 from ctrans.control.regularization import Regularization
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.trust_region import in_ball
@@ -32,11 +32,14 @@ from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
+FeatureRows = Float[Tensor, "*batch tokens features"]
+"""h, the input of the last linear map."""
 
-def frobenius(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch 1 1"]:
-    """|X|_F of each matrix, with its axes kept."""
-    size: Tensor = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    return size
+LastWeights = Float[Tensor, "*batch width features"]
+"""W of the last linear map, as in `torch.nn.Linear`."""
+
+WeightRows = Float[Tensor, "*batch rank width"]
+"""z of weights, see `Features`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +52,7 @@ class Features:
     with that velocity.
     """
 
-    h: Float[Tensor, "*batch tokens features"]
+    h: FeatureRows
 
     def __post_init__(self) -> None:
         check_costate(self.h, what="feature matrix")
@@ -71,22 +74,22 @@ class Features:
         """The largest rank in the batch."""
         return int((self.svd[1] > 0).sum((-2, -1)).amax())
 
-    def coordinates(self, f: TokenRows) -> Float[Tensor, "*batch rank width"]:
+    def coordinates(self, f: TokenRows) -> WeightRows:
         """z = S^+ U'f: the shortest weights whose velocity is closest to f."""
         u, _, inverse, _ = self.svd
         return inverse * (u.mT @ f)
 
-    def velocity(self, z: Float[Tensor, "*batch rank width"]) -> TokenRows:
+    def velocity(self, z: WeightRows) -> TokenRows:
         """U S z = h W'."""
         u, s, _, _ = self.svd
         return u @ (s * z)
 
-    def pull(self, P: TokenRows) -> Float[Tensor, "*batch rank width"]:
+    def pull(self, P: TokenRows) -> WeightRows:
         """S U'P: the gradient of <P, h W'> in the coordinates z; it has the length of h'P."""
         u, s, _, _ = self.svd
         return s * (u.mT @ P)
 
-    def weights(self, z: Float[Tensor, "*batch rank width"]) -> Float[Tensor, "*batch width features"]:
+    def weights(self, z: WeightRows) -> LastWeights:
         """W = z'V'."""
         return z.mT @ self.svd[3]
 
@@ -96,7 +99,7 @@ class Features:
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Velocities in the coordinates z of their weights."""
-        return Chart(P, (self.svd[1].shape[-2], P.shape[-1]), axes=(-2, -1), degree=None, velocity=self.velocity)
+        return Chart(P, (self.svd[1].shape[-2], P.shape[-1]), self.velocity, axes=(-2, -1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,7 +114,7 @@ class LastMap(AdmissibleSet):
     column of ones to h.
     """
 
-    features: Float[Tensor, "*batch tokens features"]
+    features: FeatureRows
 
     @functools.cached_property
     def map(self) -> Features:
@@ -127,7 +130,7 @@ class LastMap(AdmissibleSet):
         return True
 
     @abc.abstractmethod
-    def weights(self, P: TokenRows) -> Float[Tensor, "*batch width features"]:
+    def weights(self, P: TokenRows) -> LastWeights:
         """The shortest weights that attain H(P)."""
 
     def check(self, P: Tensor) -> None:
@@ -157,7 +160,7 @@ class FrobeniusBall(LastMap, VelocitySet):
         self.check(P)
         return self.radius * frobenius(self.features.mT @ P)[..., 0, 0]
 
-    def weights(self, P: TokenRows) -> Float[Tensor, "*batch width features"]:
+    def weights(self, P: TokenRows) -> LastWeights:
         slope = P.mT @ self.features
         tie = self.ties(P)[..., :1].unsqueeze(-1)
         return torch.where(tie, 0.0, -self.radius * slope / torch.where(tie, 1.0, frobenius(slope)))
@@ -218,7 +221,7 @@ class LastMapDecay(LastMap):
         self.check(P)
         return (self.features.mT @ P).square().sum((-2, -1)) / (2 * self.last_map_decay)
 
-    def weights(self, P: TokenRows) -> Float[Tensor, "*batch width features"]:
+    def weights(self, P: TokenRows) -> LastWeights:
         self.check(P)
         return P.mT @ self.features / -self.last_map_decay
 

@@ -7,12 +7,11 @@ import dataclasses
 import math
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.admissible import Posedness, VelocitySet, check_costate, ratio, verdict_of
 from ctrans.control.ascent import Chart, Gains, Map, identity
-from ctrans.control.gains import BestGains, PerGain, has_offset
+from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
 from solvers import ConfigError
@@ -71,9 +70,8 @@ class NormImage(VelocitySet):
         return Chart(
             P,
             P.shape,
-            axes=(-1,),
+            self.norm,
             degree=0,
-            velocity=self.norm,
             project=self.inside,
             spread=self.spread,
             raw=self.input,
@@ -128,13 +126,13 @@ class NormImage(VelocitySet):
         """The nearest gains that the norm can have."""
         return gamma
 
-    def points(self, P: TokenRows, gamma: PerGain) -> Float[Tensor, "*gains tokens width"]:
+    def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
         """u_j of the closed image before gains with the largest -<p_j, gamma * u_j>; 0 if every
         point ties.
         """
         raise NotImplementedError(f"{type(self).__name__} has no points")
 
-    def points_tie(self, P: TokenRows, gamma: PerGain) -> Bool[Tensor, "*gains tokens"]:
+    def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
         """The tokens for which several points have the largest value at these gains."""
         raise NotImplementedError(f"{type(self).__name__} has no points")
 

@@ -220,9 +220,8 @@ class GainDecay(Supremum):
         return Chart(
             P,
             P.shape,
+            lambda x: made(x)[1],
             axes=(-2, -1),
-            degree=None,
-            velocity=lambda x: made(x)[1],
             cost=cost,
             project=project,
             spread=spread,

@@ -212,7 +212,7 @@ class SectionImage(VelocitySet):
             y: Tensor = self.norm(r + v @ basis.mT)
             return y
 
-        return Chart(P, P.shape, axes=(-1,), degree=None, velocity=velocity, spread=1.0)
+        return Chart(P, P.shape, velocity)
 
 
 def _unseen(projection: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:

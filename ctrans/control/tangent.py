@@ -20,7 +20,6 @@ from ctrans.norm import Norm
 from solvers import ConfigError
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class LinearSpace(VelocitySet):
     """H(P) = 0 if the orthogonal projection of P on the space is 0 (to 32 machine epsilons of P),
     else +inf.
@@ -75,10 +74,9 @@ class LinearSpace(VelocitySet):
 
     def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
-        return Chart(P, P.shape, axes=(-1,), degree=1, velocity=self._velocity)
+        return Chart(P, P.shape, self._velocity, degree=1)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class WholeSpace(LinearSpace):
     """R^(n x d), if no output or state norm acts: H(P) = 0 if P = 0, else +inf (Kan, theorem 2)."""
 

@@ -289,7 +289,7 @@ def test_ascent_at_a_maximum_takes_no_step():
 
 def test_a_chart_pays_minus_the_product_with_the_costate_less_the_cost():
     P = costate()
-    chart = Chart(P, P.shape, (-1,), 1, velocity=lambda z: 2 * z, cost=lambda z, f: f.square().sum(-1))
+    chart = Chart(P, P.shape, lambda z: 2 * z, degree=1, cost=lambda z, f: f.square().sum(-1))
     z = numbers(TOKENS, WIDTH, seed=5)
     assert torch.allclose(chart.payoff(z), -2 * (P * z).sum(-1) - 4 * z.square().sum(-1))
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.control.admissible import length
+from ctrans.control.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.statement import Trial
 
 
-def payoff(P: Float[Tensor, "tokens width"], f: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+def payoff(P: UnbatchedRows, f: TokenRows) -> PerBatch:
     """-<P, f>."""
     return -(P * f).sum((-2, -1))
 
 
-def largest_payoff(P: Float[Tensor, "tokens width"], f: Float[Tensor, "tokens width"]) -> Tensor:
+def largest_payoff(P: UnbatchedRows, f: UnbatchedRows) -> Tensor:
     """sum_j |p_j||f_j|, the unit of differences of payoffs."""
-    largest: Tensor = (P.norm(dim=-1) * f.norm(dim=-1)).sum()
-    return largest
+    return (length(P) * length(f)).sum()
 
 
 def none_better(
-    P: Float[Tensor, "tokens width"],
-    others: Float[Tensor, "batch tokens width"],
+    P: UnbatchedRows,
+    others: TokenRows,
     H: float | Tensor,
     scale: float | Tensor,
     words: str,
