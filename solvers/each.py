@@ -12,19 +12,20 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from solvers.attempts import Attempts
 from solvers.controller import StepSize
 from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_segments, check_state
-from solvers.run import Run, as_tensors, check_like, representable
-from solvers.runge_kutta import RungeKutta, guessed_step, probe_step, too_short
+from solvers.run import Run, Step, as_tensors, check_like
+from solvers.runge_kutta import RungeKutta, guessed_step, probe_step
 from solvers.segment import Segment
 from solvers.solution import ADVICE, Stats, Status
 from solvers.step_control import StepControl
@@ -112,9 +113,7 @@ def solve_each(
 
 @dataclasses.dataclass
 class _Row:
-    """The state of a row: its index in the batch, and for one segment its time, its attempts, the
-    error of the last one and the next step.
-    """
+    """The state of a row: its index in the batch, its step size, and its time."""
 
     place: int
     status: Status = Status.SUCCESS
@@ -123,25 +122,12 @@ class _Row:
     time: float | None = None
     size: StepSize | None = None
     t: float = 0.0
-    attempts: int = 0
-    error: float = 0.0
-    # the next attempt: its size, whether it ends the segment, its end, and its signed length
-    proposed: float = 0.0
-    last: bool = False
-    end: float = 0.0
-    h: float = 0.0
+    # on the present segment: all attempts, and the step of the next one
+    attempts: Attempts = dataclasses.field(init=False)
+    step: Step = dataclasses.field(init=False)
 
     def breaks(self, status: Status, segment: int) -> None:
         self.status, self.segment, self.time = status, segment, self.t
-
-    def judge(self, error: float) -> bool:
-        """Whether the attempt is accepted. Counts it."""
-        self.attempts, self.error = self.attempts + 1, error
-        good = cast(StepSize, self.size).judge(self.proposed, error)
-        self.stats.accepted += good
-        self.stats.rejected += not good
-        self.stats.forced += good and error > 1
-        return good
 
 
 class _Batch:
@@ -151,10 +137,9 @@ class _Batch:
 
     def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: list[_Row]):
         self.method, self.segment, self.k, self.run, self.whole = method, segment, k, run, whole
-        self.sign = math.copysign(1.0, segment.end - segment.start)
         sound = _sound(whole)
         for row in rows:
-            row.t, row.attempts, row.error = segment.start, 0, 0.0
+            row.t = segment.start
             if not sound[row.place]:
                 row.breaks(Status.NON_FINITE, k)
         self.rows = [row for row in rows if row.status is Status.SUCCESS]
@@ -170,22 +155,20 @@ class _Batch:
         self.first = self._slope(self.rows, self.x)
         self._begin()
         while self.rows:
-            for row in self.rows:
-                row.proposed, row.last = cast(StepSize, row.size).propose(abs(self.segment.end - row.t))
-            self._leave_broken()
+            for row, good in zip(self.rows, _sound(self.first), strict=True):
+                row.step, broken = row.attempts.next(row.t, self.x.dtype, good or math.isfinite(row.attempts.error))
+                if broken is not None:
+                    row.breaks(broken, self.k)
+            self._leave([row.status is not Status.SUCCESS for row in self.rows])
             if self.rows:
                 self._attempt()
         return self.whole
 
     def _attempt(self) -> None:
         """One attempt by each row; accepted rows advance."""
-        for row in self.rows:
-            step = self.sign * row.proposed
-            row.end = self.segment.end if row.last else representable(row.t + step, self.x.dtype)
-            row.h = step if row.last or row.end == row.t else row.end - row.t
         with torch.no_grad():
             x1, slope, errors = self._step(self.rows, self.x, self.first)
-        accepted = [i for i, (row, error) in enumerate(zip(self.rows, errors, strict=True)) if row.judge(error)]
+        accepted = [i for i, (row, error) in enumerate(zip(self.rows, errors, strict=True)) if row.attempts.judge(error)]
         if not accepted:
             return
         which = self._places(accepted)
@@ -197,7 +180,8 @@ class _Batch:
         projected = x1 if self.segment.project is None else self.segment.project(x1)
         check_like("project", projected, x1)
         for row in taken:
-            row.t = row.end
+            row.t = row.step.end
+            row.stats.accepted += 1
         more = [j for j, row in enumerate(taken) if row.t != self.segment.end]
         if more and not (self.method.tableau.reuses_last_stage and projected is x1):
             some = self._places(more)
@@ -207,24 +191,28 @@ class _Batch:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """The first step of rows that have none, chosen as by `solve`."""
-        rows, run, x, first = self.rows, self.run, self.x, self.first
-        if all(row.size is not None for row in rows):
-            return
-        sizes = [run.first_step] * len(rows)
-        if run.first_step is None:
-            span = abs(self.segment.end - self.segment.start)
-            scale = run.atol + run.rtol * x.abs()
-            slopes = self._norms(first / scale)
-            probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale), slopes, strict=True)]
-            h = self._by_row([self.sign * probe for probe in probes], x)
-            times = [row.t + self.sign * probe for row, probe in zip(rows, probes, strict=True)]
-            bend = self._velocity(times, x + h * first, rows) - first
-            curvatures = [norm / probe for norm, probe in zip(self._norms(bend / scale), probes, strict=True)]
-            sizes = [guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)]
-        for row, size in zip(rows, sizes, strict=True):
-            assert size is not None, "given, or found"
-            row.size = StepSize(self.method.controller, self.method.tableau.error_order, size, run.min_step, run.max_step)
+        """The attempts of each row. Those of rows without a step size begin with a first step chosen
+        as by `solve`.
+        """
+        rows, run, x, first, segment = self.rows, self.run, self.x, self.first, self.segment
+        if any(row.size is None for row in rows):
+            sizes = [run.first_step] * len(rows)
+            if run.first_step is None:
+                span, sign = abs(segment.end - segment.start), math.copysign(1.0, segment.end - segment.start)
+                scale = run.atol + run.rtol * x.abs()
+                slopes = self._norms(first / scale)
+                probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale), slopes, strict=True)]
+                h = self._by_row([sign * probe for probe in probes], x)
+                times = [row.t + sign * probe for row, probe in zip(rows, probes, strict=True)]
+                bend = self._velocity(times, x + h * first, rows) - first
+                curvatures = [norm / probe for norm, probe in zip(self._norms(bend / scale), probes, strict=True)]
+                sizes = [guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)]
+            for row, size in zip(rows, sizes, strict=True):
+                assert size is not None, "given, or found"
+                row.size = self.method.step_size(size, run)
+        for row in rows:
+            assert row.size is not None, "begun"
+            row.attempts = Attempts(segment, row.size, row.stats, run.max_steps)
 
     def _norms(self, e: Tensor) -> list[float]:
         found: list[float] = torch.func.vmap(self.run.norm)(e).tolist()
@@ -236,18 +224,6 @@ class _Batch:
     def _by_row(self, numbers: list[float], x: Tensor) -> Tensor:
         """A number for each row, in a shape that broadcasts with x."""
         return torch.tensor(numbers, dtype=x.dtype, device=x.device).reshape(-1, *[1] * (x.dim() - 1))
-
-    def _leave_broken(self) -> None:
-        """Removes rows that cannot continue, for the same reasons as an adaptive solve stops."""
-        for row, good in zip(self.rows, _sound(self.first), strict=True):
-            finite = math.isfinite(row.error)
-            if not (finite or good) or (not row.last and too_short(row.proposed, row.t)):
-                row.breaks(Status.STEP_UNDERFLOW if finite else Status.NON_FINITE, self.k)
-            elif row.attempts == self.run.max_steps:
-                row.breaks(Status.TOO_MANY_STEPS, self.k)
-            elif not finite and row.proposed <= self.run.min_step:
-                row.breaks(Status.NON_FINITE, self.k)
-        self._leave([row.status is not Status.SUCCESS for row in self.rows])
 
     def _leave(self, gone: list[bool]) -> None:
         """Removes rows and stores their states in the whole."""
@@ -284,10 +260,10 @@ class _Batch:
     def _step(self, rows: list[_Row], x: Tensor, first: Tensor, count: bool = True) -> tuple[Tensor, Tensor, list[float]]:
         """x1, the last stage and each row's error of one attempt by each row."""
         tableau = self.method.tableau
-        h = self._by_row([row.h for row in rows], x)
+        h = self._by_row([row.step.h for row in rows], x)
         stages = [first]
         for c, weights in list(zip(tableau.c, tableau.a, strict=True))[1:]:
-            times = [row.end if c == 1 else row.t + c * (row.end - row.t) for row in rows]
+            times = [row.step.end if c == 1 else row.t + c * (row.step.end - row.t) for row in rows]
             stages.append(self._velocity(times, x + _combined(h, weights, stages), rows if count else []))
         x1 = x + _combined(h, tableau.b, stages)
         with torch.no_grad():

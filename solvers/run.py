@@ -69,7 +69,7 @@ class Accepted(NamedTuple):
     before: Tensor
     after: Tensor
     slope: Tensor | None = None
-    inside: Callable[[Tensor], Tensor] | None = None
+    inside: Callable[[Tensor | float], Tensor] | None = None
 
 
 Observer = Callable[[Accepted], None]

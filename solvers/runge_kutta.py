@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from solvers.attempts import Attempts
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
 from solvers.implicit import NotSolved, implicit_stage
 from solvers.method import BOUNDED, FIXED
 from solvers.reversible_scheme import Finish, ReversibleScheme
-from solvers.run import Accepted, Run, Step, Stopped, finite, representable
+from solvers.run import Accepted, Run, Step, Stopped, finite
 from solvers.segment import Segment
-from solvers.solution import Status
 from solvers.stiffness import STARTED
 from solvers.tableau import Tableau
 
-SHORTEST = 1e-150
-"""A step this short does not advance the time even at t = 0."""
 UNSOLVED = 20
 """The most attempts in a row, each shorter, with an unsolved implicit stage: together they shorten
 the step by 1e14.
@@ -87,80 +85,37 @@ class RungeKutta:
         """The scheme that `gradient="reversible"` uses with this method."""
         return ReversibleScheme(self, coupling)
 
-    def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
-        """The state at the segment's end. Raises Stopped if it cannot get there."""
-        if self.adaptive:
-            return self._adaptive(segment, x, run, None)
-        h = segment.step(run.steps)
-        for start, end in segment.intervals(run.steps):
-            times = run.passed(start, end) if run.wanted else []
-            if times or run.observers:
-                step = Step(segment, start, end, h)
-                stages = self._stages(*step, x, run, None, len(self.tableau.b))
-                following = x + weighted(h, self.tableau.b, stages)
-                seen = self._seen(step, x, following, stages, run) if run.observers else None
-                x1 = run.accept(segment, end, following, seen)
-                self._between(times, step, x, x1, stages, run)
-                x = x1
-            else:
-                x = run.accept(segment, end, x + self._increment(segment, start, end, h, x, run))
-        return x
+    def advance(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None = None) -> Tensor:
+        """The state at the segment's end. Raises Stopped if it cannot get there.
 
-    def _with_inner(self, step: Step, x: Tensor, stages: Sequence[Tensor], run: Run) -> Sequence[Tensor]:
-        """The stages, with those that only states inside the step use."""
-        found = list(stages)
-        for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
-            t = step.start + node * (step.end - step.start)
-            found.append(run.velocity(step.segment, t, x + weighted(step.h, row, found)))
-        return found
-
-    def _between(self, times: Sequence[float], step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], run: Run) -> None:
-        """Saves the states at times inside the step from x to x1, by the tableau's interpolation."""
-        if any(time != step.end for time in times):
-            stages = self._with_inner(step, x, stages, run)
-        for time in times:
-            inside = x1
-            if time != step.end:
-                theta = (time - step.start) / (step.end - step.start)
-                inside = x + weighted(step.h, self.tableau.dense_weights(theta), stages)
-                inside = inside if step.segment.project is None else step.segment.project(inside)
-            run.keep(time, inside)
-
-    def _seen(self, step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], run: Run) -> Accepted:
-        graph = torch.is_grad_enabled()
-
-        @functools.cache
-        def all_stages() -> Sequence[Tensor]:
-            # the search for a root asks for them first, without a graph
-            with torch.set_grad_enabled(graph):
-                return self._with_inner(step, x, stages, run)
-
-        def inside(t: Tensor) -> Tensor:
-            theta = (t - step.start) / (step.end - step.start)
-            weights = [(step.h * weight).to(x.dtype) for weight in self.tableau.dense_weights(theta)]
-            state = x + sum(weight * stage for weight, stage in zip(weights, all_stages(), strict=True))
-            return state if step.segment.project is None else step.segment.project(state)
-
-        return Accepted(step, x, x1, stages[0], inside if self.dense else None)
-
-    def walk(self, segment: Segment, x: Tensor, run: Run, finish: Finish) -> Tensor:
-        """Integrates over the segment; `finish` makes each next x. An adaptive method controls the
-        error of x + increment.
+        `finish`, if given, makes each next x instead. An adaptive method controls the error of x +
+        increment.
         """
         if self.adaptive:
             return self._adaptive(segment, x, run, finish)
         h = segment.step(run.steps)
         for start, end in segment.intervals(run.steps):
             step = Step(segment, start, end, h)
-            following = finish(step, x, self._increment(*step, x, run))
-            assert following is not None, "a step of given size is not refused"
-            run.trace.append(step)
-            x = following
+            times = run.passed(start, end) if run.wanted else []
+            if finish is not None:
+                following = finish(step, x, self.increment(step, x, run))
+                assert following is not None, "a step of given size is not refused"
+                run.trace.append(step)
+                x = following
+            elif times or run.observers:
+                stages = self._stages(step, x, run, None, len(self.tableau.b))
+                x = self._complete(step, x, x + weighted(h, self.tableau.b, stages), stages, times, run)
+            else:
+                x = run.accept(segment, end, x + self.increment(step, x, run))
         return x
+
+    walk = advance
 
     def increment(self, step: Step, x: Tensor, run: Run) -> Tensor:
         """h sum_i b_i k_i: what one step adds to x, without error estimate and before projection."""
-        return self._increment(*step, x, run)
+        if self.used == 1:  # Euler: beside the field of a small model every call counts
+            return step.h * self.tableau.b[0] * run.velocity(step.segment, run.start(step.segment, step.start, x), x)
+        return weighted(step.h, self.tableau.b, self._stages(step, x, run, None, self.used))
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
         """The segment's steps as segments of one step each, with the same bits."""
@@ -168,73 +123,90 @@ class RungeKutta:
         for i, (t0, t1) in enumerate(pairwise(ends)):
             yield segment.part(t0, t1, i == 0)
 
-    def _increment(self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run) -> Tensor:
-        if self.used == 1:  # Euler: beside the field of a small model every call counts
-            return h * self.tableau.b[0] * run.velocity(segment, run.start(segment, start, x), x)
-        return weighted(h, self.tableau.b, self._stages(segment, start, end, h, x, run, None, self.used))
+    def _complete(self, step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], times: Sequence[float], run: Run) -> Tensor:
+        """The state after an accepted step from x to x1, projected. Shows the step to the observers,
+        and saves the states at times inside it.
+        """
+        inside = self._inside(step, x, stages, run) if self.dense and (times or run.observers) else None
+        x = run.accept(step.segment, step.end, x1, Accepted(step, x, x1, stages[0], inside) if run.observers else None)
+        for time in times:
+            assert inside is not None, "a method without states inside its steps was refused"
+            run.keep(time, x if time == step.end else inside(time))
+        return x
+
+    def _inside(self, step: Step, x: Tensor, stages: Sequence[Tensor], run: Run) -> Callable[[Tensor | float], Tensor]:
+        """t -> the state at a time inside a step from x, by the tableau's interpolation. It is
+        differentiable by a time given as a tensor.
+        """
+        graph = torch.is_grad_enabled()
+
+        @functools.cache
+        def all_stages() -> Sequence[Tensor]:
+            found = list(stages)
+            # the search for a root asks for them first, without a graph
+            with torch.set_grad_enabled(graph):
+                for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
+                    t = step.start + node * (step.end - step.start)
+                    found.append(run.velocity(step.segment, t, x + weighted(step.h, row, found)))
+            return found
+
+        def inside(t: Tensor | float) -> Tensor:
+            theta = (t - step.start) / (step.end - step.start)
+            if isinstance(theta, Tensor):
+                weights = [(step.h * weight).to(x.dtype) for weight in self.tableau.dense_weights(theta)]
+                state = x + sum(weight * stage for weight, stage in zip(weights, all_stages(), strict=True))
+            else:
+                state = x + weighted(step.h, self.tableau.dense_weights(theta), all_stages())
+            return state if step.segment.project is None else step.segment.project(state)
+
+        return inside
+
+    def step_size(self, first: float, run: Run) -> StepSize:
+        """The steps' sizes by its controller, from the first one on."""
+        return StepSize(self.controller, self.tableau.error_order, first, run.min_step, run.max_step)
 
     def _adaptive(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None) -> Tensor:
-        t, t1 = segment.start, segment.end
-        direction = math.copysign(1.0, t1 - t)
-        weights = self.tableau.error_weights
-        assert weights, "an adaptive method has embedded weights"
+        t = segment.start
         first = run.velocity(segment, t, x)
         if run.step_size is None:
-            start = run.first_step or self._initial_step(segment, t, t1, x, first, run)
-            run.step_size = StepSize(self.controller, self.tableau.error_order, start, run.min_step, run.max_step)
-        steps, unsolved, error = 0, 0, 0.0
-        while t != t1:
-            size, last = run.step_size.propose(abs(t1 - t))
-            h = direction * size
-            end = t1 if last else representable(t + h, x.dtype)
-            if not last and end != t:
-                h = end - t
+            run.step_size = self.step_size(run.first_step or self._initial_step(segment, x, first, run), run)
+        attempts, unsolved = Attempts(segment, run.step_size, run.stats, run.max_steps), 0
+        while t != segment.end:
             # a short segment may be one step; if the field is not finite at the start, no step
             # is short enough
-            broken = not (math.isfinite(error) or finite(first))
-            if broken or (not last and too_short(size, t)):
-                raise Stopped(Status.STEP_UNDERFLOW if math.isfinite(error) else Status.NON_FINITE, t, x)
-            if steps == run.max_steps:
-                raise Stopped(Status.TOO_MANY_STEPS, t, x)
-            steps += 1
-            step = Step(segment, t, end, h)
+            step, broken = attempts.next(t, x.dtype, math.isfinite(attempts.error) or finite(first))
+            if broken is not None:
+                raise Stopped(broken, t, x)
             try:
-                stages = self._stages(*step, x, run, first, len(self.tableau.b))
+                stages = self._stages(step, x, run, first, len(self.tableau.b))
             except Stopped:
-                run.stats.rejected, unsolved = run.stats.rejected + 1, unsolved + 1
-                if unsolved == UNSOLVED or size <= run.min_step:
+                attempts.judge(attempts.error, refused=True)
+                unsolved += 1
+                if unsolved == UNSOLVED or attempts.size <= run.min_step:
                     raise
-                run.step_size.judge(size, math.inf)
                 continue
             unsolved = 0
-            increment = weighted(h, self.tableau.b, stages)
+            increment = weighted(step.h, self.tableau.b, stages)
             x1 = x + increment
-            error = self._error(x, x1, h, weights, stages, run)
-            good = run.step_size.allows(size, error)
+            error = self._error(x, x1, step.h, stages, run)
+            good = run.step_size.allows(attempts.size, error)
             following = finish(step, x, increment) if finish is not None and good else x1
-            if not run.step_size.judge(size, math.inf if following is None else error):
-                run.stats.rejected += 1
-                if size <= run.min_step and not math.isfinite(error):
-                    raise Stopped(Status.NON_FINITE, t, x)
+            if not attempts.judge(error, refused=following is None):
                 continue
             assert following is not None, "refused, it is rejected"
-            run.stats.forced += error > 1
             if run.stats.accepted >= STARTED and run.stats.stiff_at is None and not self.implicit:
                 self._look(step, stages, run)
             run.trace.append(step)
-            seen = self._seen(step, x, x1, stages, run) if run.observers else None
-            before, x = x, run.accept(segment, end, following, seen) if finish is None else following
-            if run.wanted and (times := run.passed(t, end)):
-                self._between(times, step, before, x, stages, run)
-            t = end
-            if t != t1:
+            if finish is None:
+                following = self._complete(step, x, x1, stages, run.passed(t, step.end) if run.wanted else [], run)
+            x, t = following, step.end
+            if t != segment.end:
                 reuse = self.tableau.reuses_last_stage and x is x1
                 first = stages[-1] if reuse else run.velocity(segment, t, x)
         return x
 
-    def _stages(
-        self, segment: Segment, start: float, end: float, h: float, x: Tensor, run: Run, first: Tensor | None, used: int
-    ) -> list[Tensor]:
+    def _stages(self, step: Step, x: Tensor, run: Run, first: Tensor | None, used: int) -> list[Tensor]:
+        segment, start, end, h = step
         stages = [run.velocity(segment, start, x) if first is None else first]
         near = x
         for i in range(1, used):
@@ -253,10 +225,8 @@ class RungeKutta:
         return stages
 
     @torch.no_grad()
-    def _error(
-        self, x: Tensor, x1: Tensor, h: float, weights: Sequence[Sequence[float]], stages: Sequence[Tensor], run: Run
-    ) -> float:
-        return self.tableau.error([run.size(weighted(h, row, stages), x, x1) for row in weights])
+    def _error(self, x: Tensor, x1: Tensor, h: float, stages: Sequence[Tensor], run: Run) -> float:
+        return self.tableau.error([run.size(weighted(h, row, stages), x, x1) for row in self.tableau.error_weights])
 
     @torch.no_grad()
     def _look(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
@@ -267,7 +237,7 @@ class RungeKutta:
             run.stats.stiff_at = step.start
 
     @torch.no_grad()
-    def _initial_step(self, segment: Segment, t: float, t1: float, x: Tensor, first: Tensor, run: Run) -> float:
+    def _initial_step(self, segment: Segment, x: Tensor, first: Tensor, run: Run) -> float:
         """A first step from the sizes of x, x' and x'', with one evaluation (Hairer, Norsett,
         Wanner, II.4).
 
@@ -276,16 +246,11 @@ class RungeKutta:
         """
         scale = run.atol + run.rtol * run.counted(x).abs()
         size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
-        span = abs(t1 - t)
+        span = abs(segment.end - segment.start)
         probe = probe_step(size, slope, span)
-        h = math.copysign(probe, t1 - t)
-        curvature = run.measure(run.counted(run.velocity(segment, t + h, x + h * first) - first) / scale) / probe
+        h = math.copysign(probe, segment.end - segment.start)
+        curvature = run.measure(run.counted(run.velocity(segment, segment.start + h, x + h * first) - first) / scale) / probe
         return guessed_step(slope, curvature, probe, span, self.order)
-
-
-def too_short(size: float, t: float) -> bool:
-    """Whether a step of that size hardly advances the time."""
-    return size <= max(4 * math.ulp(t), SHORTEST)
 
 
 def probe_step(size: float, slope: float, span: float) -> float:
