@@ -11,7 +11,8 @@ from solvers.each import EachSolution, solve_each
 from solvers.error_norm import ERROR_NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, unknown
 from solvers.event import Event
-from solvers.gradients import GRADIENTS, Gradient, get_gradient
+from solvers.gradients import GRADIENTS, get_gradient
+from solvers.march import Gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
 from solvers.methods import METHODS, fixed_step, get_method
 from solvers.odeint import odeint

@@ -20,7 +20,7 @@ from torch import Tensor
 from solvers.capture import Captured, untraced, without_graph
 from solvers.chain import Arrival, Backward, Chain
 from solvers.errors import ConfigError, SolveError, check_positive
-from solvers.march import Progress, march
+from solvers.march import Gradient, Progress, march
 from solvers.method import Method
 from solvers.run import Run
 from solvers.segment import Segment, Time
@@ -50,7 +50,7 @@ Report = Callable[[AdjointError], object]
 
 
 @dataclasses.dataclass(frozen=True)
-class Adjoint:
+class Adjoint(Gradient):
     """The gradient of the ODE's solution, by the same method backward. Its error has the method's
     order.
 
@@ -96,9 +96,6 @@ class Adjoint:
 
     detached = True
     dense = True
-
-    def scheme(self, method: Method) -> Method:
-        return method
 
     @untraced
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
@@ -175,7 +172,10 @@ class _AdjointPass:
         # an adaptive method continues with its step size on the way back too
         self.baton[0] = (x, run.step_size)
         if self.report is not None:
-            finer, factor = self._finer(request)
+            # the error over the difference of the coarser solve from the finer one
+            finer, factor = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol), 1.0
+            if not self.method.adaptive:
+                finer, factor = request.again(steps=2 * request.steps), 2**self.method.order / (2**self.method.order - 1)
             fine = Backward(state.captured, state.tensors)
             _, a_fine, _ = self._back(x1, after[0], stops, starts, fine, finer)
             pairs = [(a, a_fine), *zip(state.gradients, fine.gradients, strict=True)]
@@ -183,12 +183,6 @@ class _AdjointPass:
             gap = math.hypot(*(float(torch.linalg.vector_norm(g - f)) for g, f in pairs if g is not None and f is not None))
             self.report(AdjointError(factor * gap / size if size else 0.0, max(float(miss) for miss in misses)))
         return (a,)
-
-    def _finer(self, request: Run) -> tuple[Run, float]:
-        """A run with finer steps, and the error over its difference from the coarser one."""
-        if self.method.adaptive:
-            return request.again(rtol=FINER * request.rtol, atol=FINER * request.atol), 1.0
-        return request.again(steps=2 * request.steps), 2**self.method.order / (2**self.method.order - 1)
 
     def _back(
         self, x: Tensor, a: Tensor, stops: Stops, starts: dict[int, Tensor], state: Backward, run: Run

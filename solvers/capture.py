@@ -99,19 +99,26 @@ def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
     missing.
     """
     known = {id(tensor) for tensor in inputs}
-    nodes, met = [y.grad_fn], set()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in met:
-            continue
-        met.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in known:
+    for leaf in leaves_behind([y.grad_fn]):
+        if id(leaf) not in known:
             raise SolveError(
                 f"segment {k} depends on a tensor of shape {tuple(leaf.shape)} in a way that cannot be seen from outside (a scripted "
                 "or custom function): use gradient='checkpoint'"
             )
-        nodes.extend(before for before, _ in node.next_functions)
+
+
+def leaves_behind(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Tensor]:
+    """The leaves that autograd's nodes depend on, except through the nodes `ends`."""
+    waiting, met = list(nodes), set(ends)
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        elif node is not None:
+            following = {before for before, _ in node.next_functions} - met
+            met |= following
+            waiting += following
 
 
 def check_unchanged(tensor: Tensor, version: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -160,35 +160,29 @@ class Chain:
             return list(outputs)
         # aliases: autograd marks a node's outputs, and the solve continues without a graph
         with torch.enable_grad():
-            job = _Job([tensor.detach() for tensor in outputs], list(keep), self._autocast, pull, self._roots)
-            return list(cast(tuple[Tensor, ...], _Node.apply(job, *inputs)))  # type: ignore[no-untyped-call]  # torch gives it no types
-
-
-@dataclasses.dataclass
-class _Job:
-    """The arguments of an autograd node. The node takes the tensors out of it, so that outputs and
-    node do not hold each other.
-    """
-
-    outputs: list[Tensor]
-    keep: list[Tensor]
-    autocast: dict[str, Any]
-    pull: PullThrough
-    roots: Sequence[Tensor]
+            aliases = [tensor.detach() for tensor in outputs]
+            return list(_Node.apply(aliases, keep, self._autocast, pull, self._roots, *inputs))  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, job: _Job, *inputs: Tensor) -> tuple[Tensor, ...]:
-        outputs, keep, job.outputs, job.keep = tuple(job.outputs), job.keep, [], []
+    def forward(
+        ctx: Any,
+        outputs: Sequence[Tensor],
+        keep: Sequence[Tensor],
+        autocast: dict[str, Any],
+        pull: PullThrough,
+        roots: Sequence[Tensor],
+        *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*keep)
-        ctx.job = job
+        ctx.autocast, ctx.pull, ctx.roots = autocast, pull, roots
         ctx.set_materialize_grads(False)
-        return outputs
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = [tensor.detach() for tensor in ctx.saved_tensors]
-        with torch.autocast(**ctx.job.autocast), torch.no_grad():
-            found = ctx.job.pull(kept, list(gradients))
-        return None, *(differentiable_once(ctx.job.roots, found) if torch.is_grad_enabled() else found)
+        with torch.autocast(**ctx.autocast), torch.no_grad():
+            found = ctx.pull(kept, list(gradients))
+        return *[None] * 5, *(differentiable_once(ctx.roots, found) if torch.is_grad_enabled() else found)

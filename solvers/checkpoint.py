@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from solvers.march import Progress, march
+from solvers.march import Gradient, Progress, march
 from solvers.method import Method, Replayable
 from solvers.recompute import recomputed
 from solvers.run import Run, Stopped
@@ -29,7 +29,7 @@ it.
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Gradient):
     """Backprop in groups of `every` steps, which the backward pass computes again one by one. It
     keeps N/every states and one group's graph.
 
@@ -44,14 +44,6 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if self.every is not None:
             check_whole("every", self.every)
-
-    def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        pass
-
-    detached = False
-
-    def scheme(self, method: Method) -> Method:
-        return method
 
     def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
         check_no_transform("checkpoint")

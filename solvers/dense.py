@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError
-from solvers.gradients import Gradient
+from solvers.march import Gradient
 from solvers.method import Method
 from solvers.run import Accepted
 from solvers.segment import Segment

@@ -106,6 +106,10 @@ def old_names(module: str, otherwise: Callable[[str], Any] | None = None) -> Cal
     return look_up
 
 
+def _set_member(name: str, self: Any, value: Any) -> None:
+    setattr(self, name, value)
+
+
 def old_member(old: str, new: str) -> Any:
     """A property for the old name of the member `new`; reading and setting it gives a warning."""
 
@@ -127,10 +131,6 @@ def adopt_old_members(kind: type, renamed: Mapping[str, str]) -> None:
     for old, new in renamed.items():
         _warn_of_member(kind, old, new)
         setattr(kind, new, property(operator.attrgetter(old), functools.partial(_set_member, old)))
-
-
-def _set_member(name: str, self: Any, value: Any) -> None:
-    setattr(self, name, value)
 
 
 def _warn_of_member(kind: type, old: str, new: str) -> None:

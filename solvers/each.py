@@ -23,10 +23,10 @@ from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError
 from solvers.method import Method
 from solvers.methods import get_method
-from solvers.request import check_segments, check_state
+from solvers.request import check_state
 from solvers.run import Run, Step, as_tensors, check_like
 from solvers.runge_kutta import RungeKutta, guessed_step, probe_step
-from solvers.segment import Segment
+from solvers.segment import Segment, check_segments
 from solvers.solution import ADVICE, Stats, Status
 from solvers.step_control import StepControl
 from solvers.transforms import batched, in_forward_mode

@@ -28,60 +28,22 @@ learned times (`solvers.learned_time`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
-
-from torch import Tensor
 
 from solvers.adjoint import Adjoint
 from solvers.checkpoint import Checkpoint
 from solvers.errors import look_up
-from solvers.march import Progress, march
-from solvers.method import Method
+from solvers.march import Gradient, march
 from solvers.reversible import Reversible
-from solvers.run import Run
-from solvers.segment import Segment
-from solvers.solution import Solution
-
-
-@runtime_checkable
-class Gradient(Protocol):
-    """The protocol of a kind of gradient.
-
-    A `detached` kind computes the solution without a graph, and calls the fields again, outside
-    their modules' own passes, for the gradient. A compiler cannot trace it, and it cannot work with
-    wrappers that free weights between the passes. A kind with a true attribute `dense` also
-    differentiates states inside steps.
-    """
-
-    @property
-    def detached(self) -> bool: ...
-
-    def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        """Raises ConfigError if the kind does not work here, and names one that does."""
-
-    def scheme(self, method: Method) -> Method:
-        """The method that computes the solution."""
-
-    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
-        """The solution, differentiable if it succeeds."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Backprop:
+class Backprop(Gradient):
     """Autograd through every operation of every step: exact, with memory proportional to the number
     of evaluations.
     """
 
-    detached = False
     dense = True
     integrate = staticmethod(march)
-
-    def check(self, method: Method, segments: Sequence[Segment]) -> None:
-        pass
-
-    def scheme(self, method: Method) -> Method:
-        return method
 
 
 GRADIENTS: dict[str, Gradient] = {

@@ -1,8 +1,11 @@
-"""The loop: one method takes a state through the segments."""
+"""The loop: one method takes a state through the segments. `Gradient` is the protocol of kinds that
+use it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -63,3 +66,29 @@ def march(
     times, states = tuple(s.time for s in run.saved), tuple(s.x for s in run.saved)
     number, moment = (None, None) if run.event is None else run.event
     return Solution(x, times, states, status, run.stats, where, None if status is Status.SUCCESS else t, number, moment)
+
+
+@runtime_checkable
+class Gradient(Protocol):
+    """The protocol of a kind of gradient.
+
+    A `detached` kind computes the solution without a graph, and calls the fields again, outside
+    their modules' own passes, for the gradient. A compiler cannot trace it, and it cannot work with
+    wrappers that free weights between the passes. A kind with a true attribute `dense` also
+    differentiates states inside steps.
+    """
+
+    @property
+    def detached(self) -> bool:
+        return False
+
+    def check(self, method: Method, segments: Sequence[Segment]) -> None:
+        """Raises ConfigError if the kind does not work here, and names one that does."""
+        return
+
+    def scheme(self, method: Method) -> Method:
+        """The method that computes the solution: by default the given one."""
+        return method
+
+    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+        """The solution, differentiable if it succeeds."""

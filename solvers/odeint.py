@@ -19,7 +19,8 @@ from solvers.controller import PI
 from solvers.error_norm import rms
 from solvers.errors import ConfigError, SolveError, check_positive, look_up, unknown
 from solvers.event import Event
-from solvers.gradients import Gradient, get_gradient
+from solvers.gradients import get_gradient
+from solvers.march import Gradient
 from solvers.method import Method
 from solvers.methods import METHODS
 from solvers.request import TYPES
@@ -109,14 +110,12 @@ def odeint(
     chosen = ITS_METHODS.get("dopri5" if method is None else method)
     if chosen is None:
         raise unknown("method", method, {*ITS_METHODS, *NAMES})
-    problem = Problem.of(func, y0, chosen, (rtol, atol), options, gradient)
+    problem = Problem(func, y0, chosen, rtol, atol, options, gradient)
     first = problem.start
     # in the type in which the field gets the time
     moments = t.to(time_type(first.dtype))
     if t.requires_grad:
-        problem = dataclasses.replace(
-            problem, start=first - problem.field(moments[0], first) * (moments[0] - moments[0].detach())
-        )
+        problem.start = first - problem.field(moments[0], first) * (moments[0] - moments[0].detach())
     if event_fn is not None:
         event_t, states = problem.until(event_fn, t)
         return event_t, problem.parts(torch.stack([first, states]))
@@ -148,33 +147,22 @@ def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
     return tree.flat("func", func(t, tree.parts(y)))
 
 
-@dataclasses.dataclass(frozen=True)
 class Problem:
     """dy/dt = field(t, y) from y = start, flat for a tree, by a method of this package, with the
-    given options.
+    given options. Warns of arguments that have no effect.
     """
 
-    field: Field
-    start: Tensor
-    tree: Tree | None
-    method: Method
-    rtol: float | Tensor
-    atol: float | Tensor
-    asked: Mapping[str, Any]
-    gradient: str | Gradient
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         func: Func,
         y0: Any,
         method: Method,
-        tolerances: tuple[Tolerance, Tolerance],
+        rtol: Tolerance,
+        atol: Tolerance,
         options: Mapping[str, Any] | None,
         gradient: str | Gradient = "backprop",
-    ) -> Problem:
-        """The problem of a call. Warns of arguments that have no effect."""
-        asked = options or {}
+    ):
+        asked = self.asked = options or {}
         known = ADAPTIVE if method.adaptive else FIXED
         if strange := sorted(set(asked) - set(known)):
             warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=3)
@@ -186,10 +174,11 @@ class Problem:
         rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
         if rule and method.adaptive and isinstance(method, RungeKutta):
             method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
-        tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
-        field, start = (func, y0) if tree is None else (partial(_flat, tree, func), tree.flat("y0", y0))
-        rtol, atol = (_by_entry(*given, start, tree) for given in zip(("rtol", "atol"), tolerances, strict=True))
-        return cls(field, start, tree, method, rtol, atol, asked, gradient)
+        self.method, self.gradient = method, gradient
+        self.tree = tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
+        self.field: Field = func if tree is None else partial(_flat, tree, func)
+        self.start: Tensor = y0 if tree is None else tree.flat("y0", y0)
+        self.rtol, self.atol = (_by_entry(*given, self.start, tree) for given in (("rtol", rtol), ("atol", atol)))
 
     def parts(self, y: Tensor) -> Any:
         """y in the structure of y0. Axes in front of a state's stay there."""
@@ -219,6 +208,8 @@ class Problem:
     def solved(self, ends: Sequence[float], **request: Any) -> Solution:
         """The solution over a segment from each end to the next. Its warnings become Python's."""
         segments = [Segment(a, b, self.field) for a, b in pairwise(ends)]
+        if self.method.adaptive:
+            request["step_control"] = self.control
         solution = solve(segments, self.start, method=self.method, gradient=self.gradient, **request)
         for words in solution.warnings:
             warnings.warn(f"odeint: {words}", stacklevel=4)
@@ -235,7 +226,7 @@ class Problem:
 
     def curve(self, t0: float, t1: float) -> Callable[[Tensor], Any]:
         """t -> y(t) between two times, from one adaptive solve."""
-        found = self.solved(self.ends([t0, t1]), save="curve", step_control=self.control).curve
+        found = self.solved(self.ends([t0, t1]), save="curve").curve
         assert found is not None, "asked for"
         return lambda t: self.parts(found(t))
 
@@ -243,22 +234,17 @@ class Problem:
         """The event's time and state."""
         start, other = t.detach().tolist()
 
-        def values(t: Tensor, y: Tensor) -> Tensor:
-            g: Tensor = event_fn(t, self.parts(y))
-            return g
-
         with torch.no_grad():
-            signs = torch.sign(values(t[0].to(time_type(self.start.dtype)), self.start))
-        event = Event(lambda t, y: (values(t, y) * signs).min(), direction=-1)
+            signs = torch.sign(event_fn(t[0].to(time_type(self.start.dtype)), self.parts(self.start)))
+        event = Event(lambda t, y: (event_fn(t, self.parts(y)) * signs).min(), direction=-1)
         if self.method.adaptive:
-            ends = self.ends([start, start + 1e9 * (other - start)])
-            solution = self.solved(ends, events=event, step_control=self.control)
+            ends, steps = self.ends([start, start + 1e9 * (other - start)]), 1
         else:
             if self.option("grid_constructor") is not None:
                 raise ConfigError("a grid has a fixed end, and the event's time is unknown: give step_size instead")
             size = abs(other - start) if self.option("step_size") is None else float(self.asked["step_size"])
-            ends = [start, start + math.copysign(2**20 * size, other - start)]
-            solution = self.solved(ends, events=event, steps=2**20)
+            ends, steps = [start, start + math.copysign(2**20 * size, other - start)], 2**20
+        solution = self.solved(ends, events=event, steps=steps)
         if solution.event_time is None:
             raise SolveError(
                 f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution
@@ -270,8 +256,8 @@ class Problem:
         times: list[float] = t.detach().tolist()
         if getattr(self.method, "dense", False) and getattr(get_gradient(self.gradient), "dense", False):
             ends = self.ends([times[0], times[-1]])
-            return torch.stack(self.solved(ends, times=times, step_control=self.control).states)
-        found = self.solved(self.ends(times), save="segments", step_control=self.control)
+            return torch.stack(self.solved(ends, times=times).states)
+        found = self.solved(self.ends(times), save="segments")
         states = dict(zip(found.times, found.states, strict=True))
         return torch.stack([states[time] for time in times])
 

@@ -123,4 +123,4 @@ def odeint_dense(
     for name, end in (("t0", t0), ("t1", t1)):
         if isinstance(end, Tensor) and end.requires_grad:
             raise ConfigError(f"{name} requires a gradient, which y(t) does not have: give {name}.detach(), or use odeint")
-    return Problem.of(func, y0, chosen, (rtol, atol), options).curve(float(t0), float(t1))
+    return Problem(func, y0, chosen, rtol, atol, options).curve(float(t0), float(t1))

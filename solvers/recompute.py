@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from solvers.capture import autocast_state, check_unchanged, random_states
+from solvers.capture import autocast_state, check_unchanged, leaves_behind, random_states
 from solvers.errors import SolveError
 
 States = tuple[Tensor, ...]
@@ -156,17 +156,7 @@ class _Call:
         starts = [states[i].grad_fn for i in self.checked]
         # the search ends at the states, which are x in both runs and the results
         ends = {x.grad_fn, *(states[i - 1].grad_fn for i in self.checked if i)}
-        found: set[int] = set()
-        while starts:
-            node = starts.pop()
-            leaf = getattr(node, "variable", None)
-            if leaf is not None:
-                found.add(id(leaf))
-            elif node is not None:
-                following = {before for before, _ in node.next_functions} - ends
-                ends |= following
-                starts += following
-        return found - {id(x), id(alias)}
+        return {id(leaf) for leaf in leaves_behind(starts, ends)} - {id(x), id(alias)}
 
 
 def _different() -> SolveError:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError
 from solvers.method import Method
 from solvers.methods import get_method
-from solvers.segment import Segment, check_chain
-from solvers.step_control import StepControl, check_tolerances, check_unused_options, check_whole
+from solvers.step_control import StepControl, check_whole
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64)
-
-
-def check_segments(segments: Sequence[Segment]) -> None:
-    """Raises ConfigError unless the segments are a list in which each starts where the previous one
-    ends.
-    """
-    if not isinstance(segments, Sequence) or isinstance(segments, str):
-        raise ConfigError(f"the segments are a {type(segments).__name__}, which may not be iterable twice: give a list")
-    if not all(isinstance(segment, Segment) for segment in segments):
-        raise ConfigError("the segments are not all of type Segment: make them by Segment(t0, t1, field)")
-    check_chain(segments)
 
 
 def check_state(x0: Tensor) -> None:
@@ -62,9 +48,8 @@ def check_solver(
     use. Also for tolerances that are not positive and finite, or that the dtype cannot resolve.
     """
     chosen = method_of(method, steps)
-    StepControl(max_steps=max_steps)
-    check_unused_options(chosen, {"rtol": rtol, "atol": atol, "max_steps": max_steps}, method)
-    return (chosen, *check_tolerances(chosen, rtol, atol, dtype))
+    limits = StepControl(rtol, atol, max_steps=max_steps).limits(chosen, method, torch.empty((), dtype=dtype))
+    return chosen, limits["rtol"], limits["atol"]
 
 
 def check_callable(what: str, given: object) -> None:

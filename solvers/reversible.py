@@ -15,7 +15,7 @@ from torch import Tensor
 from solvers.capture import untraced, without_graph
 from solvers.chain import Arrival, Backward, Chain
 from solvers.errors import ConfigError, SolveError
-from solvers.march import Progress, march
+from solvers.march import Gradient, Progress, march
 from solvers.method import HasReversibleForm, Method, ReversibleForm
 from solvers.run import Run, Step, dtype_name
 from solvers.segment import Segment
@@ -33,7 +33,7 @@ relative error was 1 to 10 times the miss in our tests.
 
 
 @dataclasses.dataclass(frozen=True)
-class Reversible:
+class Reversible(Gradient):
     """The exact gradient of the reversible scheme, from its last pair of states. Memory does not
     depend on the number of steps.
 

@@ -72,7 +72,7 @@ class Accepted(NamedTuple):
     inside: Callable[[Tensor | float], Tensor] | None = None
 
 
-Observer = Callable[[Accepted], None]
+Observer = Callable[[Accepted], object]
 """Sees each accepted step. Raises Stopped to end the solve."""
 
 
@@ -271,13 +271,10 @@ def neighbour(t: float, towards: float, dtype: torch.dtype) -> float:
     """
     if time_type(dtype) is torch.float64 or t == towards:
         return math.nextafter(t, towards)
-    up = towards > t
     if t == 0:
         return math.copysign(2.0**-149, towards)
-    # below a power of two, float32 numbers are half as far apart as above it
-    mantissa, exponent = math.frexp(t)
-    inward = (mantissa > 0) != up
-    return t + math.copysign(math.ldexp(1.0, max(exponent - 24 - (inward and abs(mantissa) == 0.5), -149)), towards - t)
+    # below a power of two, float32 numbers are half as far apart as above it: both round to the next
+    return representable(t + math.copysign(0.6 * _spacing(t), towards - t), dtype)
 
 
 def representable(t: float, dtype: torch.dtype) -> float:
@@ -293,9 +290,13 @@ def representable(t: float, dtype: torch.dtype) -> float:
     """
     if time_type(dtype) is torch.float64 or t == 0:
         return t
-    # float32 has 24 bits, and no number below 2^-149; rounding is to even
-    unit = math.ldexp(1.0, max(math.frexp(t)[1] - 24, -149))
-    return round(t / unit) * unit
+    unit = _spacing(t)
+    return round(t / unit) * unit  # to even
+
+
+def _spacing(t: float) -> float:
+    """The distance from t != 0 to the next larger float32 number: 24 bits, and none below 2^-149."""
+    return math.ldexp(1.0, max(math.frexp(t)[1] - 24, -149))
 
 
 def finite(x: Tensor) -> bool:

@@ -119,15 +119,17 @@ class Segment:
         return ((self.start, self.end),) if steps == 1 else pairwise(self.times(steps))
 
 
-def check_chain(segments: Sequence[Segment]) -> None:
-    """Raises ConfigError unless there is a segment and each starts where the previous one ends, to
-    rounding.
+def check_segments(segments: Sequence[Segment]) -> None:
+    """Raises ConfigError unless the segments are a list of at least one, and each starts where the
+    previous one ends, to rounding.
     """
+    if not isinstance(segments, Sequence) or isinstance(segments, str):
+        raise ConfigError(f"the segments are a {type(segments).__name__}, which may not be iterable twice: give a list")
+    if not all(isinstance(segment, Segment) for segment in segments):
+        raise ConfigError("the segments are not all of type Segment: make them by Segment(t0, t1, field)")
     if not segments:
         raise ConfigError("no segments to solve over: give at least one Segment(t0, t1, field)")
     for k, (before, after) in enumerate(pairwise(segments)):
-        if before.end == after.start:
-            continue
         gap = abs(before.end - after.start)
         if gap > 1e-9 * max(abs(before.end), abs(before.end - before.start)):
             raise ConfigError(

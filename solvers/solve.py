@@ -15,13 +15,13 @@ from solvers.dense import Curve, Times, at_times, check_times
 from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError, unknown
 from solvers.event import Event
-from solvers.gradients import GRADIENTS, Gradient, get_gradient
-from solvers.march import Progress, march
+from solvers.gradients import GRADIENTS, get_gradient
+from solvers.march import Gradient, Progress, march
 from solvers.method import Method
 from solvers.nested import flat_events, flat_on_step, flat_segments, in_structure
-from solvers.request import check_callable, check_segments, check_state, method_of
+from solvers.request import check_callable, check_state, method_of
 from solvers.run import Run, Save, finite
-from solvers.segment import Segment
+from solvers.segment import Segment, check_segments
 from solvers.solution import Solution, Status
 from solvers.step_control import StepControl, Tolerance, check_unused_options
 from solvers.stop import OnStep, again_to_there, check_stops, observers, way_of

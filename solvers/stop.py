@@ -11,8 +11,7 @@ from torch import Tensor
 
 from solvers.errors import ConfigError, check_positive
 from solvers.event import Event, Events, moved
-from solvers.gradients import Gradient
-from solvers.march import Progress, march
+from solvers.march import Gradient, Progress, march
 from solvers.method import Method
 from solvers.request import check_callable
 from solvers.run import Accepted, Observer, Run, Stopped, as_tensor
@@ -58,23 +57,16 @@ def observers(events: Sequence[Event], steady: float | None, on_step: OnStep | N
     """The observers of a solve. Events come first, so that no other observer sees a step beyond
     one.
     """
-
-    def tell(seen: Accepted) -> None:
-        assert on_step is not None, "asked for"
-        on_step(seen.step.end, seen.after)
-
-    def rest(seen: Accepted) -> None:
-        assert steady is not None, "asked for"
-        assert seen.slope is not None, "a method that does not show it was refused"
-        if run.measure(run.counted(seen.slope.detach())) <= steady:
-            raise Stopped(Status.STEADY, seen.step.end, seen.after)
-
-    wanted: list[Observer] = []
-    if events:
-        wanted.append(Events(events, run))
+    wanted: list[Observer] = [Events(events, run)] if events else []
     if on_step is not None:
-        wanted.append(tell)
+        wanted.append(lambda seen: on_step(seen.step.end, seen.after))
     if steady is not None:
+
+        def rest(seen: Accepted) -> None:
+            assert seen.slope is not None, "a method that does not show it was refused"
+            if run.measure(run.counted(seen.slope.detach())) <= steady:
+                raise Stopped(Status.STEADY, seen.step.end, seen.after)
+
         wanted.append(rest)
     return wanted
 
@@ -103,21 +95,18 @@ def again_to_there(
         found = march(method, segments, x0, run)
     if not found.status.good:
         return found
-    if found.segment is None or found.time is None:
-        request = run.again(wanted=wanted)
-        solution = integrate(integrator, segments, x0, request, progress)
-        run.apart = request.apart
-        return solution
-    last, time = segments[found.segment], found.time
-    reached = [*segments[: found.segment], last if time == last.end else last.part(last.t0, time, True)]
+    k = len(segments) - 1 if found.segment is None else found.segment
+    last = segments[k]
+    time = last.end if found.time is None else found.time
+    reached = [*segments[:k], last if time == last.end else last.part(last.t0, time, True)]
     # within one segment take the number of steps that were begun: `odeint_event` asks for a million
-    begun = run.steps if found.segment else max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
-    request = run.again(steps=begun)
+    begun = run.steps if k else max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
+    request = run.again(steps=begun, wanted=wanted)
     solution = integrate(integrator, reached, x0, request, progress)
     run.apart = request.apart
-    if solution.status is not Status.SUCCESS:
+    if solution.status is not Status.SUCCESS or found.status is Status.SUCCESS:
         return solution
-    ended = dataclasses.replace(solution, status=found.status, segment=found.segment, time=time)
+    ended = dataclasses.replace(solution, status=found.status, segment=k, time=time)
     if run.event is None:
         return ended
     i, _ = run.event

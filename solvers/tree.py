@@ -22,11 +22,9 @@ else:
 
 def leaves(state: object) -> list[Any]:
     """The leaves of the structure, in order; those of a dictionary in the order of its keys."""
-    if isinstance(state, (tuple, list)):
-        return [leaf for part in state for leaf in leaves(part)]
-    if isinstance(state, dict):
-        return [leaf for part in state.values() for leaf in leaves(part)]
-    return [state]
+    found: list[Any] = []
+    mapped(found.append, state)
+    return found
 
 
 def mapped(function: Callable[[Any], Any], state: Any) -> Any:

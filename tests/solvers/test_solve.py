@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 
 from solvers import METHODS, ConfigError, Segment, SolveError, Status, StepControl, solve
 from solvers.methods import get_method
-from solvers.request import check_segments
+from solvers.segment import check_segments
 from tests.helpers import DEVICES, unchecked
 
 FIXED = [name for name, method in METHODS.items() if not method.adaptive]
