@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -125,12 +125,12 @@ class Chain:
                 check_unchanged(tensor, version)
             state = Backward(captured, tensors)
             arrivals = [(*place, gradient) for place, gradient in zip(places, gradients[:-count], strict=True)]
-            after = [torch.zeros(shape, dtype=dtype, device=device) if g is None else g for g in gradients[-count:]]
+            # the node after this one, at last that of `end`, gives a gradient to each link
+            after = cast(list[Tensor], gradients[-count:])
             return [*backward(state, kept, arrivals, after), *state.gradients]
 
         self._roots += tensors
         versions = [tensor._version for tensor in tensors]
-        shape, dtype, device = links[0].shape, links[0].dtype, links[0].device
         with aside():
             outputs = self._node([*(saved.x for saved in inside), *links], keep, [*self.links, *tensors], pull)
         self.links = outputs[-count:]

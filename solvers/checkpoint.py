@@ -20,12 +20,10 @@ from solvers.solution import Solution, Stats, Status
 from solvers.step_control import check_whole
 from solvers.transforms import check_no_transform
 
+Record = list[tuple[tuple[float, ...], Stats]]
+"""The times and the cost of a group of pieces: of its first pass, then of recomputations."""
 Part = tuple[int, Segment]
 """(k, piece): a piece of segment k that is recomputed as a whole."""
-Record = list[tuple[tuple[float, ...], Stats]]
-"""The times and the cost of a group of pieces, from its first pass. A recomputation does not change
-it.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Checkpoint(Gradient):
                     progress(k)
         if run.save == "ends":
             run.keep(segments[-1].end, x)
-        return Solution(x, tuple(s.time for s in run.saved), tuple(s.x for s in run.saved), Status.SUCCESS, run.stats)
+        return run.solution(x)
 
 
 def _advance(method: Method, pieces: Sequence[Segment], request: Run, record: Record, x: Tensor) -> tuple[Tensor, ...]:
@@ -94,8 +92,7 @@ def _advance(method: Method, pieces: Sequence[Segment], request: Run, record: Re
     part = march(method, pieces, x, run)
     if part.status is not Status.SUCCESS:
         raise Stopped(part.status, part.time or pieces[0].start, part.x1)
-    if not record:
-        record.append((part.times[1:], run.stats))
+    record.append((part.times[1:], run.stats))
     return part.states[1:]
 
 

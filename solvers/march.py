@@ -63,9 +63,7 @@ def march(
     else:
         if run.save == "ends":
             run.keep(t, x)
-    times, states = tuple(s.time for s in run.saved), tuple(s.x for s in run.saved)
-    number, moment = (None, None) if run.event is None else run.event
-    return Solution(x, times, states, status, run.stats, where, None if status is Status.SUCCESS else t, number, moment)
+    return run.solution(x, status, where, None if status is Status.SUCCESS else t)
 
 
 @runtime_checkable

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from solvers.event import Event
-from solvers.segment import Map, Segment
+from solvers.segment import Segment
 from solvers.solution import Solution
-from solvers.stop import OnStep
 from solvers.tree import Tree
 
 
@@ -20,30 +19,17 @@ def flat_segments(tree: Tree, segments: Sequence[Segment]) -> list[Segment]:
     """The segments for the flat state."""
 
     def of(segment: Segment) -> Segment:
-        maps = {name: getattr(segment, name) for name in ("project", "enter")}
+        maps = {name: getattr(segment, name) for name in ("field", "project", "enter")}
         return segment.with_maps(
-            field=lambda t, x: tree.flat("the field", segment.field(t, tree.parts(x))),
-            **{name: flat_map(f"the {name}", given) for name, given in maps.items() if given is not None},
+            **{name: tree.flat_map(f"the {name}", given) for name, given in maps.items() if given is not None}
         )
-
-    def flat_map(what: str, given: Map) -> Map:
-        return lambda x: tree.flat(what, given(tree.parts(x)))
 
     return [of(segment) for segment in segments]
 
 
 def flat_events(tree: Tree, events: Sequence[Event]) -> list[Event]:
     """The events for the flat state."""
-
-    def of(event: Event) -> Event:
-        return dataclasses.replace(event, function=lambda t, x: event.function(t, tree.parts(x)))
-
-    return [of(event) for event in events]
-
-
-def flat_on_step(tree: Tree, on_step: OnStep | None) -> OnStep | None:
-    """`on_step` for the flat state."""
-    return None if on_step is None else lambda t, x: on_step(t, tree.parts(x))
+    return [dataclasses.replace(event, function=tree.on_parts(event.function)) for event in events]
 
 
 def in_structure(tree: Tree, solution: Solution) -> Solution:

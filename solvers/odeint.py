@@ -7,7 +7,6 @@ import math
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -133,18 +132,14 @@ def their_result(call: Callable[..., Any], func: Func, y0: Any, t: Tensor, **req
     if not isinstance(y0, Tensor) and type(y0) is not tuple:  # torchdiffeq supports no other structure
         tree, event_fn = Tree(y0, "y0"), request["event_fn"]
         if event_fn is not None:
-            request["event_fn"] = lambda t, y: event_fn(t, tree.parts(y))
-        found = their_result(call, partial(_flat, tree, func), tree.flat("y0", y0), t, **request)
+            request["event_fn"] = tree.on_parts(event_fn)
+        found = their_result(call, tree.flat_map("func", func), tree.flat("y0", y0), t, **request)
         return tree.parts(found) if event_fn is None else (found[0], tree.parts(found[1]))
     options = None if request["options"] is None else dict(request["options"])
     try:
         return call(func, y0, t, **{**request, "options": options})
     except AssertionError as error:
         raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a message'}") from None
-
-
-def _flat(tree: Tree, func: Func, t: Tensor, y: Tensor) -> Tensor:
-    return tree.flat("func", func(t, tree.parts(y)))
 
 
 class Problem:
@@ -176,7 +171,7 @@ class Problem:
             method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
         self.method, self.gradient = method, gradient
         self.tree = tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
-        self.field: Field = func if tree is None else partial(_flat, tree, func)
+        self.field: Field = func if tree is None else tree.flat_map("func", func)
         self.start: Tensor = y0 if tree is None else tree.flat("y0", y0)
         self.rtol, self.atol = (_by_entry(*given, self.start, tree) for given in (("rtol", rtol), ("atol", atol)))
 

@@ -18,7 +18,7 @@ from solvers.controller import StepSize
 from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
 from solvers.segment import Segment
-from solvers.solution import Stats, Status
+from solvers.solution import Solution, Stats, Status
 from solvers.stiffness import Stiffness
 
 Save = Literal["ends", "segments", "steps", "curve"]
@@ -168,7 +168,8 @@ class Run:
     def set_clock(self, segments: Sequence[Segment], dtype: torch.dtype) -> None:
         """Makes the tensors of the times at which the segments start and end."""
         times = [segment.start for segment in segments] + [segments[-1].end]
-        self.clock = dict(zip(times, as_tensors(times, dtype), strict=True))
+        tensors = torch.tensor(times, dtype=time_type(dtype), device="cpu").unbind()
+        self.clock = dict(zip(times, tensors, strict=True))
 
     def accept(self, segment: Segment, t: float, x: Tensor, seen: Accepted | None = None) -> Tensor:
         """Completes a step: projects its result, counts it, shows it to the observers, and saves it
@@ -209,6 +210,14 @@ class Run:
             served += 1
         found, self.wanted = list(self.wanted[:served]), self.wanted[served:]
         return found
+
+    def solution(
+        self, x: Tensor, status: Status = Status.SUCCESS, segment: int | None = None, time: float | None = None
+    ) -> Solution:
+        """The solution that ends in x, with the saved states."""
+        number, moment = (None, None) if self.event is None else self.event
+        times, states = tuple(s.time for s in self.saved), tuple(s.x for s in self.saved)
+        return Solution(x, times, states, status, self.stats, segment, time, number, moment)
 
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""
@@ -253,11 +262,6 @@ def as_tensor(t: float, dtype: torch.dtype) -> Tensor:
     transfer.
     """
     return torch.scalar_tensor(t, dtype=time_type(dtype), device="cpu")
-
-
-def as_tensors(times: Sequence[float], dtype: torch.dtype) -> Sequence[Tensor]:
-    """The same for several times, made at once."""
-    return torch.tensor(times, dtype=time_type(dtype), device="cpu").unbind()
 
 
 def time_type(dtype: torch.dtype) -> torch.dtype:

@@ -18,7 +18,7 @@ from solvers.event import Event
 from solvers.gradients import GRADIENTS, get_gradient
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method
-from solvers.nested import flat_events, flat_on_step, flat_segments, in_structure
+from solvers.nested import flat_events, flat_segments, in_structure
 from solvers.request import check_callable, check_state, method_of
 from solvers.run import Run, Save, finite
 from solvers.segment import Segment, check_segments
@@ -118,7 +118,8 @@ def solve(
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     check_steps(chosen.adaptive)
     if tree is not None:
-        segments, watched, on_step = flat_segments(tree, segments), flat_events(tree, watched), flat_on_step(tree, on_step)
+        segments, watched = flat_segments(tree, segments), flat_events(tree, watched)
+        on_step = None if on_step is None else tree.on_parts(on_step)
     run.observers = observers(watched, steady, on_step, run)
     if curve is not None:  # before an event ends the solve
         run.observers = [curve.note, *run.observers]

@@ -230,31 +230,27 @@ def tableau(
 
     Raises ConfigError if an order or a coefficient is wrong.
     """
-    diagonal = Fraction(gamma)
 
-    def floats(values: Sequence[Coefficient] | None) -> tuple[float, ...] | None:
-        return None if values is None else tuple(float(Fraction(value)) for value in values)
+    def floats(values: Sequence[Coefficient]) -> tuple[float, ...]:
+        return tuple(float(Fraction(value)) for value in values)
 
-    def table(of: Sequence[Sequence[Coefficient]]) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple(float(Fraction(value)) for value in row) for row in of)
-
-    def node(row: Sequence[Coefficient], own: Fraction) -> float:
+    def node(row: Sequence[Coefficient]) -> float:
         # rounded to 15 digits: decimals whose sum misses 1 in the last place still give exactly 1
-        return round(float(sum((Fraction(value) for value in row), own)), 15)
+        return round(float(sum((Fraction(value) for value in row), Fraction(0))), 15)
 
     return Tableau(
-        order=order,
-        a=table(a),
-        b=table([b])[0],
-        c=tuple(node(row, diagonal if i else Fraction(0)) for i, row in enumerate(a)),
-        embedded=floats(embedded),
-        embedded_order=embedded_order,
-        dense=table(dense),
-        coarse=floats(coarse),
-        coarse_order=coarse_order,
-        gamma=float(diagonal),
-        inner=table(inner),
-        inner_c=tuple(node(row, Fraction(0)) for row in inner),
+        order,
+        tuple(map(floats, a)),
+        floats(b),
+        tuple(node([*row, gamma] if i else row) for i, row in enumerate(a)),
+        None if embedded is None else floats(embedded),
+        embedded_order,
+        tuple(map(floats, dense)),
+        None if coarse is None else floats(coarse),
+        coarse_order,
+        float(Fraction(gamma)),
+        tuple(map(floats, inner)),
+        tuple(map(node, inner)),
     )
 
 

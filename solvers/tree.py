@@ -81,12 +81,21 @@ class Tree:
         cut = torch.split(y, self.sizes, dim=-1)
         return mapped(lambda i: cut[i].reshape((*y.shape[:-1], *self.shapes[i])), self.places)
 
+    def on_parts(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function for a flat state, its last argument."""
+        return lambda *given: function(*given[:-1], self.parts(given[-1]))
+
+    def flat_map(self, what: str, function: Callable[..., Any]) -> Callable[..., Tensor]:
+        """The same for a function whose value is a state too."""
+        on_parts = self.on_parts(function)
+        return lambda *given: self.flat(what, on_parts(*given))
+
     def norm(self, norm: Callable[[Any], Tensor], named: bool) -> Callable[[Tensor], Tensor]:
         """A norm of the flat state: the largest value of a named norm over its tensors, or your own
         norm of the structure.
         """
         if not named:
-            return lambda e: norm(self.parts(e))
+            return self.on_parts(norm)
         return lambda e: torch.stack([norm(part) for part in leaves(self.parts(e)) if part.numel()]).max()
 
 
