@@ -113,10 +113,11 @@ class Chain:
         the autocast of the solve. It raises SolveError if a parameter was changed in place
         meanwhile.
         """
-        new = self._run.saved[len(self._states) + 1 :]
-        inside = [saved for saved in new if saved.x is not links[0]]
+        inside = self._run.saved[len(self._states) + 1 :]
+        at_end = bool(inside) and inside[-1].x is links[0]
+        if at_end:
+            inside.pop()
         places = [(saved.time, saved.steps) for saved in inside]
-        at_end = [saved.x is links[0] for saved in new]
         tensors = list({id(tensor): tensor for found in captured.values() for tensor in found}.values())
         count = len(self.links)
 
@@ -134,8 +135,7 @@ class Chain:
         with aside():
             outputs = self._node([*(saved.x for saved in inside), *links], keep, [*self.links, *tensors], pull)
         self.links = outputs[-count:]
-        rest = iter(outputs)
-        self._states += [self.links[0] if end else next(rest) for end in at_end]
+        self._states += [*outputs[:-count], *self.links[:at_end]]
 
     def end(self, solution: Solution, x0: Tensor, keep: Sequence[Tensor]) -> Solution:
         """The solution with differentiable states; `keep` is the baton of the first pass."""

@@ -4,7 +4,6 @@ steps.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from solvers.march import Gradient
 from solvers.method import Method
 from solvers.run import Accepted
 from solvers.segment import Segment
-from solvers.solution import Solution
 from solvers.transforms import batched
 
 Times = Sequence[float] | Tensor
@@ -100,9 +98,3 @@ class Curve:
         inside = self._steps[max(0, bisect_left(self._ends, time) - 1)].inside
         assert inside is not None, "a method that does not tell the states inside its steps was refused"
         return inside(t)
-
-
-def at_times(solution: Solution, times: Sequence[float]) -> Solution:
-    """A solution that reached its end, with only the states at the given times."""
-    found = dict(zip(solution.times, solution.states, strict=True))
-    return dataclasses.replace(solution, times=tuple(times), states=tuple(found[t] for t in times))

@@ -24,7 +24,7 @@ from solvers.errors import ConfigError, SolveError
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_state
-from solvers.run import Run, Step, check_like, time_type
+from solvers.run import Run, Step, check_like, real_type
 from solvers.runge_kutta import RungeKutta, guessed_step, probe_step
 from solvers.segment import Segment, check_segments
 from solvers.solution import ADVICE, Stats, Status
@@ -252,7 +252,7 @@ class _Batch:
         for row in counted:
             row.stats.evaluations += 1
         low, high = self.run.inside(self.segment, x.dtype)
-        told = torch.tensor([min(max(t, low), high) for t in times], dtype=time_type(x.dtype), device=x.device)
+        told = torch.tensor([min(max(t, low), high) for t in times], dtype=real_type(x.dtype), device=x.device)
         v = self.segment.field(told.reshape(-1, *[1] * (x.dim() - 1)), x)
         check_like("field", v, x)
         return v

@@ -87,9 +87,9 @@ class Events:
             before = self.values if self.state is seen.before else self._values(step.start, seen.before)
             after = self._values(step.end, seen.after)
             found: list[FoundRoot] = []
-            for i, (event, ends) in enumerate(zip(self.events, zip(before, after, strict=True), strict=True)):
-                if event.crosses(*ends):
-                    found.append((_root(functools.partial(self._along, i, curve), step.start, step.end, *ends), i))
+            for i, event in enumerate(self.events):
+                if event.crosses(before[i], after[i]):
+                    found.append((_root(functools.partial(self._along, i, curve), step.start, step.end, before[i], after[i]), i))
         # a value of zero that was no event keeps the previous sign
         self.state, self.values = seen.after, [b if a == 0 else a for b, a in zip(before, after, strict=True)]
         if found:

@@ -23,7 +23,7 @@ from solvers.march import Gradient
 from solvers.method import Method
 from solvers.methods import METHODS
 from solvers.request import TYPES
-from solvers.run import time_type
+from solvers.run import real_type
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Segment
 from solvers.solution import Solution
@@ -112,7 +112,7 @@ def odeint(
     problem = Problem(func, y0, chosen, rtol, atol, options, gradient)
     first = problem.start
     # in the type in which the field gets the time
-    moments = t.to(time_type(first.dtype))
+    moments = t.to(real_type(first.dtype))
     if t.requires_grad:
         problem.start = first - problem.field(moments[0], first) * (moments[0] - moments[0].detach())
     if event_fn is not None:
@@ -230,7 +230,7 @@ class Problem:
         start, other = t.detach().tolist()
 
         with torch.no_grad():
-            signs = torch.sign(event_fn(t[0].to(time_type(self.start.dtype)), self.parts(self.start)))
+            signs = torch.sign(event_fn(t[0].to(real_type(self.start.dtype)), self.parts(self.start)))
         event = Event(lambda t, y: (event_fn(t, self.parts(y)) * signs).min(), direction=-1)
         if self.method.adaptive:
             ends, steps = self.ends([start, start + 1e9 * (other - start)]), 1
@@ -265,10 +265,9 @@ class Problem:
             return torch.stack(states)
         interpolate = look_up("interp", self.asked.get("interp", "linear"), INTERPOLATIONS)
         sign = math.copysign(1.0, times[-1] - times[0])
-        ascending = [sign * g for g in grid]
         found = [states[0]]
         for time in times[1:]:
-            k = max(1, bisect_left(ascending, sign * time))
+            k = max(1, bisect_left(grid, sign * time, key=lambda end: sign * end))
             if time == grid[k]:
                 found.append(states[k])
             else:
@@ -305,7 +304,7 @@ def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor
     """The cubic through both states with the field's slopes there (Hermite)."""
     h = ends[1] - ends[0]
     s = (t - ends[0]) / h
-    f0, f1 = (field(torch.tensor(end, dtype=time_type(y.dtype)), y) for end, y in zip(ends, states, strict=True))
+    f0, f1 = (field(torch.tensor(end, dtype=real_type(y.dtype)), y) for end, y in zip(ends, states, strict=True))
     y0, y1 = states
     return (1 + 2 * s) * (1 - s) ** 2 * y0 + s * (1 - s) ** 2 * h * f0 + s * s * (3 - 2 * s) * y1 + s * s * (s - 1) * h * f1
 

@@ -23,12 +23,6 @@ from solvers.stiffness import Stiffness
 
 Save = Literal["ends", "segments", "steps", "curve"]
 
-TIME_TYPES = {torch.float64: torch.float64, torch.complex128: torch.float64}
-"""Type of the state to the type in which its fields get the time. Other states get it in float32,
-since half precision cannot resolve steps.
-"""
-
-
 REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "min_step", "max_step", "norm", "controlled")
 """The fields of a `Run` that are its request. The others are results."""
 
@@ -168,7 +162,7 @@ class Run:
     def set_clock(self, segments: Sequence[Segment], dtype: torch.dtype) -> None:
         """Makes the tensors of the times at which the segments start and end."""
         times = [segment.start for segment in segments] + [segments[-1].end]
-        tensors = torch.tensor(times, dtype=time_type(dtype), device="cpu").unbind()
+        tensors = torch.tensor(times, dtype=real_type(dtype), device="cpu").unbind()
         self.clock = dict(zip(times, tensors, strict=True))
 
     def accept(self, segment: Segment, t: float, x: Tensor, seen: Accepted | None = None) -> Tensor:
@@ -261,19 +255,21 @@ def as_tensor(t: float, dtype: torch.dtype) -> Tensor:
     It is on the CPU for all states: a 0-dimensional CPU tensor combines with every device without a
     transfer.
     """
-    return torch.scalar_tensor(t, dtype=time_type(dtype), device="cpu")
+    return torch.scalar_tensor(t, dtype=real_type(dtype), device="cpu")
 
 
-def time_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which the field of a state of that dtype gets the time."""
-    return TIME_TYPES.get(dtype, torch.float32)
+def real_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which the field of a state of that dtype gets the time, and in which errors are
+    compared with tolerances. Half precision cannot resolve either.
+    """
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def neighbour(t: float, towards: float, dtype: torch.dtype) -> float:
     """The next time towards another one, in the type in which fields get it. t must be
     representable in it.
     """
-    if time_type(dtype) is torch.float64 or t == towards:
+    if real_type(dtype) is torch.float64 or t == towards:
         return math.nextafter(t, towards)
     if t == 0:
         return math.copysign(2.0**-149, towards)
@@ -292,7 +288,7 @@ def representable(t: float, dtype: torch.dtype) -> float:
     float64. A field that gets the time from its segment's start, with Segment(0, T, ..), loses
     nothing.
     """
-    if time_type(dtype) is torch.float64 or t == 0:
+    if real_type(dtype) is torch.float64 or t == 0:
         return t
     unit = _spacing(t)
     return round(t / unit) * unit  # to even

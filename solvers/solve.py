@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from solvers.dense import Curve, Times, at_times, check_times
+from solvers.dense import Curve, Times, check_times
 from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError, unknown
 from solvers.event import Event
@@ -129,10 +129,11 @@ def solve(
         solution = again_to_there(chosen, kind, segments, x, run, progress)
     else:
         solution = integrate(integrator, segments, x, run, progress)
-    if solution.status.good and (wrong := _wrong(solution, run)) is not None:
-        solution = _explained(solution, wrong, kind.scheme(chosen), segments, x, run)
+    if solution.status.good:
+        solution = _checked(solution, kind.scheme(chosen), segments, x, run)
     if wanted and solution.status is Status.SUCCESS:
-        solution = at_times(solution, wanted)
+        found = dict(zip(solution.times, solution.states, strict=True))
+        solution = dataclasses.replace(solution, times=tuple(wanted), states=tuple(found[t] for t in wanted))
     if curve is not None and solution.status.good:
         curve.ended(solution.times[-1])
         solution = dataclasses.replace(solution, curve=curve)
@@ -143,15 +144,16 @@ def solve(
     return solution
 
 
-def _wrong(solution: Solution, run: Run) -> Status | None:
-    """The status of a solve that ended in time but has an invalid result; None if it is valid."""
+def _checked(solution: Solution, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> Solution:
+    """The solution that ended in time; if its result is invalid, with the place where it broke. A
+    second solve, which checks each step, finds it.
+    """
     if run.apart is not None and float(run.apart) > 1:
-        return Status.PAIR_APART
-    return None if not run.check or batched() or finite(solution.x1) else Status.NON_FINITE
-
-
-def _explained(solution: Solution, wrong: Status, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> Solution:
-    """The solution with the place where it broke. A second solve, which checks each step, finds it."""
+        wrong = Status.PAIR_APART
+    elif not run.check or batched() or finite(solution.x1):
+        return solution
+    else:
+        wrong = Status.NON_FINITE
     if solution.status is not Status.SUCCESS:
         return dataclasses.replace(solution, status=wrong)
     with torch.no_grad():

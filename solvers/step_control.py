@@ -14,7 +14,7 @@ from torch import Tensor
 from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError, check_positive
 from solvers.method import Method, options_of
-from solvers.run import dtype_name
+from solvers.run import dtype_name, real_type
 from solvers.tree import Tree
 
 RTOL, ATOL = 1e-6, 1e-8
@@ -139,7 +139,7 @@ def check_tolerances(method: Method, rtol: float | None, atol: float | None, dty
         raise ConfigError(
             f"rtol = {rtol:g} is below what {dtype_name(dtype)} resolves ({resolution:.1g}): raise it or use float64"
         )
-    compared = tolerance_type(dtype)
+    compared = real_type(dtype)
     if "atol" in options_of(method) and atol < torch.finfo(compared).tiny:
         # rounded to 0, it gives 0/0 for an entry that is 0
         name, least = dtype_name(compared), torch.finfo(compared).tiny
@@ -169,9 +169,4 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
     low, high = (float(whole.min()), float(whole.max())) if not whole.is_complex() else (float("nan"),) * 2
     if not (low > 0 and high < float("inf")):
         raise ConfigError(f"{name} is from {low:g} to {high:g}: give positive finite numbers")
-    return low, whole.to(dtype=tolerance_type(x.dtype), device=x.device)
-
-
-def tolerance_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which errors are compared with tolerances: real, and at least float32."""
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+    return low, whole.to(dtype=real_type(x.dtype), device=x.device)

@@ -89,8 +89,8 @@ class Tableau:
         if self.coarse is not None and self.embedded is None:
             raise ConfigError("coarse weights go with embedded ones: give both, or embedded alone")
         known: Known = {}
-        self._check_order("b", self.b, self.order, known)
         for what, weights, order in (
+            ("b", self.b, self.order),
             ("embedded", self.embedded, self.embedded_order),
             ("coarse", self.coarse, self.coarse_order),
         ):
