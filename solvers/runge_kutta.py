@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -136,16 +135,14 @@ class RungeKutta:
         """t -> the state at a time inside a step from x, by the tableau's interpolation. It is
         differentiable by a time given as a tensor.
         """
-        graph = torch.is_grad_enabled()
+        graph, found = torch.is_grad_enabled(), list(stages)
 
-        @functools.cache
         def all_stages() -> Sequence[Tensor]:
-            found = list(stages)
-            # the search for a root asks for them first, without a graph
-            with torch.set_grad_enabled(graph):
-                for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
-                    t = step.start + node * (step.end - step.start)
-                    found.append(run.velocity(step.segment, t, x + weighted(step.h, row, found)))
+            if len(found) == len(stages):  # asked for the first time: by the search for a root without a graph
+                with torch.set_grad_enabled(graph):
+                    for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
+                        t = step.start + node * (step.end - step.start)
+                        found.append(run.velocity(step.segment, t, x + weighted(step.h, row, found)))
             return found
 
         def inside(t: Tensor | float) -> Tensor:
