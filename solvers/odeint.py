@@ -42,6 +42,7 @@ ITS_METHODS: dict[str, Method] = {
 """torchdiffeq's names of methods that this package has too. torchdiffeq runs the rest of `NAMES` as
 a whole: a multistep method would lose its past with every call.
 """
+ALL_METHODS = {name: METHODS[f"torchdiffeq:{name}"] for name in NAMES} | ITS_METHODS
 BOUNDS = ("first_step", "min_step", "max_step")
 RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
 ADAPTIVE = ("norm", "max_num_steps", "dtype", "step_t", "jump_t", *BOUNDS, *RULE)
@@ -108,7 +109,7 @@ def odeint(
         return their_result(call, func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn)
     chosen = ITS_METHODS.get("dopri5" if method is None else method)
     if chosen is None:
-        raise unknown("method", method, {*ITS_METHODS, *NAMES})
+        raise unknown("method", method, ALL_METHODS)
     problem = Problem(func, y0, chosen, rtol, atol, options, gradient)
     first = problem.start
     # in the type in which the field gets the time

@@ -12,10 +12,9 @@ import torchdiffeq
 from torch import Tensor
 
 from solvers.adjoint import Adjoint
-from solvers.errors import ConfigError, unknown
-from solvers.method import Method
+from solvers.errors import ConfigError, look_up
 from solvers.methods import METHODS
-from solvers.odeint import ITS_METHODS, Func, Problem, odeint, their_result
+from solvers.odeint import ALL_METHODS, ITS_METHODS, Func, Problem, odeint, their_result
 from solvers.step_control import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 
@@ -63,16 +62,9 @@ def odeint_adjoint(
             )
     if not all(isinstance(parameter, Tensor) for parameter in adjoint_params or ()):
         raise ConfigError("adjoint_params holds something else than tensors: give the parameters that func depends on, or None")
-    back = Adjoint(rtol=adjoint_rtol, atol=adjoint_atol, method=_method(adjoint_method))
+    back_method = None if adjoint_method is None else look_up("adjoint_method", adjoint_method, ALL_METHODS)
+    back = Adjoint(rtol=adjoint_rtol, atol=adjoint_atol, method=back_method)
     return odeint(func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, gradient=back)
-
-
-def _method(name: str | None) -> Method | None:
-    if name is None:
-        return None
-    if name not in ITS_METHODS and name not in NAMES:
-        raise unknown("adjoint_method", name, {*ITS_METHODS, *NAMES})
-    return ITS_METHODS.get(name) or METHODS[f"torchdiffeq:{name}"]
 
 
 def odeint_event(

@@ -25,7 +25,7 @@ from solvers.segment import Segment, check_segments
 from solvers.solution import Solution, Status
 from solvers.step_control import StepControl, Tolerance, check_unused_options
 from solvers.stop import OnStep, again_to_there, check_stops, observers, way_of
-from solvers.transforms import batched, check_steps
+from solvers.transforms import batched
 from solvers.tree import Tree
 
 SAVE = get_args(Save)
@@ -116,7 +116,11 @@ def solve(
     run = Run(int(steps), save="ends" if curve else save, check=bool(check), **limits)
     watched = check_stops(chosen, events, steady, on_step, bool(wanted))
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
-    check_steps(chosen.adaptive)
+    if chosen.adaptive and batched():
+        raise ConfigError(
+            "adaptive steps need the error of each sample, which vmap does not give: use a method of fixed steps, as rk4, "
+            "or give the batch as one state"
+        )
     if tree is not None:
         segments, watched = flat_segments(tree, segments), flat_events(tree, watched)
         on_step = None if on_step is None else tree.on_parts(on_step)

@@ -32,15 +32,6 @@ def check_no_transform(kind: str) -> None:
         )
 
 
-def check_steps(adaptive: bool) -> None:
-    """Raises ConfigError for adaptive steps under vmap."""
-    if adaptive and batched():
-        raise ConfigError(
-            "adaptive steps need the error of each sample, which vmap does not give: use a method of fixed steps, as rk4, "
-            "or give the batch as one state"
-        )
-
-
 def batched() -> bool:
     """Whether vmap makes the values of numbers unavailable."""
     return TransformType.Vmap in _transforms()
