@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from itertools import pairwise
 
 import torch
@@ -117,7 +118,8 @@ class RungeKutta:
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
         """The segment's steps as segments of one step each, with the same bits."""
-        for i, (t0, t1) in enumerate(pairwise(segment.exact_times(steps))):
+        ends = [segment.ends[0] + segment.length * Fraction(i, steps) for i in range(steps + 1)]
+        for i, (t0, t1) in enumerate(pairwise(ends)):
             yield segment.part(t0, t1, i == 0)
 
     def _complete(self, step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], times: Sequence[float], run: Run) -> Tensor:

@@ -105,13 +105,14 @@ class Segment:
         """
         return self.span if steps == 1 else float(self.length / steps)
 
-    def exact_times(self, steps: int) -> Iterator[Fraction]:
-        """The ends of `steps` equal steps, t0 first: t0 + length i/steps."""
-        return (self.ends[0] + self.length * Fraction(i, steps) for i in range(steps + 1))
-
     def times(self, steps: int) -> Iterator[float]:
-        """The same, rounded once."""
-        return map(float, self.exact_times(steps))
+        """The ends of `steps` equal steps, t0 first: t0 + length i/steps, rounded once. The last
+        one is exactly t1.
+        """
+        yield self.start
+        for i in range(1, steps):
+            yield float(self.ends[0] + self.length * Fraction(i, steps))
+        yield self.end
 
     def intervals(self, steps: int) -> Iterable[tuple[float, float]]:
         """The start and end of each of `steps` equal steps."""
