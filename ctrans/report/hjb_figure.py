@@ -46,11 +46,11 @@ def draw(study: PDEStudy) -> Figure:
     return figure
 
 
-def _draw_fields(figure: SubFigure, study: PDEStudy, names: Sequence[str], fields: Tensor) -> Sequence[Axes]:
+def _draw_fields(figure: SubFigure, study: PDEStudy, names: Sequence[str], fields: Tensor) -> list[Axes]:
     """A panel for each field, on one scale of colours, with its front in white."""
     first, second = (nodes.cpu().numpy() for nodes in study.front.grid.axes)
     low, high = float(study.exact.amin()), float(study.exact.amax())
-    axes: Sequence[Axes] = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    axes: list[Axes] = figure.subplots(1, len(names), sharey=True, squeeze=False)[0].tolist()
     for axis, name, values in zip(axes, names, fields, strict=True):
         image = axis.pcolormesh(first, second, values.T.cpu().numpy(), shading="nearest", cmap=FIELD_COLOURS, vmin=low, vmax=high)
         axis.set(title=name, xlabel="$x_1$", aspect="equal", xlim=(first[0], first[-1]), ylim=(second[0], second[-1]))
