@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
 from ctrans.fields.protocols import TokenBound
@@ -112,8 +112,11 @@ class FFNMaps(NamedTuple):
         return outer * entries
 
 
-class BoundedFFN(abc.ABC):
-    """The bound and the Lipschitz constant of an FFN, from its `maps`."""
+class BoundedFFN(nn.Module, abc.ABC):
+    """The bound and the Lipschitz constant of an FFN, from its `maps`.
+
+    A subclass of nn.Module, so that FSDP can exchange the class of an FFN.
+    """
 
     @property
     @abc.abstractmethod
