@@ -88,9 +88,9 @@ CHECKS = Checks(
         ),
         "reads future tokens": Check(
             "change by a later token",
-            "relative change of an earlier token's state when only the last token changes, over the root of the states' precision",
+            "relative change of an earlier token's state when a second pass changes only the last token, over the root of the dtype's machine epsilon",
             "broken",
-            f"a model must not read the tokens that it predicts; the limit, the root of the precision, is {OURS}",
+            f"a model must not read the tokens that it predicts; the limit, the root of machine epsilon, is {OURS}",
             "Tokens read the tokens that they have to predict. The loss falls, and does not show how well the model writes.",
             "Mask later tokens (is_causal=True, or a mask of -inf above the diagonal). Do nothing if the model fills in hidden tokens: "
             "choose that loss instead (--loss mlm).",
@@ -193,7 +193,7 @@ CHECKS = Checks(
         ),
         "eps dominates the norm": Check(
             "eps over mean square",
-            "eps over mean((C x)^2), x the norm's input, median over tokens",
+            "eps of a norm over the mean square of its input (mean subtracted in LayerNorm); median over tokens",
             "serious",
             f"{OURS}: at 1, eps is half of what the norm divides by",
             "The norm hardly normalises: small states stay small.",
@@ -319,9 +319,9 @@ CHECKS = Checks(
         ),
         "weight decay below threshold": Check(
             "decay over dt lam*",
-            "the given weight decay over dt lam*, the penalty of all matrices below which the best velocity is infinite on this text",
+            "the given weight decay over the penalty needed (dt lam* in ctrans hjb-check): with a smaller one, larger weights are always better on this text",
             "note",
-            f"{OURS}: a factor of 10. dt lam* is exact for attention's values and outputs, and found by ascent for an FFN",
+            f"{OURS}: a factor of 10. The penalty needed is exact for attention's values and outputs, and found by a search for an FFN",
             "This is no fault: most models are trained this way. A decay of this size does not bound the weights in the control problem: "
             "larger weights gain more than the decay costs.",
             "Use a norm behind each sublayer (--placement peri or output) with decay on its gains, a kinetic cost, or a larger decay. "
@@ -342,7 +342,7 @@ CHECKS = Checks(
         ),
         "logits drift": Check(
             "log Z",
-            "|mean over tokens of log sum_v exp(logit_v) - log V|: 0 for logits of 0 over V tokens",
+            "|mean over tokens of log(sum of exp of the logits) - log V|: 0 if all V logits are 0",
             "note",
             f"{OURS}: bfloat16 has 8 bits, so logits near 32 have an error of 0.1",
             "Logits are large, or all shifted together, which changes no probability. Both cost digits. If log Z grows during a "
