@@ -1,8 +1,8 @@
-"""Mutation test: changes one operator or number of the code at a time and runs the tests that reach it. A mutant that no test notices survives.
+"""Mutation test: changes one operator or number of the code and runs the tests that reach it. A mutant that no test notices survives.
 
     pip install cosmic-ray "parso<0.8.5" pytest-cov     # parso 0.8.5 to 0.8.7 break cosmic-ray 8.7
     python benchmarks/mutation.py cover                 # which quick test reaches which line: make test with coverage, some ten minutes
-    python benchmarks/mutation.py run --each 60 --out benchmarks/results/mutation.txt
+    python benchmarks/mutation.py run --out benchmarks/results/mutation.txt
 
 `run` draws `--each` mutants for each part of the code: places uniformly at random, then one mutation of the place. It tries every mutant with
 the quick tests that reach its line, quickest first, in copies of the checkout. Lines that run at import have no test of their own. For
@@ -56,7 +56,9 @@ def annotated(tree: ast.AST) -> set[tuple[int, int]]:
             part = getattr(node, name, None)
             for each in ast.walk(part) if part is not None else ():
                 if hasattr(each, "lineno"):
-                    inside |= {(line, column) for line in (each.lineno,) for column in range(each.col_offset, each.end_col_offset + 1)}
+                    inside |= {
+                        (line, column) for line in (each.lineno,) for column in range(each.col_offset, each.end_col_offset + 1)
+                    }
     return inside
 
 
@@ -136,7 +138,20 @@ def cover(python: str, data: Path) -> None:
     """Record which quick test reaches which line."""
     data.mkdir(parents=True, exist_ok=True)
     sources = [f"--cov={name}" for name in ("ctrans/norm", "ctrans/control", "solvers", "ctrans/monitor", "ctrans/stability")]
-    command = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow", "-q", "--durations=0", "--cov-context=test"]
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+        "-m",
+        "not slow",
+        "-q",
+        "--durations=0",
+        "--cov-context=test",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str((data / "coverage").absolute())}
     with (data / "durations.txt").open("w") as out:
         subprocess.run([*command, *sources, "--cov-report="], cwd=ROOT, env=environment, stdout=out, check=False)
@@ -165,8 +180,7 @@ def run(each: int, seed: int, parts: Sequence[str], workers: int, python: str, d
         for path in files_of(part):
             for line, column, name, occurrence in mutants(path):
                 places[str(path.relative_to(ROOT)), line, column].append((name, occurrence))
-        for place in drawn.sample(sorted(places), min(each, len(places))):
-            chosen.append((part, *place, *drawn.choice(places[place])))
+        chosen += [(part, *place, *drawn.choice(places[place])) for place in drawn.sample(sorted(places), min(each, len(places)))]
     folder = Path(tempfile.mkdtemp(prefix="mutation-"))
     copies = [folder / str(i) for i in range(workers)]
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -179,7 +193,7 @@ def run(each: int, seed: int, parts: Sequence[str], workers: int, python: str, d
     started = time.monotonic()
 
     def work(copy: Path, mine: Sequence[tuple[str, str, int, int, str, int]]) -> None:
-        for part, path, line, column, name, occurrence in mine:
+        for part, path, line, _, name, occurrence in mine:
             code = mutated(ROOT / path, name, occurrence)
             tests = tests_of.get(path, {}).get(line, [])
             tests = sorted(tests, key=lambda test: seconds[test])[:MOST_TESTS]

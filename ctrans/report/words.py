@@ -9,8 +9,8 @@ from ctrans.stability.screening.screening_checks import CHECKS
 JUDGED = {
     "held": "a norm limits it, so larger weights hardly change it; for attention: it is within its limit",
     "follows weights": "no norm limits it. If every map's output were c times as large (c large), the last state (forward) and the "
-    "distance between two inputs' last states (transport) would be about c times as large. For backward: if the output of one middle "
-    "sublayer were, its own sensitivity would be; this says nothing about the whole depth",
+    "distance between two inputs' last states (transport) would be about c times as large. For backward: if the output of one sublayer in "
+    "the middle were c times as large, its sensitivity would be about c times as large too",
     "moves": "one step of the optimiser moves the last state by amounts within the limits",
     "holds": "the gradient of the last FFN stays within the bound that theory gives",
     "violated": "the gradient of the last FFN exceeds the bound that theory gives",

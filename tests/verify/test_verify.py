@@ -11,7 +11,7 @@ import torch
 from ctrans.norm import SphereNorm
 from ctrans.report.verify_markdown import END, START, between_markers, markdown_table, summary
 from ctrans.stability.attention import lipschitz_statements
-from ctrans.stability.transport import bounds, transport_statements
+from ctrans.stability.transport import transport, transport_statements
 from ctrans.statement import CaseTest, Printed, Statement, Trial, at_most, equal, statement, worst
 from ctrans.verify.run import draw_of, find, verify
 from ctrans.verify.table import SECTIONS, all_statements, select, verify_all
@@ -206,7 +206,7 @@ def test_a_wrong_jacobian_of_the_norm_is_seen(monkeypatch):
 
 def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
     monkeypatch.setattr(
-        transport_statements, "transport_bound", lambda depth, tokens, w, p=2: bounds.transport_bound(depth, tokens, w, 2)
+        transport_statements, "transport_bound", lambda depth, tokens, w, p=2: transport.transport_bound(depth, tokens, w, 2)
     )
     assert verify(STATEMENTS["theorem-6-attained"], 20).verdict == "violated"
 

@@ -37,7 +37,7 @@ COLUMNS = (
     "model",
     Column("solved to the end", "whether the solution reached the end of the depth"),
     Column("size at the start", "mean absolute value of the hidden state's entries, before the first layer", "mean |X_0|"),
-    Column("size at the end", "the same behind the last layer", "mean |X_T|"),
+    Column("size at the end", "the same after the last layer", "mean |X_T|"),
     Column("share of the bound", SHARE, "the largest of all segments"),
     Column("conservation error", CONSERVED, "the largest of all segments"),
     Column("distance to the ODE", APART, FORMULA),

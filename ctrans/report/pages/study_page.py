@@ -57,10 +57,9 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
 
 def _study(prefix: str, study: JSONObject) -> list[Chapter]:
     cost = [_costs(study["cost"])] if study["cost"] else []
-    plateau = [] if study["frequencies_loss"] is None else [_plateau(study["outcomes"], study["frequencies_loss"])]
     return [
         Chapter(f"{prefix}Result", [_answer(study), *_claim(study["verdict"]), *cost]),
-        Chapter(f"{prefix}By case", [_outcomes(study["outcomes"]), *plateau]),
+        Chapter(f"{prefix}By case", [_outcomes(study["outcomes"]), *_plateau(study)]),
         Chapter(f"{prefix}Charts", [_chart(study, key) for key in PLACES], picture="study"),
     ]
 
@@ -74,6 +73,8 @@ def _answer(study: JSONObject) -> Answer:
         spent = study["study"]["budget"] is not None
         done += "; the budget is spent: give more with --budget" if spent else "; the same command continues the study"
     verdict = (study["verdict"] or {}).get("verdict")
+    if study["outcomes"] and len(_unlearned(study)) == len(study["outcomes"]):
+        return Answer(f"No case learned more than how often each token comes: train longer. {done}.", "note")
     if verdict is None:
         return Answer(f"{done}.", "note" if left else "")
     return Answer(f"The claim is {verdict}. {done}.", VERDICTS.get(verdict, "note"))
@@ -104,18 +105,23 @@ def _outcomes(outcomes: Mapping[str, JSONObject]) -> Table:
     return table("", columns, [[case_name(case), *map(each.get, OUTCOMES)] for case, each in known.items()])
 
 
-def _plateau(outcomes: Mapping[str, JSONObject], frequencies: float) -> Words:
-    """Which cases ended no lower than what token frequencies alone are worth: their losses cannot
-    be compared.
-    """
-    best = {case_name(case): each.get("best loss") for case, each in outcomes.items()}
-    names = [name for name, loss in best.items() if loss is None or loss > frequencies - LEARNED]
-    known = f"A model that only knows how often each token comes has a loss of {digits(frequencies)} nats a token"
+def _unlearned(study: JSONObject) -> list[str]:
+    """The cases that ended no lower than what token frequencies alone give."""
+    if study["frequencies_loss"] is None:
+        return []
+    best = {case_name(case): each.get("best loss") for case, each in study["outcomes"].items()}
+    return [name for name, loss in best.items() if loss is None or loss > study["frequencies_loss"] - LEARNED]
+
+
+def _plateau(study: JSONObject) -> list[Words]:
+    """Which losses cannot be compared, since they are no lower than what token frequencies give."""
+    if study["frequencies_loss"] is None:
+        return []
+    known = f"A model that only knows how often each token comes has a loss of {digits(study['frequencies_loss'])} nats a token"
+    names = _unlearned(study)
     if not names:
-        return Words(f"{known}; every case learned more.")
-    if len(names) == len(outcomes):
-        return Words(f"{known}, and no case ended more than {LEARNED:g} below it: the losses say nothing; train longer.")
-    return Words(f"{known}. These cases ended at most {LEARNED:g} below it, so that their losses cannot be compared:", names)
+        return [Words(f"{known}. Every case ended lower.")]
+    return [Words(f"{known}. These cases ended at most {LEARNED:g} below it, so their losses cannot be compared:", names)]
 
 
 def _chart(study: JSONObject, key: str) -> Plot:

@@ -46,9 +46,7 @@ MOST_SIMILAR, WORST_EXCESS = 0.99, 1.0
 """Limits that the screening shares: of the mean cosine of two tokens, and of the loss above
 guessing in nats.
 """
-LOSS_EXCESS = (
-    "initial loss minus log V, the loss of equal probabilities, in nats; fresh weights differ from it by a few tenths by chance"
-)
+LOSS_EXCESS = "the loss on this text minus log V, the loss of equal probabilities, in nats; fresh weights differ from it by a few tenths by chance"
 SATURATED = (
     "Add norms on queries and keys, raise the temperature of the softmax or warm it up (ctrans train --temperature-start), lower the "
     "learning rate, or decay W_Q and W_K. Do nothing if the model is trained and only used."
@@ -88,7 +86,7 @@ CHECKS = Checks(
         ),
         "reads future tokens": Check(
             "change by a later token",
-            "relative change of an earlier token's state when a second pass changes only the last token, over the root of the dtype's machine epsilon",
+            "relative change of an earlier token's state when a second pass changes only the last token, over the root of machine epsilon",
             "broken",
             f"a model must not read the tokens that it predicts; the limit, the root of machine epsilon, is {OURS}",
             "Tokens read the tokens that they have to predict. The loss falls, and does not show how well the model writes.",
@@ -215,7 +213,7 @@ CHECKS = Checks(
             "text in the embedding",
             "share of X_0's variance that is between sequences at the same position",
             "serious",
-            f"{OURS}: tables of trained models have 10% to 99%",
+            f"{OURS}: position embeddings of trained models have 10% to 99%",
             "Tokens at one position are nearly equal in every text, so the blocks read positions and almost no text.",
             "Scale the position table down, or the token embedding's multiplier up.",
             requires="two sequences that differ",
@@ -276,7 +274,7 @@ CHECKS = Checks(
         ),
         "saturated heads": Check(
             "least entropy of a head",
-            "mean over tokens of a row's entropy in nats, for the head where it is least; rows that read only one token are left out",
+            "mean over tokens of a row's entropy in nats, for the head where it is least; rows that can read only one token are left out",
             "serious",
             f"{OURS}: at 0.05 nats one token has 99% of the weight. Zhai et al. 2023 saw entropy collapse before trainings diverged",
             "Each token reads one other token. The softmax then passes almost no gradient to queries and keys, which hardly learn.",
@@ -319,7 +317,8 @@ CHECKS = Checks(
         ),
         "weight decay below threshold": Check(
             "decay over dt lam*",
-            "the given weight decay over the penalty needed (dt lam* in ctrans hjb-check): with a smaller one, larger weights are always better on this text",
+            "the given weight decay over the penalty needed (see ctrans hjb-check): with a smaller one, larger weights are always better on "
+            "this text",
             "note",
             f"{OURS}: a factor of 10. The penalty needed is exact for attention's values and outputs, and found by a search for an FFN",
             "This is no fault: most models are trained this way. A decay of this size does not bound the weights in the control problem: "
