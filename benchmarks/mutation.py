@@ -1,10 +1,10 @@
 """Mutation test: changes one operator or number of the code and runs the tests that reach it. A mutant that no test notices survives.
 
     pip install cosmic-ray "parso<0.8.5" pytest-cov     # parso 0.8.5 to 0.8.7 break cosmic-ray 8.7
-    python benchmarks/mutation.py cover                 # which quick test reaches which line: make test with coverage, some ten minutes
+    python benchmarks/mutation.py cover                 # which quick test reaches which line, in some ten minutes
     python benchmarks/mutation.py run --out benchmarks/results/mutation.txt
 
-`run` draws `--each` mutants for each part of the code: places uniformly at random, then one mutation of the place. It tries every mutant with
+`run` draws `--each` mutants for each part of the code: places uniformly at random, then one mutation of the place. It tries each with
 the quick tests that reach its line, quickest first, in copies of the checkout. Lines that run at import have no test of their own. For
 these it runs the tests of the part. Annotations, and lines that no quick test reaches, are counted apart.
 """

@@ -46,7 +46,9 @@ MOST_SIMILAR, WORST_EXCESS = 0.99, 1.0
 """Limits that the screening shares: of the mean cosine of two tokens, and of the loss above
 guessing in nats.
 """
-LOSS_EXCESS = "the loss on this text minus log V, the loss of equal probabilities, in nats; fresh weights differ from it by a few tenths by chance"
+LOSS_EXCESS = (
+    "the loss on this text minus log V, the loss of equal probabilities, in nats; fresh weights differ by a few tenths by chance"
+)
 SATURATED = (
     "Add norms on queries and keys, raise the temperature of the softmax or warm it up (ctrans train --temperature-start), lower the "
     "learning rate, or decay W_Q and W_K. Do nothing if the model is trained and only used."
@@ -317,8 +319,8 @@ CHECKS = Checks(
         ),
         "weight decay below threshold": Check(
             "decay over dt lam*",
-            "the given weight decay over the penalty needed (see ctrans hjb-check): with a smaller one, larger weights are always better on "
-            "this text",
+            "the given weight decay over the penalty needed (see ctrans hjb-check): with a smaller one, larger weights are always better "
+            "on this text",
             "note",
             f"{OURS}: a factor of 10. The penalty needed is exact for attention's values and outputs, and found by a search for an FFN",
             "This is no fault: most models are trained this way. A decay of this size does not bound the weights in the control problem: "
