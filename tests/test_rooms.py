@@ -109,8 +109,13 @@ def test_solvers_offers_by_name_all_that_ctrans_takes_from_it():
     assert {name for name in taken if name.rpartition(".")[2] not in solvers.__all__} == set()
 
 
+TABLES = {"diagnostic_checks.py"}
+"""Files that are one table, which grows with its entries."""
+
+
 def test_files_are_one_idea_long():
-    assert {str(path): n for path in FILES if (n := path.read_text().count("\n")) > 400} == {}
+    long = {str(path): n for path in FILES if (n := path.read_text().count("\n")) > 400 and path.name not in TABLES}
+    assert long == {}, "a file of over 400 lines is two ideas: split it"
 
 
 def test_class_names_are_unique_in_the_packages():
