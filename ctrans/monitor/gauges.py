@@ -28,6 +28,19 @@ from ctrans.stability.forward.bounds import needs_radius, velocity_bound
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
 
 
+class Hook:
+    """A hook of a module. Copies and pickles of the module have a hook that does nothing instead."""
+
+    def __init__(self, act: Callable[..., None]):
+        self.act = act
+
+    def __call__(self, *given: Any) -> None:
+        self.act(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, and needs no ctrans to load
+
+
 class Gauges:
     """The hooks of one model and their figures. `arm` adds the hooks, `disarm` removes them, `read`
     returns the figures.
@@ -80,7 +93,7 @@ class Gauges:
                 self._pre(site.router, site, self._sent)
             elif site.router is not None:
                 self._post(site.router, site, self._routed)
-        handle = self.sites.root.register_forward_hook(lambda _, __, output: self._try("logits", self._returned, output))
+        handle = self.sites.root.register_forward_hook(Hook(lambda _, __, output: self._try("logits", self._returned, output)))
         self._hooks.callback(handle.remove)
 
     def disarm(self) -> None:
@@ -144,7 +157,7 @@ class Gauges:
             if x is not None:
                 self._try(site.place, look, site, x)
 
-        self._hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        self._hooks.callback(module.register_forward_pre_hook(Hook(hook), with_kwargs=True).remove)
 
     def _post(
         self, module: nn.Module, site: Site, look: Callable[[Site, Any, Sequence[Any]], None], *, always: bool = False
@@ -154,7 +167,7 @@ class Gauges:
             if not torch.compiler.is_compiling() and (isinstance(y, Tensor) or always):
                 self._try(site.place, look, site, y, (*args, *kwargs.values()))
 
-        self._hooks.callback(module.register_forward_hook(hook, with_kwargs=True, always_call=always).remove)
+        self._hooks.callback(module.register_forward_hook(Hook(hook), with_kwargs=True, always_call=always).remove)
 
     def _try(self, where: str, look: Callable[..., None], *given: Any) -> None:
         """Notes any exception in `unknown`: users' models may raise anything, and a training must

@@ -4,13 +4,16 @@ run.
 A line is a header, a report, a finding, a probe or an end (`ctrans.monitor.log_lines`). At `KEPT`
 reports the writer drops every second one of the older three quarters, so that old reports become
 sparse: 100,000 steps of 200 sublayers with a report every 50 steps take 7 MB instead of 80. The
-writer flushes each line, and replaces the whole file to drop reports.
+writer flushes each line, and replaces the whole file to drop reports. The header names the writer,
+so that a writer sees when another one has begun a log in the same place.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +23,7 @@ from numpy.typing import NDArray
 
 from ctrans.findings import Finding
 from ctrans.given_files import cannot_read, nested_too_deep
+from ctrans.json_values import plain
 from ctrans.model.weights_file import write_durably
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log_lines import (
@@ -38,6 +42,7 @@ from ctrans.training.log import append_line, writing
 from solvers import ConfigError
 from solvers.deprecated import old_member
 
+LOGGER = logging.getLogger("ctrans.monitor")
 Made = TypeVar("Made")
 
 LOG = "monitor.jsonl"
@@ -78,44 +83,74 @@ class MonitorLog:
 
 
 class LogWriter:
-    """Appends to the log of a directory. It drops lines after `start`, the step from which the
-    training continues.
+    """Writes the log of a directory. It drops lines after `start`, the step from which the training
+    continues.
 
-    Raises ConfigError for a log that cannot be written or read.
+    It never raises into a training. Lines that cannot be written stay in memory, and the next line
+    tries again; the logger "ctrans.monitor" warns once. If another monitor begins a log in the same
+    directory, this one writes no more.
     """
 
     def __init__(self, directory: Path, header: Header, start: int = 0):
-        self.path = directory / LOG
-        with writing(self.path, ADVICE):
-            directory.mkdir(parents=True, exist_ok=True)
-        earlier = (line for line in lines_of(directory) if "header" not in line and "end" not in line)
-        kept = [line for line in earlier if start and line["step"] <= start]
-        self._reports = sum("by" in line for line in kept)
-        self._replace([{"header": dataclasses.asdict(header)}, *kept])
+        self.path, self._start = directory / LOG, start
+        self._header: LogLine = {"header": dataclasses.asdict(header), "writer": uuid.uuid4().hex}
+        self._begun, self._warned = False, False
+        self._reports = 0
+        """Of the file and of those that wait."""
+        self._waiting: list[LogLine] = []
+        self._write()
 
     def report(self, report: Report) -> None:
-        self._append(line_of(report))
-        self._reports += 1
-        if self._reports >= KEPT:
-            lines = thinned(list(lines_of(self.path.parent)))
-            self._reports = sum("by" in line for line in lines)
-            self._replace(lines)
+        self._add(line_of(report))
 
     def finding(self, step: int, finding: Finding) -> None:
-        self._append({"step": step, "finding": finding})
+        self._add({"step": step, "finding": finding})
 
     def probe(self, step: int, figures: Mapping[str, Any]) -> None:
-        self._append({"step": step, "probe": figures})
+        self._add({"step": step, "probe": figures})
 
     def end(self, step: int, words: str) -> None:
-        self._append({"step": step, "end": words})
+        self._add({"step": step, "end": words})
 
-    def _append(self, line: LogLine) -> None:
-        append_line(self.path, line, ADVICE)
+    def _add(self, line: LogLine) -> None:
+        self._waiting.append(plain(line))
+        self._reports += "by" in line
+        self._write()
 
-    def _replace(self, lines: Sequence[LogLine]) -> None:
-        with writing(self.path, ADVICE):
-            write_durably(self.path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    def _write(self) -> None:
+        try:
+            with writing(self.path, ADVICE):
+                self._put()
+        except ConfigError as error:
+            if sum("by" in line for line in self._waiting) >= KEPT:
+                self._waiting = thinned(self._waiting)
+            if not self._warned:
+                LOGGER.warning("the log stays in memory: %s", error)
+            self._warned = True
+
+    def _put(self) -> None:
+        """Writes the lines that wait: one by appending it; with more, or to drop reports, the whole
+        file. Raises OSError and ConfigError.
+        """
+        writer = self._writer_of_file() if self._begun else None
+        if writer not in (None, self._header["writer"]):
+            raise ConfigError(f"another monitor writes {str(self.path)!r}: give each one its own out=")
+        if writer is not None and len(self._waiting) == 1 and self._reports < KEPT:
+            append_line(self.path, self._waiting[0], ADVICE)
+        else:
+            earlier = [line for line in lines_of(self.path.parent) if "header" not in line and "end" not in line]
+            if not self._begun:
+                earlier = [line for line in earlier if self._start and line["step"] <= self._start]
+            lines = [*earlier, *self._waiting]
+            lines = thinned(lines) if sum("by" in line for line in lines) >= KEPT else lines
+            write_durably(self.path, "".join(json.dumps(line) + "\n" for line in (self._header, *lines)).encode())
+            self._begun, self._reports = True, sum("by" in line for line in lines)
+        self._waiting.clear()
+
+    def _writer_of_file(self) -> str | None:
+        """The writer in the file's header; None without a file or header."""
+        first = next(lines_of(self.path.parent), {})
+        return first.get("writer", "") if "header" in first else None
 
 
 def read_log(directory: str | Path) -> MonitorLog:

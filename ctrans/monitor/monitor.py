@@ -22,19 +22,32 @@ from ctrans.monitor.alarms import Watch, check_limits
 from ctrans.monitor.gauge_table import Figures, measures_of
 from ctrans.monitor.gauges import Gauges, in_a_line
 from ctrans.monitor.log import LogWriter
-from ctrans.monitor.log_lines import Header, Report
+from ctrans.monitor.log_lines import Header, Report, is_step
 from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
 from ctrans.monitor.past import Past
 from ctrans.monitor.past_checks import spike
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, check_reactions, distributed
-from ctrans.monitor.reductions import detached, host_numbers, norm_of
+from ctrans.monitor.reductions import detached, host_numbers, largest, norm_of
 from ctrans.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
 from ctrans.monitor.sites import as_it_was, first_quarter, is_compiled, sites_of
+from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 from solvers.errors import unknown
 
 LOGGER = logging.getLogger("ctrans.monitor")
+ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "start": (is_step, "the number of steps done, 0 or more"),
+    "total": (is_step, "the training's number of steps, or None"),
+    "clip": (lambda norm: isinstance(norm, (int, float)) and 0 < norm < math.inf, "a norm above 0, or None"),
+    "scale": (callable, "a function, such as scaler.get_scale"),
+    "save": (callable, "a function of the alarm"),
+    "told": (lambda each: isinstance(each, Sequence) and all(map(callable, each)), "a list of functions"),
+    "held": (lambda pair: isinstance(pair, Sequence) and len(pair) == 2, "a pair (tokens, targets)"),
+    "out": (lambda place: isinstance(place, (str, Path)), "a directory"),
+    "memory": (lambda memory: isinstance(memory, Mapping), "the result of Monitor.memory()"),
+}
+"""What an option of `Monitor` may be, besides its default."""
 OF_OPEN_MODEL = ("blocks", "attention", "ffn", "embed", "head", "loss", "example", "heads")
 """The options that `Monitor` passes on to `open_model`."""
 
@@ -69,9 +82,10 @@ class Monitor:
     - `blocks` to `heads`: options of `open_model`
 
     The training stays the same to the bit: random numbers, modes and gradients do not change. An
-    error in a gauge, a probe or a report becomes a warning and does not stop the training. With
-    several processes, make a monitor in each one and call `step` at the same steps; the first
-    process writes. Raises ConfigError for a model that cannot be opened, and for invalid options.
+    error in a gauge, a probe, a report or the log becomes a warning and does not stop the training.
+    With several processes, make a monitor in each one and call `step` at the same steps; the first
+    process writes. Raises ConfigError, when you make the monitor only, for a model that cannot be
+    opened, invalid options, and a directory that cannot be written to.
     """
 
     def __init__(
@@ -114,6 +128,8 @@ class Monitor:
         self.gauges = Gauges(self.sites)
         self.held = None if held is None else Held(*held)
         self.first_process = not distributed() or torch.distributed.get_rank() == 0
+        if self.out is not None and self.first_process:
+            RunDirectory(self.out).check_writable()
         self.reactions = Reactions(react, self.sites.root, self.out, save)
         self.alarms: list[Finding] = []
         self._told = list(told)
@@ -228,13 +244,11 @@ class Monitor:
     @contextlib.contextmanager
     def _errors_as_warnings(self, step: int) -> Iterator[None]:
         """Logs any exception as a warning: users' models and loggers may raise anything, and a
-        training must not stop for its report. A ConfigError at the first report is raised.
+        training must not stop for its report.
         """
         try:
             yield
         except Exception as error:
-            if isinstance(error, ConfigError) and step == self.start + 1:
-                raise
             LOGGER.warning("step %d: no report: %s", step, in_a_line(error))
             self.gauges.disarm()
 
@@ -264,7 +278,8 @@ class Monitor:
         alarms = self.watch.look(self.past)
         self.alarms.extend(alarms)
         self._write(Report(step, figures, dict(self.gauges.unknown)), alarms, probed)
-        self.reactions.react(alarms, step, optimizer)
+        with self._errors_as_warnings(step):
+            self.reactions.react(alarms, step, optimizer)
         return alarms
 
     def _run_figures(self, step: int, optimizer: torch.optim.Optimizer | None) -> Figures:
@@ -283,12 +298,12 @@ class Monitor:
         self.past.losses.extend(losses)
         self.past.norms.extend(norms)
         now = time.perf_counter()
-        found: Figures = {"loss": losses[-1][1], "highest_loss": _largest(losses)} if losses else {}
+        found: Figures = {"loss": losses[-1][1], "highest_loss": largest(losses)} if losses else {}
         if step > self._timed:
             found["seconds"] = (now - self._time) / (step - self._timed)
         self._time, self._timed = now, step
         if norms:
-            found["highest_gradient_norm"] = _largest(norms)
+            found["highest_gradient_norm"] = largest(norms)
             if norms[-1][0] == step:
                 found["gradient_norm"] = norms[-1][1]
         if optimizer is not None:
@@ -342,19 +357,14 @@ class Monitor:
         if self._told:
             summary = summarised(report.figures)
             for told in self._told:
-                told(report.step, summary)
+                with self._errors_as_warnings(report.step):
+                    told(report.step, summary)
 
     def _header(self, report: Report) -> Header:
         sites = self.sites.sites
         unseen = "" if "rms" in report.figures else "no forward pass was seen: for a compiled model, give monitor.step its batch="
         places, kinds = [site.place for site in sites], [str(site.sublayer.kind) for site in sites]
         return Header(self.sites.said, places, kinds, self.past.heads, self.every, self.total, unseen)
-
-
-def _largest(pairs: Sequence[tuple[int, float]]) -> float:
-    """The largest value of (step, value) pairs; the first inf or nan if there is one."""
-    values = [value for _, value in pairs]
-    return next((value for value in values if not math.isfinite(value)), max(values))
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -367,6 +377,9 @@ def check_options(options: Mapping[str, Any]) -> None:
             raise unknown("option of a monitor", name, defaults)
     given = {**defaults, **options}
     check_count("every", given["every"])
+    for name, (fits, wanted) in ALLOWED.items():
+        if given[name] != defaults[name] and not fits(given[name]):
+            raise ConfigError(f"{name} = {given[name]!r}: give {wanted}")
     if given["probe_every"] is not None:
         check_count("probe_every", given["probe_every"])
         if given["held"] is None:

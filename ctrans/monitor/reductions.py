@@ -88,3 +88,9 @@ def host_numbers(values: Sequence[Any]) -> list[float]:
         found[i][0] if isinstance(value, Tensor) else math.nan if value is None else float(value)
         for i, value in enumerate(values)
     ]
+
+
+def largest(pairs: Sequence[tuple[int, float]]) -> float:
+    """The largest value of (step, value) pairs; the first inf or nan if there is one."""
+    values = [value for _, value in pairs]
+    return next((value for value in values if not math.isfinite(value)), max(values))

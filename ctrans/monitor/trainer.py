@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from ctrans.findings import Finding
 from ctrans.interop.open_model import unwrap_model
+from ctrans.model.weights_file import write_durably
+from ctrans.monitor.gauges import Hook
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.monitor import Monitor, check_options
 from solvers import ConfigError
@@ -85,7 +87,7 @@ class TrainerCallback(transformers.TrainerCallback):
         options |= {"start": state.global_step, "total": state.max_steps}
         options["memory"] = memory_in(_checkpoint(args, state), state.global_step)
         self.monitor = Monitor(root, **options)
-        self._undo.callback(root.register_forward_hook(self._returned, with_kwargs=True).remove)
+        self._undo.callback(root.register_forward_hook(Hook(self._returned), with_kwargs=True).remove)
         if self._trainer is not None:
             self._note_norms(self._trainer.accelerator)
 
@@ -102,7 +104,10 @@ class TrainerCallback(transformers.TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         place = _checkpoint(args, state)
         if self.monitor is not None and state.is_world_process_zero and place.is_dir():
-            (place / MEMORY).write_text(json.dumps(self.monitor.memory(), allow_nan=False))
+            try:
+                write_durably(place / MEMORY, json.dumps(self.monitor.memory(), allow_nan=False).encode())
+            except OSError as error:
+                LOGGER.warning("cannot write %s: %s", place / MEMORY, error.strerror)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         control.should_save, self._save = control.should_save or self._save, False

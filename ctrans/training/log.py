@@ -16,6 +16,8 @@ from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 
 LOG = "log.jsonl"
+RECORDS = (LOG, "monitor.jsonl")
+"""The logs of a run beside its checkpoints: its own, and that of a monitor."""
 RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
@@ -94,27 +96,33 @@ def cut(directory: Path, step: int) -> None:
         write_durably(directory / LOG, text.encode())
 
 
-def set_aside(directory: Path, generation: str) -> None:
-    """Renames the log of a run that a new one overwrites, by the name of its directory of
+def set_aside(directory: Path, generation: str, new: str) -> None:
+    """Sets aside the logs of a run that a new one overwrites, under the name of its directory of
     checkpoints. Raises OSError.
+
+    A log aside under the `new` run's directory is of an earlier run there, which is no more.
     """
-    if (directory / LOG).exists() and not (directory / _aside(generation)).exists():
-        os.replace(directory / LOG, directory / _aside(generation))
+    for name in RECORDS:
+        (directory / _aside(new, name)).unlink(missing_ok=True)
+        if (directory / name).exists() and not (directory / _aside(generation, name)).exists():
+            os.replace(directory / name, directory / _aside(generation, name))
+        (directory / name).unlink(missing_ok=True)
 
 
 def bring_back(directory: Path, generation: str) -> None:
-    """Restores the log that was set aside for these checkpoints, if there is one, and removes all
-    others.
+    """Restores the logs that were set aside for these checkpoints, if there are any, and removes
+    all others.
     """
-    aside = directory / _aside(generation)
-    if aside.exists():
-        os.replace(aside, directory / LOG)
-    for other in directory.glob(_aside("*")):
-        other.unlink()
+    for name in RECORDS:
+        aside = directory / _aside(generation, name)
+        if aside.exists():
+            os.replace(aside, directory / name)
+        for other in directory.glob(_aside("*", name)):
+            other.unlink()
 
 
-def _aside(generation: str) -> str:
-    return f".{generation}.{LOG}"
+def _aside(generation: str, name: str) -> str:
+    return f".{generation}.{name}"
 
 
 def _rows(path: Path) -> Iterator[Row | None]:

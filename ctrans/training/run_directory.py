@@ -8,8 +8,9 @@
 
 A checkpoint is written under another name, flushed to the disk, and renamed; then the links are
 replaced. A process killed at any time leaves a readable `last`. A run that overwrites another one
-writes into checkpoints-2 (or from there into checkpoints). When its first checkpoint is whole,
-`last` points to it, and the old run is removed. `sha256sum -c SHA256SUMS` checks a checkpoint by
+writes into checkpoints-2 (or from there into checkpoints), and sets the logs aside under the name
+of their checkpoints. When its first checkpoint is whole, `last` points to it, and the old run and
+its logs are removed. `sha256sum -c SHA256SUMS` checks a checkpoint by
 hand.
 """
 

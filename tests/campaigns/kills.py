@@ -15,6 +15,7 @@ import torch._dynamo
 
 from ctrans.model.config import GPTConfig
 from ctrans.model.sums import damage
+from ctrans.training import log
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.settings import TrainConfig
 from ctrans.training.train import resume, train
@@ -62,11 +63,13 @@ def beginning(place, seed, *, overwrite=False):
 
 
 def bits(place):
-    """All that the last checkpoint says, bit for bit: tensors as bytes, since the order in a file's header is drawn by its writer."""
+    """All that the last checkpoint says, bit for bit: tensors as bytes, since the order in a file's header is drawn by its writer.
+    And what the log says of each iteration, but for its time."""
     last = RunDirectory(place).last.resolve()
     tensors = {path.name: safetensors.torch.load_file(path) for path in last.glob("*.safetensors")}
     found = {(file, name): value.numpy().tobytes() for file, held in tensors.items() for name, value in held.items()}
-    return found | {path.name: path.read_bytes() for path in last.glob("*.json")}
+    rows = [(row["step"], row.get("loss"), row.get("validation_loss")) for row in log.read(place)]
+    return found | {path.name: path.read_bytes() for path in last.glob("*.json")} | {log.LOG: rows}
 
 
 def killed_and_resumed(place, expected, count, random, seconds):
@@ -118,10 +121,10 @@ def killed_while_overwriting(place, old, new, count, random, seconds):
 
 
 def remains(directory):
-    """The names and links of a run, and how many lines its log has: whole checkpoints of the same names hold the same."""
+    """The names and links of a run, and how many lines its logs have: whole checkpoints of the same names hold the same."""
     names = sorted((str(path), path.is_symlink() and os.readlink(path)) for path in directory.rglob("*"))
-    log = directory / "log.jsonl"
-    return *names, log.read_bytes().count(b"\n") if log.exists() else 0
+    logs = [directory / log.LOG, *sorted(directory.glob(f".*.{log.LOG}"))]
+    return *names, *(path.read_bytes().count(b"\n") if path.exists() else 0 for path in logs)
 
 
 def killed_at_operations(place, old, new, share, random):
@@ -145,8 +148,12 @@ def killed_at_operations(place, old, new, share, random):
             elif left not in met:
                 met.add(left)
                 again = partial(resume, run) if store.exists else beginning(run, 0)
+                _placed(place / "left", run)
                 if in_a_copy(again)[0] != 0 or bits(run) not in ((new,) if before is None else (old, new)):
                     faults.append(f"{what}, killed at operation {number}: it could not be gone on with to the same bits")
+                _placed(run, place / "left")  # and a run that overwrites what is left is as one that finds nothing
+                if before is not None and (in_a_copy(beginning(run, 0, overwrite=True))[0] != 0 or bits(run) != new):
+                    faults.append(f"{what}, killed at operation {number}: overwritten once more, it ended in other bits")
     return count, faults
 
 

@@ -213,11 +213,14 @@ def test_a_log_that_cannot_be_read_to_its_end_is_not_replaced_by_its_beginning(t
         return made(path, mode, **options)
 
     monkeypatch.setattr(Path, "open", broken)
-    for asked in (lambda: LogWriter(tmp_path, HEADER, start=100), lambda: read_log(tmp_path)):
-        with pytest.raises(ConfigError, match=r"cannot read .*Input/output error"):
-            asked()
+    with pytest.raises(ConfigError, match=r"cannot read .*Input/output error"):
+        read_log(tmp_path)
+    writer = LogWriter(tmp_path, HEADER, start=100)
+    writer.report(Report(101, {"loss": 1.0}))
     monkeypatch.undo()
     assert (tmp_path / LOG).read_bytes() == whole
+    writer.report(Report(150, {"loss": 1.0}))
+    assert read_log(tmp_path).steps == [50, 100, 101, 150]
 
 
 TRAINING = """

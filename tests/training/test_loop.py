@@ -290,6 +290,30 @@ def test_a_run_goes_on_with_its_own_log_when_another_that_was_to_overwrite_it_ca
     assert not list(tmp_path.glob(".*.jsonl"))
 
 
+@pytest.mark.parametrize("killed", ["_link", "prune", "forget_others"])
+def test_a_run_that_overwrites_has_its_own_log_and_a_monitors_whenever_the_one_before_was_killed(killed, tmp_path, monkeypatch):
+    """Killed as `last` moves, before old checkpoints go or after: the log of the first run is then set aside, and is no more."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*of, **options):
+        raise Killed
+
+    carry_out(*start(tmp_path))
+    rows = [row["step"] for row in log.read(tmp_path)]
+    (tmp_path / "monitor.jsonl").write_text("of the first")
+    run, progress = start(tmp_path, overwrite=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, killed, kill)
+        with pytest.raises(Killed):
+            carry_out(run, progress)
+    carry_out(*start(tmp_path, overwrite=True))
+    assert [row["step"] for row in log.read(tmp_path)] == rows
+    assert not list(tmp_path.glob("*monitor.jsonl"))
+    assert not list(tmp_path.glob(".*.jsonl"))
+
+
 def test_lack_of_memory_names_batch_and_context(tmp_path, monkeypatch):
     run, progress = start(tmp_path)
     monkeypatch.setattr(run.module, "forward", lambda *_: torch.empty(10**18))

@@ -1,0 +1,214 @@
+"""A monitor that cannot do its work says so once, and the training and its own errors go on as without it."""
+
+import copy
+import errno
+import io
+import logging
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from ctrans import GPT, ConfigError, GPTConfig
+from ctrans.monitor import Monitor, read_log
+from ctrans.monitor.log import KEPT, LOG, LogWriter
+from ctrans.monitor.log_lines import Report
+from ctrans.monitor.monitor import check_options
+from tests.campaigns.disk import BrokenDisk, raising
+from tests.monitor.test_callbacks import STEPS, trained
+from tests.monitor.test_log import HEADER
+
+
+def small():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=32, context=8, depth=1, width=16, heads=2), seed=0)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(monitor, model, optimiser, steps, *, between=lambda step: None):
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, steps + 1):
+        tokens = torch.randint(32, (2, 9), generator=generator)
+        loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+        between(step)
+        loss.backward()
+        monitor.step(loss, optimiser)
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+@pytest.fixture
+def said(caplog):
+    words = []
+    caplog.set_level(logging.WARNING, "ctrans.monitor")
+    handler = logging.Handler()
+    handler.emit = lambda record: words.append(record.getMessage())
+    logging.getLogger("ctrans.monitor").addHandler(handler)
+    yield words
+    logging.getLogger("ctrans.monitor").removeHandler(handler)
+
+
+def test_a_log_whose_directory_goes_leaves_the_training_and_the_users_own_error(tmp_path, said):
+    model, optimiser = small()
+
+    def watched():
+        with Monitor(model, every=2, out=tmp_path / "log") as monitor:
+            train(monitor, model, optimiser, 8, between=lambda step: shutil.rmtree(tmp_path / "log") if step == 3 else None)
+            raise KeyError("the user's")
+
+    with pytest.raises(KeyError, match="the user's"):
+        watched()
+    assert len(said) == 1
+    assert "the log stays in memory: cannot write" in said[0]
+    assert not (tmp_path / "log").exists()
+
+
+def test_what_could_not_be_written_is_written_when_it_can_be(tmp_path, said):
+    model, optimiser = small()
+    monitor = Monitor(model, every=2, out=tmp_path / "log")
+    away = {3: lambda: (tmp_path / "log").rename(tmp_path / "away"), 7: lambda: (tmp_path / "away").rename(tmp_path / "log")}
+    train(monitor, model, optimiser, 8, between=lambda step: away.get(step, lambda: None)())
+    monitor.close()
+    log = read_log(tmp_path / "log")
+    assert (log.steps, log.ended, len(said)) == ([1, 2, 4, 6, 8], "finished", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_disk_that_fails_at_any_operation_changes_no_bit_and_loses_no_line_if_it_recovers(lasting, tmp_path, said):
+    def run(out, number=0):
+        model, optimiser = small()
+        monitor = Monitor(model, every=1, out=out)
+        with BrokenDisk(tmp_path, number, raising(errno.ENOSPC), lasting=lasting) as disk:
+            train(monitor, model, optimiser, 3)
+            monitor.close()
+        return model.state_dict(), disk.count
+
+    expected, count = run(tmp_path / "whole")
+    assert count > 10
+    for number in range(1, count + 1):
+        found, _ = run(tmp_path / str(number), number)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        if not lasting and number < count - 20:  # a failure at the end has no line after it
+            assert read_log(tmp_path / str(number)).steps == [1, 2, 3]
+    assert said
+
+
+def test_lines_that_wait_grow_no_further_than_a_log_does(tmp_path, said):
+    writer = LogWriter(tmp_path / "log", HEADER)
+    for step in range(1, 2 * KEPT):
+        writer.report(Report(step, {"loss": 1.0}))
+    assert len(writer._waiting) <= KEPT
+    (tmp_path / "log").mkdir()
+    writer.end(2 * KEPT, "finished")
+    assert (read_log(tmp_path / "log").steps[-1], len(said)) == (2 * KEPT - 1, 1)
+
+
+def test_of_two_monitors_in_one_place_the_newer_has_the_log_and_the_older_says_so(tmp_path, said):
+    (model, optimiser), (other, its) = small(), small()
+    older = Monitor(model, every=2, out=tmp_path)
+    train(older, model, optimiser, 4)
+    newer = Monitor(other, every=3, out=tmp_path)
+    train(newer, other, its, 3)
+    train(older, model, optimiser, 4)
+    train(newer, other, its, 3)
+    older.close("the older")
+    newer.close("the newer")
+    log = read_log(tmp_path)
+    assert (log.header.every, log.steps, log.ended) == (3, [1, 3, 6], "the newer")
+    assert len(said) == 1
+    assert f"another monitor writes {str(tmp_path / LOG)!r}" in said[0]
+
+
+def test_a_reaction_or_a_logger_that_fails_takes_no_alarm_away(said, reports_may_fail):
+    def broken(*of):
+        raise OSError("no space")
+
+    model, optimiser = small()
+    told = []
+    monitor = Monitor(
+        model,
+        every=2,
+        limits={"updates too large": {"limit": 0.0}},
+        react=["save", "stop"],
+        save=broken,
+        told=[broken, lambda *of: told.append(of)],
+    )
+    train(monitor, model, optimiser, 4)
+    assert [alarm.check for alarm in monitor.alarms].count("updates too large") >= 1
+    assert len(told) == 3
+    assert all("no space" in words for words in said)
+
+
+@pytest.mark.slow
+def test_a_trainer_ends_as_without_a_log_that_goes(tmp_path, said):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    class Removes(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            if state.global_step == 5:
+                shutil.rmtree(tmp_path / "log")
+
+    trainer = trained(tmp_path / "run", [TrainerCallback(every=2, out=tmp_path / "log"), Removes()], told=False)
+    assert trainer.state.global_step == STEPS
+    assert [words for words in said if "the log stays in memory" in words]
+
+
+def armed(monitor, model, optimiser):
+    """The monitor before a step that reports."""
+    train(monitor, model, optimiser, 3)
+    assert any(part._forward_hooks for part in model.modules())
+
+
+def test_a_copy_of_a_watched_model_is_a_model_and_its_passes_are_not_the_models():
+    def figures(copies):
+        model, optimiser = small()
+        monitor = Monitor(model, every=2)
+        armed(monitor, model, optimiser)
+        x = torch.randint(32, (2, 9), generator=torch.Generator().manual_seed(2))
+        for make in copies:
+            other = make(model)
+            with torch.no_grad():
+                for weight in other.parameters():
+                    weight.mul_(50.0)
+            other.train()
+            other(x[:, :-1], x[:, 1:])[1].backward()
+        train(monitor, model, optimiser, 1)
+        step, found = monitor.past.reports[-1]
+        return {"step": step, **found, "seconds": None}
+
+    def saved(model):
+        file = io.BytesIO()
+        torch.save(model, file)
+        return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+    through_pickle = lambda model: pickle.loads(pickle.dumps(model))  # noqa: E731
+    plain = figures([])
+    for make in (copy.deepcopy, saved, through_pickle, lambda model: copy.deepcopy(through_pickle(model))):
+        assert repr(figures([make])) == repr(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("clip", value) for value in (0, -1.0, float("inf"), float("nan"), "1")),
+        *(("total", value) for value in (-1, 1.5, "10")),
+        *(("start", value) for value in (-1, 1.5, True, None)),
+        *(("scale", value) for value in (3, "x")),
+        *(("told", value) for value in ([3], 3, print)),
+        *(("held", value) for value in (3, [1], torch.zeros(3))),
+        *(("save", 3), ("out", 3), ("memory", 3)),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(name, value):
+    with pytest.raises(ConfigError, match=rf"^{name} = .*: give "):
+        check_options({name: value})
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_training(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        Monitor(small()[0], out=tmp_path / "file")
