@@ -203,7 +203,7 @@ CHECKS = Checks(
         ),
         "embedding dominates the depth": Check(
             "depth beside a large embedding",
-            "the larger of 10 |X_T - Y_T|/|X_T|, Y the state without any sublayer (median over tokens), and 10 over X_0's root mean square",
+            "10 |X_T - Y_T|/|X_T|, Y the state without any sublayer (median over tokens), or 10 over X_0's root mean square if that is larger",
             "serious",
             f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3",
             "The state is its embedding from start to end. What attention and FFN add is negligible next to it.",
@@ -215,7 +215,7 @@ CHECKS = Checks(
             "text in the embedding",
             "share of X_0's variance that is between sequences at the same position",
             "serious",
-            f"{OURS}: position embeddings of trained models have 10% to 99%",
+            f"{OURS}: in trained models it is 10% to 99%",
             "Tokens at one position are nearly equal in every text, so the blocks read positions and almost no text.",
             "Scale the position table down, or the token embedding's multiplier up.",
             requires="two sequences that differ",
