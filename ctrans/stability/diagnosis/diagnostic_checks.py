@@ -203,7 +203,7 @@ CHECKS = Checks(
         ),
         "embedding dominates the depth": Check(
             "depth beside a large embedding",
-            "10 |X_T - Y_T|/|X_T|, Y the state without any sublayer (median over tokens), or 10 over X_0's root mean square if that is larger",
+            "10 |X_T - Y_T|/|X_T|, Y the state without any sublayer (median over tokens), or 10 over X_0's root mean square if larger",
             "serious",
             f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3",
             "The state is its embedding from start to end. What attention and FFN add is negligible next to it.",
