@@ -18,6 +18,11 @@ except ImportError:  # beartype: a machine borrowed for its GPU may lack it, and
 else:
     install_import_hook(["solvers", "ctrans"], f"{typecheck.__name__}.check")
 
+from ctrans import as_found
+from tests.guests import checking_as_found
+
+as_found.leaving_as_found = checking_as_found(as_found.leaving_as_found, as_found._HELD)
+
 hypothesis.settings.register_profile("ctrans", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ctrans")
 

@@ -14,6 +14,7 @@ SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 ROOMS = [
     "threads",
     "pages",
+    "as_found",
     "statement",
     "option",
     "json_values",

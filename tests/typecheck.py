@@ -2,6 +2,7 @@
 
 import functools
 import math
+import random
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
@@ -29,6 +30,10 @@ def check(function):
         if made is None:
             made = _CHECKED(function)
         allow(_left - 1)
-        return made(*arguments, **named)
+        numbers = random.getstate()  # beartype draws the entries of lists that it checks
+        try:
+            return made(*arguments, **named)
+        finally:
+            random.setstate(numbers)
 
     return checked

@@ -211,7 +211,7 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
             raise ConfigError(f"the module of {function!r} does not state its image size: give --images an .npy array of images")
         example = torch.from_numpy(read_images(request.images)[:2].copy()).to(dtype)
     opened = open_model(
-        made, dtype, dt=check_dt(request.config["dt"]), loss=_loss(request), example=example, **_named_parts(request)
+        made.to(dtype), dtype, dt=check_dt(request.config["dt"]), loss=_loss(request), example=example, **_named_parts(request)
     )
     return _of_opened(opened, request, Path(function).name, trained=True, given=given)
 

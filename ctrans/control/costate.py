@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.as_found import leaving_as_found
 from ctrans.control.shapes import TokenRows
 from ctrans.depth import Depth
 from ctrans.walk import (
@@ -67,6 +68,7 @@ class Costate:
 
 
 @torch.no_grad()
+@leaving_as_found
 def costate(
     model: Model,
     tokens: Tensor,

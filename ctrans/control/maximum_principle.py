@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ctrans.as_found import leaving_as_found
 from ctrans.control.costate import Costate, places
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.shapes import TokenRows
@@ -68,6 +69,7 @@ NOTHING = PointwiseReading()
 
 
 @torch.no_grad()
+@leaving_as_found
 def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = None) -> MaximumPrinciple:
     """g = H(P) + <P, v> >= 0 and a = (<P, beta> - <P, v>)/(<P, beta> + H(P)) of each segment; a =
     cos(-P, v) if H is +inf.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.as_found import leaving_as_found
 from ctrans.control.admissible import VERDICTS, Posedness
 from ctrans.control.certificate import weakest
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
@@ -129,6 +130,7 @@ def why_not_applicable(placement: Placement, regularization: Regularization) -> 
 
 
 @renamed_keyword("remedy", "regularization")
+@leaving_as_found
 def check_model(
     model: Model,
     tokens: Tensor,

@@ -271,18 +271,3 @@ def _state_given(call: RecordedCall) -> Any:
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in a value, or in the containers that it consists of."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model has no dropout and no gradients; afterwards each module is in its previous
-    mode.
-    """
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True

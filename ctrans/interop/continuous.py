@@ -13,11 +13,13 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
+from ctrans.as_found import as_found
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.block_calls import StateForm, bind, evaluating, own_context, recorded
+from ctrans.interop.block_calls import StateForm, bind, own_context, recorded
 from ctrans.interop.example_inputs import example_of
 from ctrans.interop.find_blocks import find_blocks
 from ctrans.interop.recognise import recognise
@@ -80,7 +82,7 @@ def continuize(
     check_present(model, "trained as an ODE")
     blocks = find_blocks(model, anatomy)
     chosen = _chosen(layers, blocks)
-    with evaluating(model):
+    with as_found(model), torch.no_grad():
         inputs = example_of(model) if example is None else example
         calls = recorded(blocks, lambda: model(**inputs))
         depths = {i: recognise(blocks[i], calls[i], anatomy, StateForm()).depth(dt) for i in chosen}

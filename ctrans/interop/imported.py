@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ctrans.as_found import as_found
 from ctrans.depth import Depth, check_dt
 from ctrans.fields import ParallelMaps
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
-from ctrans.interop.block_calls import evaluating
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.model_adapter import OUTPUTS, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
@@ -103,7 +103,7 @@ class Imported(nn.Module):
         super().__init__()
         self.model = model
         self.adapter: ModelAdapter = adapter or TransformersAdapter(model, anatomy or Anatomy())
-        with evaluating(model):
+        with as_found(model), torch.no_grad():
             structures, like = self.adapter.structures()
             _say_what_they_are(self.adapter, structures, like, each=not has_weights_on_demand(model))
             self.adapter.check(depth_of(structures, 1.0))

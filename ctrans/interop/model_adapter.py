@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.as_found import as_found
 from ctrans.depth import Depth
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_rows import IMPLEMENTATION
@@ -143,7 +144,7 @@ class ModelAdapter(ABC):
         blocks = self.blocks()
         called = {i: block.get_submodule(path) for i, (block, path) in enumerate(zip(blocks, self._called, strict=True)) if path}
         contexts: list[dict[str, Any]] = [{} for _ in blocks]
-        with torch.no_grad():
+        with as_found(self.model), torch.no_grad():
             if called:
                 with watched({str(i): part for i, part in called.items()}) as calls:
                     self.run_like(x)

@@ -4,6 +4,7 @@ checkpoint or any module.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import os
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ctrans.as_found import keep_as_found, leaving_as_found
 from ctrans.depth import Depth, check_dt
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.foreign_errors import one_line
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error, one_line
 from ctrans.interop.hugging_face import (
     CONFIG,
     from_transformers,
@@ -49,6 +51,7 @@ PICKLED = (".pt", ".pth")
 """Suffixes of files that torch.save writes."""
 
 
+@leaving_as_found
 def open_model(
     model: str | Path | nn.Module,
     dtype: torch.dtype | None = None,
@@ -68,7 +71,8 @@ def open_model(
     """Opens a model for analysis: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the directory
     that holds it), or any module.
 
-    - `dtype`: converts the weights. Default: float64 for files, no conversion for a module
+    - `dtype`: of the weights. Default: float64 for files, its own for a module. A module of another
+      dtype is copied and then converted
     - `dt`: multiplies the length of each segment; 1 is the model
     - `on_demand`: reads a directory's weights when they are used. Default: if they take more than a
       quarter of this machine's memory (see `ctrans.weights.on_demand`)
@@ -84,9 +88,10 @@ def open_model(
       the text tower
     - `heads`: the number of heads of a nanoGPT model stored as a bare state dict
 
-    A module is put into eval mode, and its weights then need no gradients; `described` says so if
-    it was in training mode. States are (batch, tokens, width) whatever the module's own order. The
-    rebuilt blocks are compared with the module's output.
+    A module stays as it was found. What the opened model computes, it computes with the module in
+    evaluation mode and without gradients of weights (`ctrans.as_found`). States are (batch, tokens,
+    width) whatever the module's own order. The rebuilt blocks are compared with the module's
+    output.
 
     >>> opened = open_model("models/gpt2", torch.float32)
     >>> screen(opened.model, *opened.pairs(windows))
@@ -99,10 +104,14 @@ def open_model(
     if heads is not None and (isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED):
         raise ConfigError(f"heads = {heads} is only for a bare state dict of nanoGPT: leave it out (--heads)")
     if isinstance(model, nn.Module):
-        training = model.training
-        module = _ready(unwrap_model(model), dtype)
+        own = unwrap_model(model)
+        module = _ready(own, dtype)
+        if module is not own and (embed or head):
+            raise ConfigError(f"dtype = {dtype} copies the module, which embed= and head= use: give the module.to(dtype)")
         if isinstance(module, Imported):
-            return open_imported(module, loss=loss)
+            inner = module.model
+            shared = {id(each): each for each in (*inner.modules(), *inner.parameters())}
+            return keep_as_found(open_imported(copy.deepcopy(module, shared), loss=loss), inner)
 
         def read() -> Imported:
             if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
@@ -110,9 +119,7 @@ def open_model(
             adapter = ModuleAdapter(module, anatomy, _token_example(module) if example is None else example, embed, head)
             return Imported(module, dt=dt, adapter=adapter)
 
-        opened = _open_probed(module, read, None, loss)
-        opened.described += "; it was in training mode and is in evaluation mode now" if training else ""
-        return opened
+        return keep_as_found(_open_probed(module, read, None, loss), module)
     if not isinstance(model, (str, os.PathLike)):
         called = ": call it first" if callable(model) else ""
         raise ConfigError(f"the model is a {type(model).__name__}{called}: give an nn.Module or a path")
@@ -129,17 +136,19 @@ def open_model(
 
 
 def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """The module in that dtype, without gradients and in evaluation mode. Raises ConfigError for
-    one that cannot be read.
-    """
+    """The module, or a copy of it in that dtype. Raises ConfigError for one that cannot be read."""
     for path, part in module.named_modules():
         why = _unreadable(part)
         if why:
             raise ConfigError(f"{path or type(module).__name__} {why}")
-    module = (module if dtype is None else module.to(dtype)).requires_grad_(False).eval()
     if isinstance(module, (GPT, OTTransformer)):
         raise ConfigError(f"a {type(module).__name__} is already a model of ctrans: pass it to screen, simulate and the others")
-    return module
+    if dtype is None or all(weight.dtype == dtype for weight in module.parameters() if weight.is_floating_point()):
+        return module
+    try:
+        return copy.deepcopy(module).to(dtype)
+    except FOREIGN_ERRORS as error:
+        raise ConfigError(f"dtype = {dtype} needs a copy: give the module.to(dtype) ({named_error(error)})") from error
 
 
 def _open_probed(module: nn.Module, read: Callable[[], Imported], directory: Path | None, loss: str | Loss | None) -> Opened:
@@ -189,7 +198,6 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     """Opens an imported model as `open_model` opens a directory's. Its tokenizer is looked for in
     the directory.
     """
-    model = model.requires_grad_(False).eval()
     like = model.adapter.like()
     causal = _is_causal(model.depth.sublayers[0].field, like)
     predicts = model.adapter.predicts()
@@ -263,7 +271,7 @@ def _from_transformers(
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
                 loaded.set_experts_implementation("eager")
             read = partial(from_transformers, one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
-            return _open_probed(loaded, read, directory, loss)
+            return _open_probed(loaded.requires_grad_(False), read, directory, loss).eval()
         except RuntimeError as error:  # some modules have kernels only for some dtypes
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(f"{str(directory)!r} does not run in {kind}, choose another --dtype: {one_line(error)}") from None

@@ -26,7 +26,7 @@ STAND_INS = ("mean", "random", "none")
 
 
 class Opened(ModelAround):
-    """A model opened for analysis, in eval mode and without gradients.
+    """A model opened for analysis. It computes in eval mode and without gradients of weights.
 
     It is a model itself: its `depth`, `embed`, `head`, `trajectory` and loss are those of `model`.
 

@@ -21,30 +21,30 @@ def probe_weights(model: nn.Module) -> Iterator[list[str]]:
     entries that are not finite.
 
     A random matrix with n columns has entries of size 1/sqrt(n); a vector, such as LayerScale's,
-    about 1/2. Scalars and weights on demand are not changed.
+    about 1/2. Scalars and weights on demand are not changed. Versions of weights stay the same, so
+    that a user's earlier graph through them can still run backward.
     """
     generator = torch.Generator().manual_seed(SEED)
     before: list[tuple[Tensor, Tensor]] = []
     broken = []
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.is_meta or not weight.is_floating_point() or weight.numel() < 2:
-                continue
-            bad = ~weight.isfinite()
-            if bool(bad.any()):
-                broken.append(name)
-            elif "bias" in name.rpartition(".")[2] or bool(weight.any()):
-                continue
-            else:
-                bad = torch.ones_like(bad)
-            before.append((weight, weight.detach().clone()))
-            weight.copy_(torch.where(bad, _drawn(weight, generator), weight))
+    for name, parameter in model.named_parameters():
+        weight = parameter.data
+        if weight.is_meta or not weight.is_floating_point() or weight.numel() < 2:
+            continue
+        bad = ~weight.isfinite()
+        if bool(bad.any()):
+            broken.append(name)
+        elif "bias" in name.rpartition(".")[2] or bool(weight.any()):
+            continue
+        else:
+            bad = torch.ones_like(bad)
+        before.append((weight, weight.clone()))
+        weight.copy_(torch.where(bad, _drawn(weight, generator), weight))
     try:
         yield broken
     finally:
-        with torch.no_grad():
-            for changed, own in before:
-                changed.copy_(own)
+        for changed, own in before:
+            changed.copy_(own)
 
 
 def random_states(like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.as_found import as_found
 from ctrans.depth import check_count
 from ctrans.findings import Finding
 from ctrans.monitor.alarms import Watch, check_limits
@@ -30,7 +31,7 @@ from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, check_reactions, distributed
 from ctrans.monitor.reductions import detached, host_numbers, largest, norm_of
 from ctrans.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
-from ctrans.monitor.sites import as_it_was, first_quarter, is_compiled, sites_of
+from ctrans.monitor.sites import first_quarter, is_compiled, sites_of
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -324,8 +325,7 @@ class Monitor:
         root = self.sites.root
         self.gauges.arm(looking=True)
         try:
-            with as_it_was(root), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                root.eval()
+            with as_found(root), torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 args, kwargs = first_quarter(batch)
                 root(*args, **kwargs)
         finally:

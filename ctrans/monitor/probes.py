@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.as_found import as_found
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.control.regularization import Regularization
@@ -19,7 +20,7 @@ from ctrans.control.segment_check import check_segment
 from ctrans.fields import TokenBound
 from ctrans.monitor.gauges import in_a_line
 from ctrans.monitor.sharpness import over_edge
-from ctrans.monitor.sites import Sites, as_it_was
+from ctrans.monitor.sites import Sites
 from ctrans.stability.attention.by_depth import AttentionByDepth
 from ctrans.stability.backward.lyapunov import LyapunovExponents
 from ctrans.stability.backward.sensitivity import Sensitivities
@@ -153,8 +154,7 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
     few = held.tokens[:1, :TOKENS] if sites.vocabulary else held.tokens[:1]
     found: dict[str, Any] = {}
     unknown: dict[str, str] = {}
-    with as_it_was(sites.root):
-        sites.root.eval()
+    with as_found(sites.root):
         at = Probed(sites, sites.model, held, optimizer, few)
         for name, look in PROBES.items():
             try:

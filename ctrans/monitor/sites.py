@@ -4,13 +4,11 @@ sublayer and return its velocity.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
@@ -85,8 +83,7 @@ def is_compiled(model: nn.Module) -> bool:
 def sites_of(model: nn.Module, **opening: Any) -> Sites:
     """The sites of a model of ctrans, or of a model that `open_model(model, **opening)` opens.
 
-    The model's modes, `requires_grad` and random numbers do not change. Raises ConfigError for a
-    model that cannot be opened, or whose weights are sharded.
+    Raises ConfigError for a model that cannot be opened, or whose weights are sharded.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"cannot watch a {type(model).__name__}: give the nn.Module that trains")
@@ -100,24 +97,8 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
         return Sites(root, root, _own_sites(root, root.depth), vocabulary, type(root).__name__, own=True)
     if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
         raise ConfigError("the model's weights are sharded already: make the Monitor first, then shard the model")
-    with as_it_was(root):
-        opened = open_model(root, **opening)
+    opened = open_model(root, **opening)
     return Sites(root, opened, _own_sites(root, opened.depth), opened.vocabulary, opened.described.split(";")[0])
-
-
-@contextlib.contextmanager
-def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Restores the model's modes and `requires_grad` and all random numbers at the end."""
-    modes = [(part, part.training) for part in model.modules()]
-    asks = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        for part, training in modes:
-            part.training = training
-        for parameter, required in asks:
-            parameter.requires_grad_(required)
 
 
 def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

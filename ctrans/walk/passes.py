@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.as_found import leaving_as_found
 from ctrans.depth import Depth
 from ctrans.fields import norms_found_once
 from ctrans.sublayer import Sublayer
@@ -38,6 +39,7 @@ class Lane:
     instruments: Sequence[Instrument] = ()
 
 
+@leaving_as_found
 def walk(
     model: Model,
     tokens: Tensor,
@@ -64,6 +66,7 @@ def walk(
 
 
 @torch.no_grad()
+@leaving_as_found
 def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback | None = None) -> None:
     """Walks all lanes together, segment by segment. Raises as `walk`. Call each instrument's
     `figures()` afterwards.
@@ -75,6 +78,7 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback
 
 
 @torch.no_grad()
+@leaving_as_found
 def walk_depth(
     depth: Depth,
     x0: Float[Tensor, "*batch tokens width"],
@@ -96,6 +100,7 @@ def states_of(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Fl
 
 
 @torch.no_grad()
+@leaving_as_found
 def observe(
     depth: Depth,
     states: Sequence[Float[Tensor, "*batch tokens width"]],

@@ -219,13 +219,6 @@ def test_weights_keep_their_objects_and_a_copy_asks_its_own_module():
         assert torch.equal(copied.head(copied.depth(copied.embed(ids()))), module(ids()))
 
 
-def test_a_module_in_training_is_put_into_evaluation_and_that_is_said():
-    module = plain("language").train()
-    opened = ctrans.open_model(module)
-    assert not module.training
-    assert "it was in training mode" in opened.described
-
-
 def test_embed_and_head_take_the_place_of_the_modules():
     module = plain("language")
     opened = ctrans.open_model(module, embed=lambda idx: module.tok(idx), head=lambda x: x.sum(-1, keepdim=True))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import ctrans
+from ctrans.as_found import as_found
 from solvers import ConfigError
 from tests.interop import unusual_modules as unusual
 from tests.interop.unusual_modules import VOCABULARY, TiedGPT, wrapped
@@ -57,7 +58,7 @@ def own_states(module, example):
     blocks = next(part for name, part in module.named_modules() if name in names)
     seen = []
     handles = [b.register_forward_hook(lambda _, __, y: seen.append(y["hidden"] if isinstance(y, dict) else y)) for b in blocks]
-    with torch.no_grad():
+    with as_found(module), torch.no_grad():  # torch's kernels round otherwise for weights that need gradients
         as_one = isinstance(module, unusual.BatchGPT)
         output = module(**example) if isinstance(example, dict) and not as_one else module(TOKENS if example is None else example)
     for handle in handles:

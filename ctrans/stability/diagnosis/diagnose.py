@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ctrans.as_found import leaving_as_found
 from ctrans.findings import SEVERITIES, Finding, Reading, Readings, in_words
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivities
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
@@ -165,6 +166,7 @@ def lane_of_attempts(model: Model, tokens: Tensor, targets: Any, instruments: Se
     return Lane(tokens, targets if refusal is None else None, attempts)
 
 
+@leaving_as_found
 def diagnose(
     model: Model,
     tokens: Tensor,

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.as_found import leaving_as_found
 from ctrans.scheme import Scheme
 from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
@@ -66,6 +67,7 @@ class Simulation:
 
 
 @torch.no_grad()
+@leaving_as_found
 def simulate(
     model: DescribedModel,
     tokens: Tensor,

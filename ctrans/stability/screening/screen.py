@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor
 
+from ctrans.as_found import leaving_as_found
 from ctrans.findings import Finding
 from ctrans.stability.diagnosis.diagnose import Diagnosis, lane_of_attempts
 from ctrans.stability.diagnosis.reading import cut
@@ -82,6 +83,7 @@ class Screening:
         return findings_of({name: step.quantities for name, step in self.steps.items()})
 
 
+@leaving_as_found
 def screen(
     model: DescribedModel,
     tokens: Tensor,
