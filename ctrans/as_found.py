@@ -20,10 +20,8 @@ from torch.nn.parameter import is_lazy
 Function = TypeVar("Function", bound=Callable[..., Any])
 Ours = TypeVar("Ours", bound=nn.Module)
 
-COMPUTED = ("embed", "forward", "given", "moved", "outputs", "raw_velocity", "rows", "terminal_loss", "velocity")
+COMPUTED = ("embed", "forward", "outputs", "rows", "terminal_loss", "velocity")
 """Methods of our modules that compute with a user's modules."""
-RESTORED = (dict, OrderedDict, list)
-"""Types of attributes whose entries are restored."""
 _LOCK = threading.RLock()
 _HELD: set[int] = set()
 """The ids of the modules inside of `as_found`."""
@@ -46,7 +44,7 @@ def as_found(model: Any) -> Iterator[None]:
         held = {id(part) for part in parts}
         modes = [(part, part.training) for part in parts]
         asking = [p for part in parts for p in part.parameters(recurse=False) if p.requires_grad and p.is_leaf]
-        own = [each for part in parts for each in (vars(part), *vars(part).values()) if type(each) in RESTORED]
+        own = [each for part in parts for each in (vars(part), *vars(part).values()) if type(each) in (dict, OrderedDict, list)]
         kept: list[tuple[Any, Any]] = [(each, each.copy()) for each in own]
         tensors = [b for part in parts for b in part.buffers(recurse=False) if not (b.is_inference() or is_lazy(b))]
         buffers = [(b, b._version, b.detach().clone()) for b in tensors]

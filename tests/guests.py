@@ -71,6 +71,16 @@ def state_of(model):
     return found, alive  # what is compared by its id must live
 
 
+def traces_in(model):
+    """What a monitor may leave behind in a model that trained on: modes, `requires_grad`, names of attributes, hooks, and numbers."""
+    found = {"torch": _bits(torch.get_rng_state())}
+    for path, module in model.named_modules():
+        hooks = {name: len(value) for name, value in vars(module).items() if name.endswith("_hooks")}
+        asking = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
+        found[path] = (type(module), module.training, sorted(vars(module)), hooks, asking)
+    return found
+
+
 @contextlib.contextmanager
 def left_as_found(model):
     """Asserts at the end, also after an exception, that nothing about the model or the process has changed."""

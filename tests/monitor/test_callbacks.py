@@ -9,6 +9,7 @@ import torch
 
 from ctrans import ConfigError
 from ctrans.monitor import read_log
+from tests.guests import traces_in
 
 STEPS = 12
 
@@ -49,10 +50,12 @@ def test_a_trainer_with_the_callback_has_the_weights_of_one_without(tmp_path, ar
     from ctrans.monitor import TrainerCallback
 
     callback = TrainerCallback(every=4)
-    without = trained(tmp_path / "without", [], **arguments).model.state_dict()
+    plain = trained(tmp_path / "without", [], **arguments).model
+    without, traces = plain.state_dict(), traces_in(plain)
     trainer = trained(tmp_path / "with", [callback], **arguments)
     weights = trainer.model.state_dict()
     assert all(torch.equal(weights[name], without[name]) for name in without)
+    assert traces_in(trainer.model) == traces
     log = read_log(tmp_path / "with")
     assert log.steps == [1, 4, 8, 12]
     assert (log.ended, log.header.total) == ("finished", STEPS)

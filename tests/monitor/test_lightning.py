@@ -12,6 +12,7 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.monitor import LightningCallback, read_log
+from tests.guests import traces_in
 from tests.monitor.test_bits import hugging_face
 
 STEPS = 12
@@ -94,9 +95,11 @@ def same(first, second):
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_with_the_callback_has_the_bits_of_one_without(tmp_path, case):
     without = trained(tmp_path, [], **CASES[case]())
+    traces = traces_in(without)
     callback = LightningCallback(every=4, out=tmp_path / "log")
     watched = trained(tmp_path, [callback], **CASES[case]())
     assert same(watched, without)
+    assert traces_in(watched) == traces
     log = read_log(tmp_path / "log")
     assert log.steps == [1, 4, 8, 12]
     assert (log.ended, log.header.total) == ("finished", STEPS)
