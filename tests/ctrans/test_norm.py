@@ -310,3 +310,23 @@ def test_another_eps_shares_the_gains(name):
     assert not torch.allclose(twin(x), norm(x), atol=1e-3)
     assert torch.allclose(twin.with_eps(1e-3)(x), norm(x), atol=1e-14)
     assert twin.linear_parameters().keys() == {f"norm.{key}" for key in norm.linear_parameters()}
+
+
+@both
+def test_constraint_violation_is_the_larger_relative_error_of_length_and_mean(name):
+    """At z = beta + gamma u: max(abs(d - |u|^2), abs(1'u) where the norm subtracts the mean)/d."""
+    norm, u = MADE[name], torch.cat([points(20, WIDTH, seed=7), points(20, WIDTH, seed=8) + 1])
+    expected = (WIDTH - u.square().sum(-1)).abs()
+    if norm.centred:
+        assert (u.sum(-1).abs() > expected).any(), "no case where the mean decides"
+        expected = torch.maximum(expected, u.sum(-1).abs())
+    found = norm.constraint_violation(norm.beta + norm.gamma * u).detach()
+    assert torch.allclose(found, expected / WIDTH, rtol=1e-12, atol=1e-13)
+
+
+def test_constraint_violation_of_a_ball_is_0_inside():
+    norm = MADE["clip_length"]
+    direction = points(WIDTH, seed=9)
+    direction = direction * math.sqrt(WIDTH) * norm.radius / direction.norm()
+    for length, expected in ((0.5, 0.0), (1.0, 0.0), (1.5, 1.25)):
+        assert float(norm.constraint_violation(length * direction)) == pytest.approx(expected, abs=1e-14)
