@@ -5,7 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import io
+import os
+import signal
 import sys
+import threading
+from types import FrameType
 from typing import Any
 
 import click
@@ -63,7 +67,20 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            made = super().invoke(ctx)
+            sys.stdout.flush()
+            return made
+        except (BrokenPipeError, SystemExit) as error:
+            if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):  # rich exits
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(128 + signal.SIGPIPE)
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _end)
         for stream in (sys.stdout, sys.stderr):  # file names may be bytes that are no text
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -80,9 +97,20 @@ class Commands(click.Group):
         except click.Abort:
             _say("interrupted")
             code = 130
+        except Terminated as error:
+            _say("ended by SIGTERM")
+            code = error.code
         except (ValueError, RuntimeError, MemoryError, OSError) as error:
             code = _explain(error)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+class Terminated(SystemExit):
+    """The end of a command by SIGTERM, as by Ctrl-C: what it has begun is closed."""
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Terminated(128 + number)
 
 
 def _say(message: str) -> None:

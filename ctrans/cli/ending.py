@@ -16,7 +16,7 @@ from ctrans import __version__
 from ctrans.cli.inputs import Batch
 from ctrans.cli.model_sources import resolved
 from ctrans.cli.plugins import LOADED
-from ctrans.cli.request import Request, WrittenRequest
+from ctrans.cli.request import STDOUT, Request, WrittenRequest
 from ctrans.report.contents import page_of
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
@@ -130,7 +130,7 @@ def write_result(request: Request, directory: Path | None, result: Mapping[str, 
     """Writes the result to the directory, to --json and as the page of --html. Returns the page."""
     text = save_json(request, directory, result)
     if request.quiet:
-        click.echo(text, nl=False)
+        click.echo(text, file=click.get_current_context().meta[STDOUT], nl=False)
     page = report or page_of({request.command: json.loads(text)})
     if request.html_path is not None:
         write_atomic(Path(request.html_path), render(page).encode())

@@ -80,12 +80,15 @@ def _folder_first(where: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _failures_of(value: str) -> Iterator[None]:
-    """Turns any error of the user's code into one message with its place."""
+    """Turns any error of the user's code, and sys.exit, into one message with its place. What the
+    code prints goes to stderr, since stdout may have to hold one JSON object.
+    """
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     except click.ClickException:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}, line {place.lineno}"
         raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {error}") from None

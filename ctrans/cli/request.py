@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -33,6 +35,8 @@ from solvers.errors import look_up
 
 MODEL_OPTIONS = ("checkpoint", "model", "architecture", "python")
 """Options that name a model. Without them the model is a seeded GPT."""
+STDOUT = "ctrans.stdout"
+"""The key of click's context for the stream that has the object of --json -."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -285,7 +289,15 @@ def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Calla
     def decorate(command: Callable[[Asked], None]) -> click.Command:
         @click.pass_context
         def call(context: click.Context, /, **_: object) -> None:
-            command(request_of(kind, context))
+            request = request_of(kind, context)
+            context.meta[STDOUT] = sys.stdout
+            try:
+                with contextlib.redirect_stdout(sys.stderr if request.quiet else sys.stdout):  # models of users may print
+                    command(request)
+            except SystemExit as stop:
+                if stop.code:
+                    raise
+                raise ConfigError("code of a model or a plugin ended the command by sys.exit: remove that call") from None
 
         return GroupedCommand(
             name,

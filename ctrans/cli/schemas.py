@@ -178,6 +178,7 @@ RESULT_KEYS: dict[str, Schema] = {
         "study": described("The description: base configuration, what varies, learning rates, seeds, data.", OBJECT),
         "runs": described("The number of runs.", int),
         "done": described("The number of finished runs.", int),
+        "failed": described("The number of runs that failed. The same command tries them again.", int),
         "cost": described("With --dry-run, the remaining runs and their cost on this machine.", OBJECT_OR_NULL),
         "outcomes": a_map("By case, as JSON text of what varies.", FIGURES),
         "losses": a_map(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from ctrans.study.outcomes import curves, losses, outcomes_of, states
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, Preset
 from ctrans.study.study_file import read_study
+from ctrans.study.training import FAILED
 from ctrans.training.data_sources import read_source
 from solvers import ConfigError
 from solvers.errors import unknown
 
+CAUSES = 5
+"""The largest number of failures that are printed; the store has all."""
 TOML = ".toml"
 PREDICT = "predict"
 MOVED = (
@@ -116,9 +120,10 @@ def _check(request: StudyRequest, directory: Path) -> None:
 def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -> None:
     """Writes and prints the results of the runs so far."""
     runs = plan.kept(store)
-    outcomes = outcomes_of(runs)
+    outcomes, failed = outcomes_of(runs), [run for run in runs if run.result.ending == FAILED]
     result = {
         **begins(plan),
+        "failed": len(failed),
         "outcomes": outcomes,
         "losses": losses(runs),
         "curves": curves(runs),
@@ -127,7 +132,9 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "verdict": _verdict(request, plan, runs),
     }
     files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    end(request, directory, result=result, files=files)
+    failures = [f"{len(failed)} of {len(plan.runs)} runs failed; the same command tries them again"] * bool(failed)
+    causes = dict.fromkeys(f"{run.run.case}: {run.result.message}" for run in failed)
+    end(request, directory, result=result, files=files, failures=[*failures, *islice(causes, CAUSES)])
 
 
 def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) -> Verdict | None:

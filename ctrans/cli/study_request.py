@@ -94,7 +94,7 @@ def begins(plan: Prospect) -> dict[str, Any]:
     maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}
     nothing = dict.fromkeys(("cost", "frequencies_loss", "verdict", "prediction"))
     done = len(plan.runs) - len(plan.left)
-    return {"study": dataclasses.asdict(plan.study), "runs": len(plan.runs), "done": done, **maps, **nothing}
+    return {"study": dataclasses.asdict(plan.study), "runs": len(plan.runs), "done": done, "failed": 0, **maps, **nothing}
 
 
 def costs(plan: Prospect, processes: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 from ctrans.model.config import GPTConfig
 from ctrans.study.description import PlannedRun
 from ctrans.study.run_key import BEFORE, run_key
-from ctrans.study.training import RunResult
+from ctrans.study.training import FAILED, RunResult
 from ctrans.training.run_directory import lock
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -99,9 +99,10 @@ class Store:
         context.
 
         A run whose stored key does not match its stored fields, for example of other data, has its
-        stored key only.
+        stored key only. A run that failed is not known, so that it is tried again.
         """
-        rows = self.connection.execute('SELECT key, model, training, trained, "commit" FROM runs').fetchall()
+        columns = 'key, model, training, trained, "commit"'
+        rows = self.connection.execute(f"SELECT {columns} FROM runs WHERE ending != ?", (FAILED,)).fetchall()
         found = {row[0]: row[0] for row in rows}
         for key, *texts, commit in rows:
             model, training, trained = map(json.loads, texts)
@@ -125,12 +126,12 @@ class Store:
         return float(sum(seconds for key, seconds in rows if key in wanted))
 
     def add(self, done: Sequence[tuple[str, PlannedRun, RunResult]], commit: str) -> None:
-        """Adds the rows of runs in one transaction."""
+        """Adds the rows of runs in one transaction. A run that failed before has a new row."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with self.connection:
             for key, run, result in done:
                 row = _row(Finished(key, run, result, commit, now))
-                self.connection.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(row))})", row)
+                self.connection.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(row))})", row)
 
     def runs(self, keys: Iterable[str] | None = None) -> list[Finished]:
         """All stored runs, or those with these keys, in the order in which they ended."""

@@ -86,6 +86,10 @@ def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_
                     for future in done:
                         results = future.result()
                         yield under_way.pop(future), results
+            except (KeyboardInterrupt, SystemExit):  # or the pool would wait for the ends of its runs
+                for process in multiprocessing.active_children():
+                    process.kill()
+                raise
             except BrokenProcessPool:
                 died.update(id(job) for job in under_way.values())
                 again.extendleft(under_way.values())

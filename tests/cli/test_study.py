@@ -5,6 +5,7 @@ import pytest
 from ctrans.study.carry_out import prospect
 from ctrans.study.database import open_store
 from ctrans.study.presets.table import PRESETS
+from ctrans.study.study_file import read_study
 from ctrans.study.training import RunResult
 from tests.cli.test_commands import run, strict
 
@@ -58,6 +59,26 @@ def test_a_file_is_carried_out_kept_and_shown_again(tmp_path):
     assert (out / "study.png").read_bytes().startswith(b"\x89PNG")
     again = run("study", tmp_path / "mine.toml", "--report", "--out", out, "--json", "-")
     assert strict(again.stdout)["outcomes"] == first["outcomes"]
+
+
+@pytest.mark.parametrize("failing", [1, 4])
+def test_runs_that_failed_are_no_runs_that_are_done(failing, tmp_path):
+    (tmp_path / "mine.toml").write_text(TOML)
+    study, results = read_study(tmp_path / "mine.toml"), ["failed"] * failing + ["finished"] * (4 - failing)
+    with open_store(tmp_path / "out") as store:
+        runs = prospect(study, store).runs.items()
+        curve = [{"step": 0, "validation_loss": 5.0}, {"step": 2, "validation_loss": 3.0}]
+        store.add(
+            [(key, each, RunResult(end, "no memory", curve, 1.0, {})) for (key, each), end in zip(runs, results, strict=True)], ""
+        )
+        store.tell("name", study.name)
+    result = run("study", tmp_path / "mine.toml", "--report", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert f"{4 - failing} of 4 runs are done, {failing} failed" in result.stdout.replace("\n", " ")
+    assert f"{failing} of 4 runs failed" in result.stderr
+    assert "no memory" in result.stderr
+    found = strict((tmp_path / "out" / "study.json").read_text())
+    assert (found["done"], found["failed"]) == (4 - failing, failing)
 
 
 def test_a_preset_says_claim_effects_and_verdict(tmp_path):

@@ -71,6 +71,20 @@ def test_divergence_and_failure_are_outcomes_and_no_errors(tmp_path):
         assert store.outcomes()['{"placement": "pre"}']["diverged"] == 1.0
 
 
+def test_a_run_that_failed_is_tried_again_and_replaced(tmp_path):
+    def failing(jobs):
+        for i, job in enumerate(jobs):
+            yield job, job.carry_out() if i else [RunResult("failed", "no memory", [], 1.0, {}) for _ in job.runs]
+
+    carried_out(small(), tmp_path, failing)
+    failed = {run.key for run in rows(tmp_path) if run.result.ending == "failed"}
+    assert failed
+    with open_store(tmp_path) as store:
+        assert prospect(small(), store).left.keys() == failed
+    carried_out(small(), tmp_path)
+    assert [run.result.ending for run in rows(tmp_path)] == 4 * ["finished"]
+
+
 def test_the_same_command_finds_nothing_to_do(tmp_path):
     carried_out(small(), tmp_path)
 

@@ -66,13 +66,16 @@ def _study(prefix: str, study: JSONObject) -> list[Chapter]:
 
 def _answer(study: JSONObject) -> Answer:
     left = study["runs"] - study["done"]
-    done = f"{study['done']:,} of {study['runs']:,} runs are done"
+    failed = study.get("failed")
+    done = f"{study['done']:,} of {study['runs']:,} runs are done{f', {failed:,} failed' if failed else ''}"
     if study["cost"]:
         return Answer(f"{done}. The rest takes about {digits(study['cost']['processor_hours'])} processor hours on this machine.")
     if left:
         spent = study["study"]["budget"] is not None
         done += "; the budget is spent: give more with --budget" if spent else "; the same command continues the study"
     verdict = (study["verdict"] or {}).get("verdict")
+    if failed == study["runs"]:
+        return Answer(f"Every run failed. {done}.", "bad")
     if study["outcomes"] and len(_unlearned(study)) == len(study["outcomes"]):
         return Answer(f"No case learned more than how often each token comes: train longer. {done}.", "note")
     if verdict is None:

@@ -1,0 +1,99 @@
+"""Code of users, readers who leave, and signals: the object of --json - stands alone, and no command ends without a word."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.test_commands import run, strict
+
+SMALL = ("--depth", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch", 1)
+MODEL = """
+import sys
+def exits():
+    print("loud")
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("code", ["0", "", "3", "'words'"])
+def test_a_plugin_that_exits_is_named_with_its_line(code, tmp_path):
+    (tmp_path / "plugin.py").write_text(f"import sys\nsys.exit({code})\n")
+    result = run("--plugin", tmp_path / "plugin.py", "families")
+    assert result.exit_code == 2
+    assert "plugin.py, line 2: SystemExit" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_function_that_exits_is_named_with_its_line(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    result = run("diagnose", "--python", f"{tmp_path / 'model.py'}:exits", "--json", "-")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "SystemExit: 0" in result.stderr
+
+
+def test_prints_of_users_code_do_not_stand_before_the_object(tmp_path):
+    (tmp_path / "loud.py").write_text("print('at import')\n")
+    result = run("--plugin", tmp_path / "loud.py", "simulate", *SMALL, "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert strict(result.stdout)["command"] == "simulate"
+    assert "at import" in result.stderr
+
+
+def test_a_model_that_prints_or_exits_in_a_pass(monkeypatch):
+    from ctrans.model.gpt import GPT
+
+    make = GPT.__init__
+
+    def loud(self, *args, **options):
+        make(self, *args, **options)
+        print("in the command")
+
+    monkeypatch.setattr(GPT, "__init__", loud)
+    result = run("simulate", *SMALL, "--json", "-")
+    assert strict(result.stdout)["command"] == "simulate"
+    assert "in the command" in result.stderr
+    monkeypatch.setattr(GPT, "__init__", lambda *args, **options: sys.exit(0))
+    result = run("simulate", *SMALL, "--json", "-")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "sys.exit" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_who_leaves_is_no_failed_computation(tmp_path):
+    command = [sys.executable, "-m", "ctrans", "simulate", *map(str, SMALL), "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 128 + signal.SIGPIPE
+    assert (tmp_path / "simulate.json").is_file()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_study_with_a_line_and_no_process_is_left(tmp_path):
+    (tmp_path / "long.toml").write_text(
+        "learning_rates = [1e-3, 1e-2]\n[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 100000\nbatch = 20\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "ctrans",
+        "study",
+        str(tmp_path / "long.toml"),
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path / "s"),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(12)
+    process.terminate()
+    assert "ctrans: ended by SIGTERM" in process.communicate(timeout=30)[1].splitlines()[-1]
+    assert process.returncode == 128 + signal.SIGTERM
+    time.sleep(5)  # the tracker of multiprocessing ends a little after
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
