@@ -18,6 +18,8 @@ from solvers import ConfigError
 
 LARGEST_JSON = 256 << 20
 """The largest size of a JSON file in bytes; the largest tokenizers have 40 MB."""
+MOST_NAMES = 1 << 25
+"""The largest size of a safetensors header in bytes; a model of 10,000 blocks has 15 MB."""
 DEEPEST_JSON = 100
 """The largest nesting depth of objects and lists in JSON."""
 NO_FILE = {
@@ -63,6 +65,21 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
             return file.read(limit)
     except OSError as error:
         raise cannot_read(path, error) from None
+
+
+def check_safetensors(path: Path) -> None:
+    """Raises ConfigError unless a safetensors file's header fits in the file, and is no larger than
+    its weights plus 1 MiB and `MOST_NAMES`. Parsing takes 30 times the header's memory.
+    """
+    size = check_file(path)
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    rest = max(0, size - 8)
+    most = min(MOST_NAMES, rest, max(0, rest - header) + (1 << 20))
+    if header > most:
+        raise ConfigError(
+            f"{str(path)!r} is no whole safetensors file: its header has {header:,} bytes, and at most {most:,} are allowed"
+        )
 
 
 def read_json(path: Path) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from solvers.method import Method
@@ -39,7 +40,8 @@ def march(
     try:
         for k, segment in enumerate(segments):
             where = k
-            if run.watch and not finite(x):
+            too_long = abs(segment.end - segment.start) > torch.finfo(x.dtype).max  # torch cannot multiply by its steps
+            if too_long or (run.watch and not finite(x)):
                 raise Stopped(Status.NON_FINITE, t, x)
             if segment.enter is not None:
                 x, before = segment.enter(x), x

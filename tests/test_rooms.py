@@ -18,6 +18,7 @@ ROOMS = [
     "statement",
     "option",
     "json_values",
+    "printable",
     "norm",
     "placement",
     "findings",

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from ctrans import __version__
 from ctrans.cli.plugins import import_plugins
+from ctrans.cli.say import say
 from ctrans.pages import take_huge_pages
 from ctrans.threads import wait_passively
 
@@ -81,6 +82,8 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _end)
+        if sys.stdout is None:  # closed; a file that is opened later would get its number
+            sys.stdout = open(os.devnull, encoding="utf-8")  # noqa: SIM115 for all of the process; writes raise OSError
         for stream in (sys.stdout, sys.stderr):  # file names may be bytes that are no text
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -92,13 +95,13 @@ class Commands(click.Group):
         except click.ClickException as error:
             early = isinstance(error, click.NoSuchOption) and error.option_name == "--plugin"
             hint = " Give it before the command: ctrans --plugin FILE COMMAND" if early else ""
-            _say(f"{error.format_message()}{hint}")
+            say(f"{error.format_message()}{hint}", error=True)
             code = error.exit_code
         except click.Abort:
-            _say("interrupted")
+            say("interrupted", error=True)
             code = 130
         except Terminated as error:
-            _say("ended by SIGTERM")
+            say("ended by SIGTERM", error=True)
             code = error.code
         except (ValueError, RuntimeError, MemoryError, OSError) as error:
             code = _explain(error)
@@ -113,11 +116,6 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise Terminated(128 + number)
 
 
-def _say(message: str) -> None:
-    """Prints one line on stderr, also if the message has line breaks."""
-    click.echo("ctrans: " + message.strip().replace("\n", "\\n").replace("\r", "\\r"), err=True)
-
-
 def _explain(error: Exception) -> int:
     """Prints one line for an error of ctrans or the machine, and gives the exit code. Raises any
     other error again, as it is a bug.
@@ -125,14 +123,17 @@ def _explain(error: Exception) -> int:
     from solvers import ConfigError, SolveError
 
     if isinstance(error, (ConfigError, SolveError)):
-        _say(str(error))
+        say(str(error), error=True)
         return 2 if isinstance(error, ConfigError) else 1
     if isinstance(error, OSError):
         where = "" if error.filename is None else f"{str(error.filename)!r}: "
-        _say(f"{where}{error.strerror or error}")
+        closed = (
+            isinstance(error, io.UnsupportedOperation) and isinstance(sys.stdout, io.TextIOBase) and not sys.stdout.writable()
+        )
+        say("stdout is closed: redirect it to a file or a pipe" if closed else f"{where}{error.strerror or error}", error=True)
         return 2
     if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
-        _say("out of memory: lower --width, --depth, --context or --batch")
+        say("out of memory: lower --width, --depth, --context or --batch", error=True)
         return 2
     raise error
 

@@ -17,6 +17,8 @@ from ctrans.cli.inputs import Batch
 from ctrans.cli.model_sources import resolved
 from ctrans.cli.plugins import LOADED
 from ctrans.cli.request import STDOUT, Request, WrittenRequest
+from ctrans.cli.say import say
+from ctrans.printable import printable
 from ctrans.report.contents import page_of
 from ctrans.report.files import check_writable, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
@@ -101,7 +103,7 @@ def end(
     written += [] if request.html_path is None else [request.html_path]
     print_page(request, page, written, looked_at=None if inputs is None else inputs.words)
     for failure in failures:
-        click.echo(f"ctrans: {failure}", err=True)
+        say(failure, error=True)
     if failures:
         raise SystemExit(1)
 
@@ -123,14 +125,14 @@ def print_page(request: Request, page: Page, written: Sequence[str], *, looked_a
     console = Console()
     show(page, console, looked_at=looked_at, verbose=request.verbose)
     if written:
-        console.print(f"Written: {', '.join(written)}", soft_wrap=True, markup=False, highlight=False)
+        console.print(printable(f"Written: {', '.join(written)}"), soft_wrap=True, markup=False, highlight=False)
 
 
 def write_result(request: Request, directory: Path | None, result: Mapping[str, Any], report: Page | None = None) -> Page:
     """Writes the result to the directory, to --json and as the page of --html. Returns the page."""
     text = save_json(request, directory, result)
     if request.quiet:
-        click.echo(text, file=click.get_current_context().meta[STDOUT], nl=False)
+        say(text, end="", to=click.get_current_context().meta[STDOUT])
     page = report or page_of({request.command: json.loads(text)})
     if request.html_path is not None:
         write_atomic(Path(request.html_path), render(page).encode())

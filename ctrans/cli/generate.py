@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 
 from ctrans.cli.click_options import once
 from ctrans.cli.ending import check_json, result_of, write_result
 from ctrans.cli.request import Request, command_of, get_device
+from ctrans.cli.say import say
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
 from ctrans.model.gpt import GPT
@@ -33,10 +33,6 @@ from solvers.gradients import get_gradient
 from solvers.methods import get_method
 
 Decode = Callable[[int, bool], str]
-HARMLESS = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
-"""Control characters except tab and newline. A model may write them, and a terminal would act on
-them.
-"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +77,7 @@ def command(request: GenerateRequest) -> None:
     prompt = encode(request.prompt, model.config.vocab_size)
     scheme = trained_with(place)
     if scheme != DISCRETE:
-        click.echo(f"ctrans: integrated as it was trained, {words(scheme)}", err=True)
+        say(f"integrated as it was trained, {words(scheme)}", error=True)
     show = (lambda piece: None) if request.quiet else _write
     samples = []
     with progress_bar("generate", request.samples * request.tokens) as advance:
@@ -167,4 +163,4 @@ def _sample(
 
 def _write(piece: str) -> None:
     encoding = sys.stdout.encoding
-    click.echo(piece.translate(HARMLESS).encode(encoding, "replace").decode(encoding), nl=False)
+    say(piece.encode(encoding, "replace").decode(encoding), end="")

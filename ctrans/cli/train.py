@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import click
 import torch
 from torch import Tensor
 
 from ctrans.cli.ending import check_json, print_page, result_of, save_json, write_result
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import check_exclusive, command_of, get_device
+from ctrans.cli.say import say
 from ctrans.cli.train_options import TrainRequest
 from ctrans.findings import Finding
 from ctrans.model.gpt import GPT
@@ -214,7 +214,7 @@ class MonitoredRun(Watcher):
 def _say(words: str) -> None:
     """Prints a line. The run continues if stdout is closed, as by `head` or a closed terminal."""
     try:
-        click.echo(words)
+        say(words)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -268,4 +268,4 @@ def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outco
     print_page(request, page, [f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", *drawn)])
     if outcome.ending is not Ending.FINISHED:
         advice = ADVICE[run.store.exists, outcome.ending].format(rate=run.config.learning_rate / 2)
-        click.echo(f"ctrans: {outcome.ending.value}: {outcome.message}; {advice} --out {directory}", err=True)
+        say(f"{outcome.ending.value}: {outcome.message}; {advice} --out {directory}", error=True)

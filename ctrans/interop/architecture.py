@@ -13,7 +13,7 @@ from torch import nn
 
 from ctrans.depth import check_count
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.config_checks import MOST_PARTS, check_size
+from ctrans.interop.config_checks import MOST_PARTS, check_size, neutral
 from ctrans.interop.hugging_face import (
     build,
     check_family,
@@ -112,8 +112,9 @@ def from_architecture(
     on_demand = too_large_to_stay(size) if on_demand is None else on_demand
     if not on_demand:
         check_fits(size, "have them drawn on demand (on_demand=True, --stream)")
-    (put_model_on_demand if on_demand else put_in_place)(model, anatomy, drawn(model, seed))
-    return Imported(model, dt=dt, anatomy=anatomy)
+    with reading(f"the {type(model).__name__} of this architecture does not run"):
+        (put_model_on_demand if on_demand else put_in_place)(model, anatomy, drawn(model, seed))
+        return Imported(model, dt=dt, anatomy=anatomy)
 
 
 def skeleton(
@@ -128,7 +129,7 @@ def skeleton(
     own = {name: value for name, value in settings.items() if name != "model_type"}
     named = settings["model_type"] if isinstance(architecture, Mapping) else str(architecture)
     with reading(f"architecture {named!r} makes no model"):
-        config = transformers.CONFIG_MAPPING[settings["model_type"]](**own)
+        config = neutral(transformers.CONFIG_MAPPING[settings["model_type"]](**own))
         if blocks is not None:
             _set_blocks(config, blocks)
         make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)

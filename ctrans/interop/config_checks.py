@@ -16,8 +16,10 @@ from solvers import ConfigError
 
 MOST_PARTS = MOST_BLOCKS
 """The largest number of blocks or experts of a model."""
-PARTS = ("layer", "expert")
-"""Config entries with these words in their names count blocks or experts."""
+MOST_BY_WORD = {"layer": MOST_PARTS, "expert": MOST_PARTS, "labels": 10**5}
+"""The largest value of config entries with this word in their names. The library makes an object
+for each block, expert and label.
+"""
 MOST_WEIGHTS = 10**13
 """The largest number of weights made on demand: ten times that of the largest models."""
 AT_LEAST_ONE = (
@@ -25,6 +27,15 @@ AT_LEAST_ONE = (
     *("num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "num_key_value_heads"),
 )
 """Config entries that count something which every model has."""
+NEUTRAL = {
+    "return_dict": True,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "torchscript": False,
+    "use_cache": False,
+    "chunk_size_feed_forward": 0,
+}
+"""Config entries that change how a model returns its output, not what it computes."""
 KERNELS = (None, "eager", "sdpa")
 """Attention kernels of the library itself. It would download and run others by name."""
 SLACK, SPARE = 4, 10**7
@@ -45,18 +56,22 @@ def check_settings(where: str, config: Mapping[str, Any]) -> None:
         if isinstance(value, int) and not isinstance(value, bool):
             if name in AT_LEAST_ONE and value < 1:
                 raise ConfigError(f"{where} says {name} = {value}: it must be at least 1")
-            if value > MOST_PARTS and any(part in name for part in PARTS):
-                raise ConfigError(f"{where} says {name} = {_short(value)}: the largest allowed number is {MOST_PARTS:,}")
+            most = min((most for word, most in MOST_BY_WORD.items() if word in name), default=value)
+            if value > most:
+                raise ConfigError(f"{where} says {name} = {_short(value)}: the largest allowed number is {most:,}")
 
 
 def check_size(where: str, make: Callable[[], nn.Module], dtype: torch.dtype, *, held: int | None, on_demand: bool) -> None:
     """Raises ConfigError if the model has too many numbers for the memory, or for the `held`
     numbers in its weight files.
 
-    `make` makes the model; here it runs on the meta device, without numbers.
+    `make` makes the model; here it runs on the meta device, without numbers. Its buffers are never
+    made on demand.
     """
     with torch.device("meta"):
-        sizes = [parameter.numel() for parameter in make().parameters()]
+        model = make()
+    check_fits(sum(buffer.nbytes for buffer in model.buffers()), f"lower the sizes in {where}", "the buffers need")
+    sizes = [parameter.numel() for parameter in model.parameters()]
     total = sum(sizes)
     if held is not None and total > SLACK * held + SPARE:
         raise ConfigError(f"{where} describes a model of {total:,} numbers, but its weight files hold {held:,}")
@@ -66,6 +81,16 @@ def check_size(where: str, make: Callable[[], nn.Module], dtype: torch.dtype, *,
         raise ConfigError(f"{where} describes a model of {total:,} numbers: the largest allowed number is {MOST_WEIGHTS:,}")
     if max(sizes, default=0) * dtype.itemsize > memory() // 4:
         check_fits(4 * max(sizes) * dtype.itemsize, "lower its width or its vocabulary")
+
+
+def neutral(config: Any) -> Any:
+    """The library's config with the `NEUTRAL` entries, also in its parts."""
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    for part in [config, *(part for part in parts if part is not None)]:
+        for name, value in NEUTRAL.items():
+            if getattr(part, name, value) != value:
+                setattr(part, name, value)
+    return config
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,8 +7,8 @@ FOREIGN_ERRORS = (Exception,)
 
 
 def one_line(error: BaseException) -> str:
-    """The first 200 characters of an error's text, on one line."""
-    return " ".join(str(error).split())[:200]
+    """The first 200 characters of an error's text, on one line; its type if it has no text."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def named_error(error: BaseException) -> str:

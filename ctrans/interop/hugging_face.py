@@ -17,7 +17,7 @@ from torch import nn
 
 from ctrans.given_files import read_json
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.config_checks import check_settings, check_size
+from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
 from ctrans.interop.foreign_errors import one_line
 from ctrans.interop.imported import Imported
@@ -95,10 +95,11 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
     """
     directory = Path(directory)
     transformers = import_transformers()
-    settings, _, _ = _checked(directory, dtype, on_demand=False)
+    settings, config, _, _ = _checked(directory, dtype, on_demand=False)
     with reading(f"cannot load {str(directory)!r}"):
         model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
             directory,
+            config=config,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -121,7 +122,7 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
     gradients. Errors as `from_transformers`.
     """
     directory = Path(directory)
-    _, stored, make = _checked(directory, dtype, on_demand=True)
+    _, _, stored, make = _checked(directory, dtype, on_demand=True)
     with reading(f"cannot load {str(directory)!r}"), skeletons():
         model = make()
     source, unused = read(model, stored)
@@ -132,9 +133,9 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
 
 def _checked(
     directory: Path, dtype: torch.dtype | None, *, on_demand: bool
-) -> tuple[Mapping[str, Any], Mapping[str, Stored], Callable[[], nn.Module]]:
-    """The entries of a directory's config, its stored weights, and a function that makes the model
-    without them.
+) -> tuple[Mapping[str, Any], Any, Mapping[str, Stored], Callable[[], nn.Module]]:
+    """The entries of a directory's config, the library's config, the stored weights, and a function
+    that makes the model without them.
 
     Raises ConfigError for an unreadable config, missing or damaged weights, and a model that is too
     large.
@@ -145,12 +146,12 @@ def _checked(
     stored = _stored(directory)
     with reading(f"cannot load {str(directory)!r}"):
         # runs no code of the directory and does not ask whether to
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = neutral(transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
         kept = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
         make = partial(build, settings, config, transformers.AutoModel, kept)
         held = sum(math.prod(weight.shape) for weight in stored.values())
         check_size(where, make, kept, held=held, on_demand=on_demand)
-    return settings, stored, make
+    return settings, config, stored, make
 
 
 def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:

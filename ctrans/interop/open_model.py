@@ -39,7 +39,7 @@ from ctrans.interop.opened import Opened
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import probe_weights, random_states
 from ctrans.interop.streamed import stored_weights
-from ctrans.interop.transformers_library import quiet
+from ctrans.interop.transformers_library import quiet, reading
 from ctrans.model.gpt import GPT
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
@@ -153,7 +153,7 @@ def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 def _open_probed(module: nn.Module, read: Callable[[], Imported], directory: Path | None, loss: str | Loss | None) -> Opened:
     """Opens what `read` makes of the module, which has `probe_weights` meanwhile."""
-    with probe_weights(module) as broken:
+    with probe_weights(module) as broken, reading(f"cannot open {type(module).__name__}"):
         opened = open_imported(read(), directory, loss)
     if broken:
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
@@ -187,6 +187,10 @@ def _unreadable(part: nn.Module) -> str:
     """Why a part of a module cannot be read; empty if it can."""
     if any(nn.parameter.is_lazy(weight) for weight in part.parameters(recurse=False)):
         return "is lazy and has no weights yet: run the module on one batch first"
+    if any(weight.is_meta for weight in part.parameters(recurse=False)):
+        return "is on the meta device and has no weights: load them first"
+    if any(weight.is_inference() for weight in part.parameters(recurse=False)):
+        return "was made in inference mode and has no derivatives: make it without torch.inference_mode"
     if hasattr(part, "_orig_mod"):
         return "is compiled: open the model first, then compile its parts"
     if type(part).__module__.startswith(QUANTISED):

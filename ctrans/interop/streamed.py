@@ -19,7 +19,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from ctrans.given_files import check_file
+from ctrans.given_files import check_safetensors
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.find_blocks import find_blocks
 from ctrans.interop.foreign_errors import one_line
@@ -124,7 +124,7 @@ def stored_weights(files: list[Path]) -> dict[str, Stored]:
     """
     found = {}
     for path in files:
-        check_file(path)
+        check_safetensors(path)
         try:
             with safetensors.safe_open(path, "pt") as file:
                 for name in file.offset_keys():

@@ -24,16 +24,18 @@ def import_transformers() -> Any:
 
 @contextlib.contextmanager
 def reading(failure: str) -> Iterator[None]:
-    """Inside, the library's errors for a config or weights become one ConfigError that begins with
-    `failure`.
+    """Inside, errors of foreign code, for a config, weights or an input, become one ConfigError
+    that begins with `failure`.
     """
     try:
         yield
+    except ConfigError:
+        raise
     except FOREIGN_ERRORS as error:
         text = one_line(error)
         if isinstance(error, KeyError):
             text = f"its config names {text}, which the library does not know"
-        raise ConfigError(f"{failure}: {text}") from None
+        raise ConfigError(f"{failure}: {text}") from error
 
 
 @contextlib.contextmanager
@@ -41,7 +43,7 @@ def quiet() -> Iterator[None]:
     """Inside, the library prints no warnings and no progress bars. Errors as `import_transformers`."""
     log = import_transformers().utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
+    log.set_verbosity(log.CRITICAL)  # an error that matters is raised too
     log.disable_progress_bar()
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ctrans.given_files import read_json
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, check_buildable
+from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.sums import check_bound
 from ctrans.model.weights_file import read_weights, sha256_of, write_durably, write_weights
 from ctrans.weights.low_rank import before_updates, factors, merge_updates, update_like
@@ -188,6 +188,8 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
     weights, metadata = read_weights(path)
     if metadata.get(CONFIG_DIGEST) not in (None, _digest(settings)):
         raise ConfigError(f"{str(directory / CONFIG)!r} was changed after {str(path)!r} was saved: restore the original")
+    if number_of_weights(config) > sum(weight.numel() for weight in weights.values()) and not updates:
+        raise ConfigError(f"{str(path)!r} does not fit its config.json, which describes {number_of_weights(config):,} weights")
     if not updates:
         return _filled(GPT(config), weights, path)
     model = update_like(_base_of(path, config, metadata.get(BASE_DIGEST)), weights, path)

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ctrans.given_files import read_file
+from ctrans.given_files import check_safetensors, read_file
 from solvers import ConfigError
 
 CHECKSUM = "crc32"
@@ -38,10 +38,12 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     file.
     """
     data = read_file(path)
+    pickled = next((what for beginning, what in PICKLES.items() if data.startswith(beginning)), None)
+    if not pickled:
+        check_safetensors(path)
     try:
         weights = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
-        pickled = next((what for beginning, what in PICKLES.items() if data.startswith(beginning)), None)
         reason = f"it is {pickled}, and reading that may run code" if pickled else error
         raise ConfigError(f"{str(path)!r} is no whole safetensors file: {reason}") from None
     length = int.from_bytes(data[:8], "little")

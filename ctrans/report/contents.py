@@ -84,34 +84,34 @@ def page_of(results: JSONObject) -> Page:
     if not results:
         raise ConfigError("there are no results: give at least one")
     groups: dict[str, dict[str, Any]] = {}
-    for name, result in results.items():
+    for name, result in decoded(results).items():
         command = result.get("command") if isinstance(result, Mapping) else None
         if not isinstance(command, str):
             raise ConfigError(
                 f"{name}: this is no result of a ctrans command: give a file that one has written by --json or --out"
             )
-        groups.setdefault(command, {})[name] = decoded(result)
+        groups.setdefault(command, {})[name] = result
     chapters: list[Chapter] = []
+    asked: list[str] = []
     for command, group in groups.items():
-        chapters += [*_chapters(command, group), _options(command, group)]
-    title = " and ".join(f"ctrans {command}" for command in groups)
-    asked = "; ".join(_line(command, name, result) for command, group in groups.items() for name, result in group.items())
-    return Page(title, asked, chapters, dict(results))
+        try:
+            chapters += [*_chapters(command, group), _options(command, group)]
+            asked += [_line(command, name, result) for name, result in group.items()]
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"{', '.join(group)}: ctrans {command} does not write this ({type(error).__name__}: {error}): make the result anew"
+            ) from None
+    return Page(" and ".join(f"ctrans {command}" for command in groups), "; ".join(asked), chapters, dict(results))
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
     sections = SECTIONS.get(command, Sections(other_page.chapters))
-    try:
-        models: dict[str, Any] = {}
-        for label, result in group.items():
-            for name, model in sections.models_in(result).items():
-                models[": ".join(filter(None, (label, name))) if len(group) > 1 else name] = model
-        chapters = sections.chapters(models, next(iter(group.values())))
-        return [each.shown for each in chapters if each.shown.parts]
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise ConfigError(
-            f"{', '.join(group)}: ctrans {command} does not write this ({type(error).__name__}: {error}): make the result anew"
-        ) from None
+    models: dict[str, Any] = {}
+    for label, result in group.items():
+        for name, model in sections.models_in(result).items():
+            models[": ".join(filter(None, (label, name))) if len(group) > 1 else name] = model
+    chapters = sections.chapters(models, next(iter(group.values())))
+    return [each.shown for each in chapters if each.shown.parts]
 
 
 def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:

@@ -8,6 +8,7 @@ import base64
 import dataclasses
 import functools
 import gzip
+import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ctrans.json_values import plain
+from ctrans.printable import UNSAFE
 from ctrans.report.placement_style import looks_of
 from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
 from solvers import ConfigError
@@ -34,6 +36,7 @@ def render(page: Page) -> str:
     Raises ConfigError where the libraries of the extra `report` are not installed.
     """
     charts = [chart for chapter in page.chapters for chart in chapter.charts]
+    library, library_hash = _library()
     text: str = _template().render(
         page=page,
         number={id(chart): i for i, chart in enumerate(charts)},
@@ -43,7 +46,8 @@ def render(page: Page) -> str:
         charts=_data([dataclasses.asdict(chart) for chart in charts]),
         results=_data(plain(page.results)),
         looks=_data(_looks(charts)),
-        library=_library(),
+        library=library,
+        allowed=f"{_hash(_file('page.js').encode())} {library_hash}",
         style=_file("page.css"),
         script=_file("page.js"),
         kind=lambda part: type(part).__name__,
@@ -70,9 +74,9 @@ def _template() -> Any:
 
 
 @functools.cache
-def _library() -> str:
+def _library() -> tuple[str, str]:
     """Plotly's script as its Python package brings it, packed by gzip as text: 2 MB in place of
-    4.8, which the browser unpacks.
+    4.8, which the browser unpacks. And the hash of the script.
 
     Not imported as Python, which would take longer than the page.
     """
@@ -80,7 +84,14 @@ def _library() -> str:
         script = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
     except (ImportError, OSError):
         raise ConfigError(MISSING) from None
-    return base64.b64encode(gzip.compress(script, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(script, mtime=0)).decode(), _hash(script)
+
+
+def _hash(script: bytes) -> str:
+    """The script's name in a content security policy, by which a browser runs this one and no
+    other.
+    """
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"
 
 
 def _file(name: str) -> str:
@@ -111,7 +122,8 @@ def _data(value: Any) -> str:
     nothing can be drawn there.
     """
     text = json.dumps(_drawable(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for character in "<>&\u2028\u2029":
+    text = UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 

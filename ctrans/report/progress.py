@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ctrans.printable import printable
+
 PATIENCE = 1.0
 """Seconds before the bar appears."""
 LONG = 10.0
@@ -37,7 +39,13 @@ class Bar:
 
     def __init__(self, what: str, total: int, done: int):
         self._console = Console(stderr=True)
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._what, self._task = what, self._progress.add_task(what, total=total, completed=done)
         self._started, self._shown = time.perf_counter(), False
@@ -55,7 +63,7 @@ class Bar:
         return lambda *_: self(word)
 
     def __call__(self, word: str, done: int = 1) -> None:
-        self._progress.update(self._task, advance=done, description=f"{self._what}: {word}")
+        self._progress.update(self._task, advance=done, description=printable(f"{self._what}: {word}"))
         self._done += done
         elapsed = time.perf_counter() - self._started
         if self._first is None and done:

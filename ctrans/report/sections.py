@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from ctrans.findings import in_words
+from ctrans.printable import printable
 
 JSONObject = Mapping[str, Any]
 """An object of a command's JSON."""
@@ -223,14 +224,16 @@ class Page:
 
 
 def decoded(value: Any) -> Any:
-    """A JSON value with numbers in the place of the texts "inf", "-inf" and "nan", also inside of
-    lists and objects.
+    """A JSON value with numbers in the place of the texts "inf", "-inf" and "nan" and with all other
+    text `printable`, also inside of lists and objects.
     """
     if isinstance(value, Mapping):
-        return {name: decoded(each) for name, each in value.items()}
+        return {printable(name): decoded(each) for name, each in value.items()}
     if isinstance(value, list):
         return [decoded(each) for each in value]
-    return float(value) if value in ("inf", "-inf", "nan") else value
+    if not isinstance(value, str):
+        return value
+    return float(value) if value in ("inf", "-inf", "nan") else printable(value)
 
 
 def number(value: Any) -> float | None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ctrans.printable import printable
 from ctrans.report.fit import groups_of, shown_rows
 from ctrans.report.sections import (
     EMPTY,
@@ -44,7 +45,7 @@ def show(page: Page, console: Console, *, looked_at: str | None = None, verbose:
     for answer in page.answers:
         console.print(Text(answer.text, STYLES[answer.mark] or "bold"), highlight=False)
     if looked_at is not None:
-        console.print(looked_at, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(looked_at), highlight=False, markup=False, soft_wrap=True)
     legend: dict[str, str] = {}
     for i, chapter in enumerate(page.chapters):
         parts = [part for part in chapter.parts if not isinstance(part, Answer | Plot)]

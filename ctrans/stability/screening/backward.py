@@ -208,7 +208,13 @@ def plan_transport(case: Case) -> StepPlan:
             return StepVerdict("unknown", "–", why, quantities, notes, result)
         top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
         assert top.after is not None, "its amplification is known"
-        bound = "no bound" if top.bound is None else f"{top.after / top.bound:.2g} times its bound"
+        bound = (
+            "no bound"
+            if top.bound is None
+            else "its bound is 0"
+            if top.bound == 0
+            else f"{top.after / top.bound:.2g} times its bound"
+        )
         why = (
             f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
             f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
