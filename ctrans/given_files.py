@@ -78,7 +78,7 @@ def check_safetensors(path: Path) -> None:
     most = min(MOST_NAMES, rest, max(0, rest - header) + (1 << 20))
     if header > most:
         raise ConfigError(
-            f"{str(path)!r} is no whole safetensors file: its header has {header:,} bytes, and at most {most:,} are allowed"
+            f"{str(path)!r} is no complete safetensors file: its header has {header:,} bytes, and at most {most:,} are allowed"
         )
 
 

@@ -45,7 +45,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         weights = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
         reason = f"it is {pickled}, and reading that may run code" if pickled else error
-        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {reason}") from None
+        raise ConfigError(f"{str(path)!r} is no complete safetensors file: {reason}") from None
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
     if metadata.get(CHECKSUM) not in (None, _checksum(weights)):

@@ -101,7 +101,7 @@ def _read_whole(directory: Path, model: GPT) -> dict[str, Tensor]:
     try:
         tensors = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise ConfigError(f"{str(path)!r} is no whole safetensors file: {error}") from None
+        raise ConfigError(f"{str(path)!r} is no complete safetensors file: {error}") from None
     return {name: _spread(value, parameters.get(parameter_of(name))) for name, value in tensors.items()}
 
 

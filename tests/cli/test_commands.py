@@ -204,7 +204,7 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
     assert (refused.exit_code, "--checkpoint brings its own placements and width" in refused.stderr) == (2, True)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     broken = run(name, "--checkpoint", tmp_path, "--json", "-")
-    assert (broken.exit_code, "no whole safetensors file" in broken.stderr) == (2, True)
+    assert (broken.exit_code, "no complete safetensors file" in broken.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_damage_is_named(tmp_path):
     good = (tmp_path / WEIGHTS).read_bytes()
     for data in (good[:-1], good[:100], good[:7], b"", good + b"0", b"\xff" * 8 + good[8:]):
         (tmp_path / WEIGHTS).write_bytes(data)
-        with pytest.raises(ConfigError, match="no whole safetensors file"):
+        with pytest.raises(ConfigError, match="no complete safetensors file"):
             load(tmp_path)
     (tmp_path / WEIGHTS).unlink()
     with pytest.raises(ConfigError, match="cannot read"):
