@@ -61,7 +61,17 @@ PLACEMENTS: dict[str, Placement] = {
         Placement(
             "post", False, False, True, "tangent part of f(X)", "N(X + dt f(X))", "original Transformer, BERT", "#cc3311", "v"
         ),
-        Placement("pre_post", True, False, True, "tangent part of f(N_in X)", "N(X + dt f(N_in X))", "studied by Kim et al. (their A+C)", "#ee3377", "P"),
+        Placement(
+            "pre_post",
+            True,
+            False,
+            True,
+            "tangent part of f(N_in X)",
+            "N(X + dt f(N_in X))",
+            "studied by Kim et al. (their A+C)",
+            "#ee3377",
+            "P",
+        ),
         Placement(
             "deepnorm",
             False,

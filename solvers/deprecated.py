@@ -133,6 +133,13 @@ def adopt_old_members(kind: type, renamed: Mapping[str, str]) -> None:
         setattr(kind, new, property(operator.attrgetter(old), functools.partial(_set_member, old)))
 
 
+def call_old_hook(owner: object, old: str, new: str) -> None:
+    """Calls the method `old` that a user's class still has, with the attribute `new` in its place."""
+    if (hook := getattr(owner, old, None)) is not None:
+        _warn_of_member(type(owner), old, new)
+        hook(getattr(owner, new))
+
+
 def _warn_of_member(kind: type, old: str, new: str) -> None:
     warnings.warn(
         f"{kind.__name__}.{old} is now {new}; the old name works until the next version", DeprecationWarning, stacklevel=3

@@ -11,6 +11,7 @@ from ctrans.control import admissible_set
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.norm import RMSNorm
+from ctrans.walk import Instrument, walk
 from solvers.deprecated import ALIASES
 from tests.helpers import small_model, tokens
 
@@ -60,3 +61,17 @@ def test_check_model_takes_its_regularization_by_the_old_keyword():
     model, text = small_model("peri", depth=1), tokens(1, 5)
     with pytest.warns(DeprecationWarning, match="remedy"):
         check_model(model, text[:, :-1], text[:, 1:], remedy=Regularization())
+
+
+def test_an_instrument_that_still_has_of_text_gets_the_tokens_that_are_text():
+    class Older(Instrument):
+        def of_text(self, kept):
+            self.told = kept
+
+        def figures(self):
+            return self.told
+
+    model = small_model("pre")
+    with pytest.warns(DeprecationWarning, match="of_text is now kept"):
+        (told,) = walk(model, tokens(), None, [Older()])
+    assert told is None, "all tokens are text"

@@ -181,7 +181,9 @@ class SoftmaxAttention(JoinedHeads):
             lengths = [spectral_norm(part) for part in self.for_heads(self.split(self.qkv.weight.detach())[2])]
             each = sum(spectral_norm(part) * of_values for part, of_values in zip(outs, lengths, strict=True))
             gain = min(each, spectral_norm(out) * math.hypot(*lengths))
-            return TokenBound(gain, spectral_norm(out) * length(torch.cat(offsets)) + length(self.out.bias) if offsets else 0.0)
+            if not offsets:
+                return TokenBound(gain, 0.0)
+            return TokenBound(gain, spectral_norm(out) * length(torch.cat(offsets)) + length(self.out.bias))
         gain = sum(self.paths())
         if self.sinks is None or offsets is None:
             return TokenBound(gain, self.offset())

@@ -114,7 +114,9 @@ def train_population(runs: Sequence[PlannedRun], data: Data, device: torch.devic
             return [train_run(run, data, device) for run in runs]
         before = [measured(run.measure, member.model, data) for run, member in zip(runs, members, strict=True)]
         outcomes = Population(members).carry_out()
-        return [result_of(*each, started, len(runs)) for each in zip(runs, members, outcomes, before, strict=True)]
+        results = [result_of(*each, started) for each in zip(runs, members, outcomes, before, strict=True)]
+        seconds = (time.process_time() - started) / len(runs)
+        return [dataclasses.replace(result, seconds=seconds) for result in results]
 
 
 class Population:
@@ -136,6 +138,8 @@ class Population:
         named = [dict(member.model.named_parameters()) for member in members]
         for matrices in (True, False):
             names = [name for name, parameter in named[0].items() if (parameter.dim() >= 2) == matrices]
+            if not names:  # a model without gains and biases has no vectors
+                continue
             values = torch.stack([torch.cat([each[name].detach().flatten() for name in names]) for each in named])
             gradients, start = torch.zeros_like(values), 0
             for name in names:

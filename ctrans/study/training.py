@@ -88,15 +88,13 @@ def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunRes
             return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment(device))
 
 
-def result_of(
-    run: PlannedRun, trained: TrainingRun, outcome: Outcome, before: Mapping[str, Any], started: float, members: int = 1
-) -> RunResult:
-    """The result of a training that ended, with its measures. `members` runs share the processor
-    time since `started`.
+def result_of(run: PlannedRun, trained: TrainingRun, outcome: Outcome, before: Mapping[str, Any], started: float) -> RunResult:
+    """The result of a training that ended, with its measures and the processor time since
+    `started`.
     """
     after = measured(run.measure, trained.model, trained.data) if outcome.ending is Ending.FINISHED else {}
     measures = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
-    seconds = (time.process_time() - started) / members
+    seconds = time.process_time() - started
     curve, place = kept(trained.store.directory), environment(trained.processes.device)
     return RunResult(outcome.ending.value, outcome.message, curve, seconds, place, measures)
 

@@ -173,3 +173,30 @@ def test_the_module_that_is_not_understood_is_named():
         block.ln_a = Squash()
     with pytest.raises(ConfigError, match=r"ln_a \(Squash\) is not part of attention or FFN, and no norm"):
         ctrans.open_model(model, example=ids())
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "gain", "added"), [(torch.bfloat16, 1.0, 1.0), (torch.bfloat16, 0.05, 0.0), (torch.float32, 1e-5, 0.0)]
+)
+def test_a_norm_that_cannot_be_copied_is_the_nearest_form(centred, dtype, gain, added):
+    """In low precision, and with small gains, several forms are within the tolerance."""
+
+    class Fused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = nn.Parameter((gain * (1 + 0.1 * torch.arange(16))).to(dtype)), 1e-6
+
+        def __deepcopy__(self, memo):
+            raise RuntimeError("a kernel of this device")
+
+        def forward(self, x):
+            wide = x.float() - (x.float().mean(-1, keepdim=True) if centred else 0.0)
+            wide = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+            return (wide * (self.weight.float() + added)).to(x)
+
+    with torch.no_grad():
+        found = as_norm(Fused(), 16)
+    assert found is not None
+    assert found.centred == centred
+    assert torch.equal(found.gamma.float(), (found.module.weight + added).float())

@@ -53,6 +53,17 @@ def same(together, alone, tolerance):
     assert losses(together, "validation_loss") == pytest.approx(losses(alone, "validation_loss"), abs=tolerance)
 
 
+def test_models_without_vectors_train_together():
+    """No gains and no biases: no parameter has one dimension."""
+    runs = members({"norm": "plain_rmsnorm", "bias": False}, iterations=3, eval_every=3, warmup=1)
+    runs = [dataclasses.replace(run, training=dataclasses.replace(run.training, warmup=1)) for run in runs]
+    data = from_text(TEXT, MODEL.context)
+    together = train_population(runs, data)
+    for found, run in zip(together, runs, strict=True):
+        same(found, train_run(run, data), TOLERANCE["float32"])
+    assert len({found.seconds for found in together}) == 1, "members share the processor time evenly"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", KINDS)
