@@ -177,3 +177,12 @@ def test_a_map_that_does_not_name_its_last_layer_is_an_error():
     sublayer = Sublayer(nn.Linear(4, 4), "ffn")
     with pytest.raises(ConfigError, match="Linear does not name its last linear map"):
         last_features(sublayer, torch.ones(1, 2, 4))
+
+
+def test_the_segment_with_the_largest_threshold_has_ascents_on_either_side():
+    """Below the threshold a larger bound on the factors pays, and above it nothing does."""
+    thresholds = [segment.training_threshold for segment in check("pre").segments]
+    top = max(thresholds, key=lambda each: each.lower)
+    assert top.below.values[-1] > 0
+    assert top.above.values[-1] == pytest.approx(0.0, abs=1e-9)
+    assert [each.below is None for each in thresholds] == [each is not top for each in thresholds]

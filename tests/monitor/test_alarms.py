@@ -10,7 +10,7 @@ from ctrans import GPT, GPTConfig
 from ctrans.monitor import ALARMS, Monitor
 from ctrans.monitor.alarms import Watch
 from ctrans.monitor.past import Past, trend
-from ctrans.monitor.past_checks import spike
+from ctrans.monitor.past_checks import grows, spike
 from ctrans.report.files import to_json
 from solvers import ConfigError
 
@@ -211,3 +211,25 @@ def test_what_became_nan_between_reports_is_said_to_have_begun_there_and_not_whe
     assert alarm.place.startswith("the loss of step 3, between reports")
     assert "every=1" in alarm.place
     assert (alarm.step, alarm.since) == (5, 3)
+
+
+GROWTH = {"low": 15.0, "limit": 50.0, "window": 6, "fit": 0.8, "ahead": 4.0}
+COURSES = {
+    "flat, at the limit": ([50.0] * 6, True),
+    "flat, above the limit": ([60.0] * 6, True),
+    "flat, below the limit": ([49.9] * 6, False),
+    "on a line to the limit": ([16.0 * 1.1**i for i in range(6)], True),
+    "on a line, and below what counts": ([15.0 * 1.1 ** (i - 5) for i in range(6)], False),
+    "on a line, and far from the limit": ([16.0 * 1.001**i for i in range(6)], False),
+    "up and down, and near the limit": ([20.0, 45.0, 18.0, 46.0, 19.0, 47.0], False),
+    "up, in too few reports": ([20.0, 30.0, 45.0], False),
+}
+
+
+@pytest.mark.parametrize("course", COURSES)
+def test_a_figure_grows_if_it_is_above_the_limit_or_on_a_line_to_it(course):
+    values, expected = COURSES[course]
+    past = Past(PLACES, [2, 0, 2, 0, 2, 0], 40)
+    for i, value in enumerate(values):
+        past.add(50 * (i + 1), {**well(i), "log_z": value})
+    assert (grows("log_z")(past, GROWTH) is not None) == expected

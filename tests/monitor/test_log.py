@@ -24,6 +24,7 @@ from ctrans.findings import Finding, Reading
 from ctrans.monitor import ALARMS
 from ctrans.monitor.log import DENSE, KEPT, LOG, LogWriter, read_log
 from ctrans.monitor.log_lines import Header, Report, decoded, encoded
+from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.report.files import to_json
 from ctrans.report.terminal import show
 from tests.cli.test_commands import strict
@@ -252,3 +253,12 @@ def test_a_run_that_is_killed_leaves_a_log_that_can_be_read(tmp_path):
     assert log.steps[:19] == list(range(1, 20))
     assert log.ended == ""
     assert time.time() > os.path.getmtime(tmp_path / LOG) - 60
+
+
+def test_the_memory_of_a_step_is_that_of_its_directory_and_step(tmp_path):
+    assert memory_in(tmp_path, 5) is None, "no file"
+    (tmp_path / MEMORY).write_text('{"step": 5}')
+    assert memory_in(tmp_path, 5) == {"step": 5}
+    assert memory_in(tmp_path, 6) is None, "of another step"
+    (tmp_path / MEMORY).write_text('{"step": 0}')
+    assert memory_in(tmp_path, 0) is None, "a training that begins has no memory"
