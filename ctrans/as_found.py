@@ -44,10 +44,10 @@ def as_found(model: Any) -> Iterator[None]:
         held = {id(part) for part in parts}
         modes = [(part, part.training) for part in parts]
         leaves = [p for part in parts for p in part.parameters(recurse=False) if p.requires_grad and p.is_leaf]
-        asking = [p for p in leaves if not p.is_inference()]  # torch could not set these again
+        asking = [p for p in leaves if is_lazy(p) or not p.is_inference()]  # torch could not set these again
         own = [each for part in parts for each in (vars(part), *vars(part).values()) if type(each) in (dict, OrderedDict, list)]
         kept: list[tuple[Any, Any]] = [(each, each.copy()) for each in own]
-        tensors = [b for part in parts for b in part.buffers(recurse=False) if not (b.is_inference() or is_lazy(b))]
+        tensors = [b for part in parts for b in part.buffers(recurse=False) if not (is_lazy(b) or b.is_inference())]
         buffers = [(b, b._version, b.detach().clone()) for b in tensors]
         numbers, more = random.getstate(), np.random.get_state()
         _HELD.update(held)

@@ -119,7 +119,8 @@ def open_model(
             adapter = ModuleAdapter(module, anatomy, _token_example(module) if example is None else example, embed, head)
             return Imported(module, dt=dt, adapter=adapter)
 
-        return keep_as_found(_open_probed(module, read, None, loss), module)
+        with reading(f"cannot open {type(module).__name__}"):
+            return keep_as_found(_open_probed(module, read, None, loss), module)
     if not isinstance(model, (str, os.PathLike)):
         called = ": call it first" if callable(model) else ""
         raise ConfigError(f"the model is a {type(model).__name__}{called}: give an nn.Module or a path")
@@ -153,7 +154,7 @@ def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 
 def _open_probed(module: nn.Module, read: Callable[[], Imported], directory: Path | None, loss: str | Loss | None) -> Opened:
     """Opens what `read` makes of the module, which has `probe_weights` meanwhile."""
-    with probe_weights(module) as broken, reading(f"cannot open {type(module).__name__}"):
+    with probe_weights(module) as broken:
         opened = open_imported(read(), directory, loss)
     if broken:
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
@@ -269,7 +270,7 @@ def _from_transformers(
     on_demand = too_large_to_stay(size) if on_demand is None else on_demand
     if not on_demand:
         check_fits(size, "choose a smaller --dtype, or read the weights on demand (on_demand=True, --stream)")
-    with quiet():
+    with quiet(), reading(f"cannot open {str(directory)!r}"):
         try:
             loaded: Any = open_local(directory, anatomy, dtype) if on_demand else load_local(directory, dtype)
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
