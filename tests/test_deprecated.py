@@ -11,7 +11,7 @@ from ctrans.control import admissible_set
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.norm import RMSNorm
-from ctrans.walk import Instrument, walk
+from ctrans.walk import Attempt, Instrument, walk
 from solvers.deprecated import ALIASES
 from tests.helpers import small_model, tokens
 
@@ -72,6 +72,7 @@ def test_an_instrument_that_still_has_of_text_gets_the_tokens_that_are_text():
             return self.told
 
     model = small_model("pre")
-    with pytest.warns(DeprecationWarning, match="of_text is now kept"):
-        (told,) = walk(model, tokens(), None, [Older()])
-    assert told is None, "all tokens are text"
+    for instrument in (Older(), Attempt(Older())):
+        with pytest.warns(DeprecationWarning, match="of_text is now kept"):
+            (told,) = walk(model, tokens(), None, [instrument])
+        assert told is None, "all tokens are text"

@@ -127,7 +127,7 @@ def open_model(
     found = _find(Path(model))
     pickled = found.suffix in PICKLED
     around = {"embed": embed, "head": head, "example": example}
-    refused = [name for name, value in (vars(anatomy) if pickled else {} | around).items() if value is not None]
+    refused = [name for name, value in (vars(anatomy) | around if pickled else around).items() if value is not None]
     if refused:
         raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: leave them out; the files of a checkpoint define them")
     kept = torch.float64 if dtype is None else dtype

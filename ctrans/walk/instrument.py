@@ -13,7 +13,7 @@ from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
 from ctrans.walk.model import Model
 from solvers import ConfigError, SolveError
-from solvers.deprecated import old_names
+from solvers.deprecated import call_old_hook, old_names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,6 +141,7 @@ class Attempt(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self.instrument.kept = self.kept
+        call_old_hook(self.instrument, "of_text", "kept")
         self._try("begin", depth, x0)
 
     def forward(self, at: StepContext) -> None:

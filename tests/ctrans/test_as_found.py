@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
-from ctrans.as_found import as_found
+from ctrans.as_found import as_found, keep_as_found
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.control.model_check import check_model
@@ -296,3 +296,62 @@ def test_the_assertion_sees_every_kind_of_change():
         with pytest.raises(AssertionError, match="changed by a measurement"), left_as_found(model):
             change(model)
         assert state_of(model)[0], name
+
+
+class Unruly(nn.Module):
+    """Changes that torch does not count, or that come and go."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.generator = nn.Parameter(torch.ones(2), requires_grad=False), torch.Generator()
+        self.register_buffer("uses", torch.zeros(2))
+        self.register_buffer("wide", torch.zeros(1).expand(3))
+
+    def forward(self, x):
+        self.uses.data += 1
+        self.wide[:1] += 1
+        self.weight.requires_grad = True
+        torch.rand(1, generator=self.generator)
+        return x
+
+
+def test_changes_that_torch_does_not_count_are_undone():
+    module = Unruly()
+    state = module.generator.get_state()
+    with as_found(module):
+        module(TOKENS)
+    assert (module.uses.tolist(), module.wide.tolist(), module.weight.requires_grad) == ([0, 0], [0, 0, 0], False)
+    assert torch.equal(module.generator.get_state(), state)
+
+
+def test_a_lazy_module_that_gets_its_weights_inside_works_afterwards():
+    module = nn.Sequential(nn.LazyLinear(2))
+    with as_found(module):
+        inside = module(torch.ones(1, 3))
+    assert torch.equal(module(torch.ones(1, 3)), inside)
+
+
+def test_the_end_waits_for_a_computation_of_another_thread():
+    """Else the module would train again in the middle of it: dropout would draw zeros."""
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(nn.Dropout):
+        def forward(self, x):
+            begun.set()
+            go.wait(5)
+            return super().forward(x)
+
+    theirs = Slow(0.9)
+    ours = keep_as_found(nn.Sequential(theirs), theirs)
+    with ThreadPoolExecutor(2) as pool:
+        with as_found(ours):
+            other = pool.submit(ours, torch.ones(1000))
+            assert begun.wait(5)
+            pool.submit(lambda: (threading.Event().wait(0.2), go.set()))
+        assert theirs.training, "the measurement has ended"
+        assert bool((other.result() == 1).all())
+
+
+def test_what_has_no_modules_may_have_that_name():
+    with as_found(type("Listed", (), {"modules": ["a"]})()):
+        pass

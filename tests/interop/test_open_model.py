@@ -376,3 +376,10 @@ def test_models_whose_sublayers_differ_in_placement_are_shown():
     assert checked.placement == "peri, pre"
     screened = as_result({"mixed": screen(model, text[:, :-1], text[:, 1:], TINY)})
     assert page_of({"screen": plain({"command": "screen", **screened})}).answers
+
+
+@pytest.mark.parametrize(("option", "value"), [("embed", abs), ("head", abs), ("example", torch.zeros(1)), ("blocks", "layers")])
+def test_a_pickled_checkpoint_takes_no_parts_of_a_module(tmp_path, option, value):
+    (tmp_path / "ckpt.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=f"^{option} given for"):
+        open_model(tmp_path / "ckpt.pt", **{option: value})

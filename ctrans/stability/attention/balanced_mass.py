@@ -21,6 +21,7 @@ number of nearly equal entries it is attained.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -67,8 +68,8 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
     masked, others are scaled to sum to 1. Raises ConfigError if a row is not finite, has a negative
     entry, or does not sum to 1 up to its precision.
     """
-    POSITIVE.check("tolerance", tolerance, hint=", such as 1e-9")
-    rows = p.detach().reshape(-1, p.shape[-1])
+    POSITIVE.check("tolerance", float(tolerance), hint=", such as 1e-9")
+    rows = p.detach().reshape(math.prod(p.shape[:-1]), p.shape[-1])
     masked = _check_rows(rows)
     counts = (rows != 0).sum(-1)
     lower, upper = (torch.zeros(rows.shape[0], dtype=torch.float64, device=p.device) for _ in range(2))

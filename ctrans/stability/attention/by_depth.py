@@ -171,6 +171,7 @@ class BlockBoundsByDepth(Instrument):
             measured = gain_of_rows(compose(self._graphs), iterations=self.iterations, generator=self._generator)
             bound, printed = map(math.prod, zip(*self._bounds, strict=True))
             self.found.append(BlockLayer(block, bound, printed, measured, _ratio(bound, measured)))
+            self._graphs = []  # they hold the block's weights
 
 
 def block_layers(

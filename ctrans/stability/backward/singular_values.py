@@ -207,7 +207,7 @@ def leading_singular(
         check_count(name, value)
     if cycle < count + 2:
         raise ConfigError(f"cycle = {cycle} is too small for {count} wanted vectors: give at least {count + 2}")
-    POSITIVE.check("tolerance", tolerance, hint=", such as 1e-3")
+    POSITIVE.check("tolerance", float(tolerance), hint=", such as 1e-3")
     shape = linear.x.shape
     batch, inner = shape[: len(shape) - problem], shape[len(shape) - problem :]
     flat = (math.prod(batch), math.prod(inner))

@@ -87,7 +87,7 @@ def perturbed(
     """
     if perturbation not in PERTURBATIONS:
         raise unknown("perturbation", perturbation, PERTURBATIONS)
-    POSITIVE.check("size", size, hint=f", such as {SIZE}")
+    POSITIVE.check("size", float(size), hint=f", such as {SIZE}")
     generator = generator or torch.Generator().manual_seed(0)
     if perturbation == "text":
         if other is None or other.shape != tokens.shape:
