@@ -293,11 +293,11 @@ def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
         "impact": finding["impact"],
         "fix": finding["remediation"],
     }
-    others = [reading["place"] for reading in finding["places"][1:]]
+    others = [str(reading["place"]) for reading in finding["places"][1:]]
     if others:
         more = f"; and {len(others) - PLACES} more" if len(others) > PLACES else ""
         found["also"] = "; ".join(others[:PLACES]) + more
-    return {word: text for word, text in found.items() if text}
+    return {word: str(text) for word, text in found.items() if text}
 
 
 def in_a_paragraph(finding: Mapping[str, Any]) -> str:

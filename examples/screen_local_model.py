@@ -18,9 +18,9 @@ import transformers
 from rich.console import Console
 
 from ctrans.interop import open_model
+from ctrans.json_values import plain
 from ctrans.model.text import default_text, windows
 from ctrans.report.contents import page_of
-from ctrans.report.files import plain
 from ctrans.report.terminal import show
 from ctrans.stability.screening.screen import EFFORTS, Screening, as_result, screen
 

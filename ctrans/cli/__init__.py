@@ -16,8 +16,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from ctrans import __version__
+from ctrans.cli.exits import Terminated
 from ctrans.cli.plugins import import_plugins
-from ctrans.cli.say import say
+from ctrans.cli.say import discard_stdout, say
 from ctrans.pages import take_huge_pages
 from ctrans.threads import wait_passively
 
@@ -76,7 +77,7 @@ class Commands(click.Group):
         except (BrokenPipeError, SystemExit) as error:
             if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):  # rich exits
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_stdout()
             ctx.exit(128 + signal.SIGPIPE)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,10 +107,6 @@ class Commands(click.Group):
         except (ValueError, RuntimeError, MemoryError, OSError) as error:
             code = _explain(error)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-class Terminated(SystemExit):
-    """The end of a command by SIGTERM, as by Ctrl-C: what it has begun is closed."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:

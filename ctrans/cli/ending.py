@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ import torch
 from rich.console import Console
 
 from ctrans import __version__
+from ctrans.cli.exits import Exit
 from ctrans.cli.inputs import Batch
 from ctrans.cli.model_sources import resolved
 from ctrans.cli.plugins import LOADED
@@ -105,7 +107,7 @@ def end(
     for failure in failures:
         say(failure, error=True)
     if failures:
-        raise SystemExit(1)
+        raise Exit(1)
 
 
 def result_of(request: Request, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -119,8 +121,8 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
 
 
 def print_page(request: Request, page: Page, written: Sequence[str], *, looked_at: str | None = None) -> None:
-    """Prints the page and the files that were written, unless stdout holds the JSON."""
-    if request.quiet:
+    """Prints the page and the files that were written, unless stdout is closed or holds the JSON."""
+    if request.quiet or not sys.stdout.writable():
         return
     console = Console()
     show(page, console, looked_at=looked_at, verbose=request.verbose)

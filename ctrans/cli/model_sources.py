@@ -204,7 +204,7 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
     if isinstance(made, Opened):
         raise ConfigError(f"{function!r} returns a model that open_model made: return the module itself")
     if not isinstance(made, nn.Module):
-        raise ConfigError(f"{function!r} returns a {type(made).__name__}: return an nn.Module")
+        raise ConfigError(f"{function!r} returned {type(made).__name__}: return an nn.Module")
     example, given = (None, None) if request.example is None else _example(request.example)
     if example is None and request.images is not None and not hasattr(getattr(made, "config", None), "model_type"):
         if request.images.suffix != ".npy":

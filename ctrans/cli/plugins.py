@@ -20,6 +20,8 @@ from typing import Any, cast
 
 import click
 
+from ctrans.cli.exits import Exit
+
 LOADED: list[str] = []
 """The plugins that were imported, as named. Results depend on them and show them."""
 
@@ -86,10 +88,10 @@ def _failures_of(value: str) -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except click.ClickException:
+    except (click.ClickException, Exit):
         raise
     except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        place = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}, line {place.lineno}"
         raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {error}") from None
 

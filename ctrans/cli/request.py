@@ -25,6 +25,7 @@ from ctrans.cli.click_options import (
     settings_in,
     settings_of,
 )
+from ctrans.cli.exits import Exit
 from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
@@ -295,7 +296,7 @@ def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Calla
                 with contextlib.redirect_stdout(sys.stderr if request.quiet else sys.stdout):  # models of users may print
                     command(request)
             except SystemExit as stop:
-                if stop.code:
+                if isinstance(stop, Exit) or isinstance(stop.__context__, BrokenPipeError):  # rich exits where nobody reads
                     raise
                 raise ConfigError("code of a model or a plugin ended the command by sys.exit: remove that call") from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import IO
 
 import click
@@ -15,3 +17,10 @@ def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None =
     """
     shown = printable(text)
     click.echo("ctrans: " + shown.strip().replace("\n", "\\n") if error else shown + end, file=to, nl=error, err=error)
+
+
+def discard_stdout() -> None:
+    """From now on, what is printed on stdout goes nowhere, since nobody reads it any more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

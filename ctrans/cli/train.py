@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ctrans.cli.ending import check_json, print_page, result_of, save_json, write_result
+from ctrans.cli.exits import Exit
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import check_exclusive, command_of, get_device
-from ctrans.cli.say import say
+from ctrans.cli.say import discard_stdout, say
 from ctrans.cli.train_options import TrainRequest
 from ctrans.findings import Finding
 from ctrans.model.gpt import GPT
@@ -88,9 +88,9 @@ def command(request: TrainRequest) -> None:
     if first:  # after the run, so that the other processes do not wait
         _add_depths(request, result, run, finished=outcome.ending is Ending.FINISHED)
     if outcome.ending is Ending.INTERRUPTED:
-        raise SystemExit(SIGNALLED + outcome.signal)
+        raise Exit(SIGNALLED + outcome.signal)
     if outcome.ending in (Ending.DIVERGED, Ending.STOPPED):
-        raise SystemExit(1)
+        raise Exit(1)
 
 
 def _check_places(request: TrainRequest) -> None:
@@ -213,10 +213,12 @@ class MonitoredRun(Watcher):
 
 def _say(words: str) -> None:
     """Prints a line. The run continues if stdout is closed, as by `head` or a closed terminal."""
+    if not sys.stdout.writable():
+        return
     try:
         say(words)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_stdout()
 
 
 def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float) -> dict[str, Any]:

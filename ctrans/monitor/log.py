@@ -86,9 +86,9 @@ class LogWriter:
     """Writes the log of a directory. It drops lines after `start`, the step from which the training
     continues.
 
-    It never raises into a training. Lines that cannot be written stay in memory, and the next line
-    tries again; the logger "ctrans.monitor" warns once. If another monitor begins a log in the same
-    directory, this one writes no more.
+    Lines that cannot be written stay in memory, and the next line tries again; the logger
+    "ctrans.monitor" warns once. If another monitor begins a log in the same directory, this one
+    writes no more. Raises TypeError for a line with a value that JSON lacks, and does not keep it.
     """
 
     def __init__(self, directory: Path, header: Header, start: int = 0):
@@ -113,7 +113,9 @@ class LogWriter:
         self._add({"step": step, "end": words})
 
     def _add(self, line: LogLine) -> None:
-        self._waiting.append(plain(line))
+        line = plain(line)
+        json.dumps(line)  # a value that JSON lacks raises here, and does not wait with each later line
+        self._waiting.append(line)
         self._reports += "by" in line
         self._write()
 

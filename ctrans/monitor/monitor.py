@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import math
+import reprlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,10 +41,10 @@ LOGGER = logging.getLogger("ctrans.monitor")
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "start": (is_step, "the number of steps done, 0 or more"),
     "total": (is_step, "the training's number of steps, or None"),
-    "clip": (lambda norm: isinstance(norm, (int, float)) and 0 < norm < math.inf, "a norm above 0, or None"),
+    "clip": (lambda norm: isinstance(norm, (int, float)) and norm > 0, "a norm above 0, or None"),
     "scale": (callable, "a function, such as scaler.get_scale"),
     "save": (callable, "a function of the alarm"),
-    "told": (lambda each: isinstance(each, Sequence) and all(map(callable, each)), "a list of functions"),
+    "told": (lambda each: isinstance(each, Sequence) and all(map(callable, each)), "a list of functions of step and figures"),
     "held": (lambda pair: isinstance(pair, Sequence) and len(pair) == 2, "a pair (tokens, targets)"),
     "out": (lambda place: isinstance(place, (str, Path)), "a directory"),
     "memory": (lambda memory: isinstance(memory, Mapping), "the result of Monitor.memory()"),
@@ -278,7 +279,8 @@ class Monitor:
         self.past.add(step, figures, self.gauges.broken)
         alarms = self.watch.look(self.past)
         self.alarms.extend(alarms)
-        self._write(Report(step, figures, dict(self.gauges.unknown)), alarms, probed)
+        with self._errors_as_warnings(step):
+            self._write(Report(step, figures, dict(self.gauges.unknown)), alarms, probed)
         with self._errors_as_warnings(step):
             self.reactions.react(alarms, step, optimizer)
         return alarms
@@ -379,7 +381,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     check_count("every", given["every"])
     for name, (fits, wanted) in ALLOWED.items():
         if given[name] != defaults[name] and not fits(given[name]):
-            raise ConfigError(f"{name} = {given[name]!r}: give {wanted}")
+            raise ConfigError(f"{name} = {reprlib.repr(given[name])}: give {wanted}")
     if given["probe_every"] is not None:
         check_count("probe_every", given["probe_every"])
         if given["held"] is None:

@@ -41,6 +41,7 @@ class Updates:
         """
         found: dict[tuple[str, int], Tensor] = {}
         before, self.before = self.before, None
+        states = {} if optimizer is None else adam_states(optimizer)
         for k, group in enumerate(groups):
             end, place = ("_outside", 0) if k + 1 == len(groups) else ("", k)
             if before is not None and before[k]:
@@ -48,7 +49,7 @@ class Updates:
                 if [part.shape for part in now] == [part.shape for part in before[k]]:
                     changed = torch._foreach_sub(now, before[k])
                     found["update" + end, place] = _length(changed) / _length(before[k]).clamp(min=1e-30)
-            ratio = None if optimizer is None else _gradient_ratio(group, adam_states(optimizer), cut)
+            ratio = _gradient_ratio(group, states, cut)
             if ratio is not None:
                 found["adam_gradient_ratio" + end, place] = ratio
         return found

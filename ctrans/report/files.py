@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ctrans.json_values import plain as plain
+from ctrans.json_values import plain
 from solvers import ConfigError
 
 

@@ -1,5 +1,5 @@
-"""How a table fits its terminal: by fewer rows, evenly spread, and by columns that go on below. No
-number is ever cut.
+"""How a table fits its terminal: by fewer rows, evenly spread, and by columns that go on below. A
+number is cut only where its column alone is too wide, and then ends in "…".
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SIMPLE: dict[Any, Schema] = {
 
 
 def schema_of(kind: Any, /, **instead: Any) -> Schema:
-    """What `ctrans.report.files.plain` makes of a value of that type. `instead` has types or schemas
+    """What `ctrans.json_values.plain` makes of a value of that type. `instead` has types or schemas
     in the place of fields' own.
 
     A dataclass is an object with exactly its fields, described by its docstring; None is null, an

@@ -38,6 +38,10 @@ class Cell:
     value: float | None = None
     mark: Mark = ""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise ValueError(f"{self.text!r} is no text")
+
 
 @dataclasses.dataclass(frozen=True)
 class Column:
@@ -103,6 +107,13 @@ class Line:
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
     shade: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        figures = [*self.x, *self.shade, *(each for each in (*self.y, *self.low, *self.high) if each is not None)]
+        if len(self.x) != len(self.y) or not all(isinstance(each, (int, float)) for each in figures):
+            raise ValueError(f"{self.model}: a line needs a number for each place")
+        if not isinstance(self.placement, str | None):
+            raise ValueError(f"{self.model}: {self.placement!r} is no placement")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +181,12 @@ class Findings:
     found: Sequence[JSONObject]
     title: str = ""
 
+    def __post_init__(self) -> None:
+        for finding in self.found:
+            finding_rows(finding)  # raises for figures of another type
+            if not isinstance(finding["severity"], str):
+                raise ValueError(f"{finding['severity']!r} is no severity")
+
 
 Section = Answer | Words | Table | Plot | ColouredText | Findings
 
@@ -234,23 +251,6 @@ def decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return float(value) if value in ("inf", "-inf", "nan") else printable(value)
-
-
-def number(value: Any) -> float | None:
-    """A JSON value as a number, where JSON writes "inf", "-inf" and "nan" as texts; None for what
-    is no number.
-    """
-    if isinstance(value, bool) or value is None:
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def numbers(values: Sequence[Any]) -> list[float | None]:
-    """`number` of each value."""
-    return [number(value) for value in values]
 
 
 def finite(values: Sequence[float | None] | None) -> list[float]:

@@ -105,7 +105,9 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
         headings.append("\n".join(textwrap.wrap(column.name, max(HEADING, widest), break_long_words=False)))
         figures = k > 0 and all(cell.value is not None for cell in known)
         whole = figures or (k == 0 and widest <= LONGEST_NAME)
-        styles.append({"justify": "right" if figures else "left", "overflow": "fold", "no_wrap": whole})
+        styles.append(
+            {"justify": "right" if figures else "left", "overflow": "ellipsis" if figures else "fold", "no_wrap": whole}
+        )
         texts = [headings[-1], *(row[k].text for row in shown)]
         needs.append(
             max((cell_len(part) for text in texts for part in (text.splitlines() if whole else text.split())), default=0)
@@ -130,7 +132,7 @@ def _findings(part: Findings) -> RichTable:
     made.add_column(overflow="fold")
     for i, finding in enumerate(part.found, 1):
         style = STYLES[SEVERITY_MARKS.get(finding["severity"], "")]
-        made.add_row(f"{i}.", Text.assemble((finding["check"], "bold"), " (", (finding["severity"], style), ")"))
+        made.add_row(f"{i}.", Text.assemble((str(finding["check"]), "bold"), " (", (str(finding["severity"]), style), ")"))
         for name, text in finding_rows(finding).items():
             made.add_row(name, Text(text))
         made.add_row("", "")

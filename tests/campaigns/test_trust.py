@@ -2,10 +2,13 @@
 
 import ast
 import dataclasses
+import functools
 import html.parser
 import importlib
 import inspect
+import io
 import json
+import operator
 import os
 import random
 import resource
@@ -17,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from ctrans.model.checkpoint import load, save
@@ -26,6 +30,7 @@ from ctrans.model.weights_file import read_weights, safetensors_bytes
 from ctrans.printable import UNSAFE, printable
 from ctrans.report.contents import page_of
 from ctrans.report.html import render
+from ctrans.report.terminal import show
 from solvers import ConfigError
 from tests.campaigns.harness import ask
 from tests.campaigns.hostile import LOOK, architecture, config, edit, file_in, ours_in, safetensors_header
@@ -231,6 +236,35 @@ def test_a_report_of_odd_json_has_a_line_or_a_page(changes, tmp_path):
     assert (answer.code == 0) == (tmp_path / "out" / "report.html").exists()
 
 
+STRANGE_VALUES = ("inf", "nan", "x", True, None, {}, [], {"a": 1}, ["x"], "1e3", -5)
+
+
+def leaves(value, path=()):
+    """The paths of all entries, of lists the first two."""
+    yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield from leaves(entry, (*path, key))
+
+
+@pytest.mark.parametrize("command", ["simulate", "diagnose", "hjb-check", "control"])
+def test_a_result_with_one_strange_value_is_refused_or_shown(command):
+    """Random entries of a result have a value of another type. `page_of` refuses what no page and no terminal can show."""
+    small = ["--placement", "pre", "--width", "8", "--heads", "2", "--depth", "1", "--context", "8", "--batch", "1"]
+    written = ask([command, *small, "--json", "-"]).out
+    paths = [path for path in leaves(json.loads(written)) if path and path[0] != "environment"]
+    drawn = random.Random(0)
+    for _ in range(40):
+        result, (*above, last), value = json.loads(written), drawn.choice(paths), drawn.choice(STRANGE_VALUES)
+        functools.reduce(operator.getitem, above, result)[last] = value
+        try:
+            page = page_of({"r": result})
+        except ConfigError:
+            continue
+        show(page, Console(file=io.StringIO(), width=100), verbose=True)
+        render(page)
+
+
 def test_a_step_that_its_dtype_cannot_hold_ends_in_a_line():
     answer = ask(
         ["control", "--placement", "peri", "--dtype", "float32", "--dt", "1e39", "--width", "8", "--depth", "1", "--json", "-"]
@@ -292,16 +326,27 @@ def test_modules_without_numbers_or_ends_get_a_line():
     assert "in inference mode" in inference
 
 
+def test_a_training_whose_stdout_is_closed_goes_on(tmp_path):
+    options = "--depth 1 --width 16 --heads 2 --context 8 --iterations 90 --warmup 5 --eval-every 45 --eval-windows 1 --out run"
+    done = closed(f"train {options}", tmp_path, begin="ulimit -n 64; ")
+    assert (done.returncode, done.stderr.count("ctrans:")) == (0, 0), done.stderr
+    assert json.loads((tmp_path / "run/train.json").read_text())["step"] == 90
+
+
 def test_a_closed_stdout_gets_a_line(tmp_path):
     save(GPT(GPTConfig(width=8, heads=2, depth=1, context=8)), tmp_path / "own")
-    command = f"{sys.executable} -m ctrans generate --checkpoint {tmp_path / 'own'} --tokens 3 >&-"
-    done = subprocess.run(
-        command,
+    done = closed("generate --checkpoint own --tokens 3", tmp_path)
+    assert (done.returncode, done.stderr) == (2, "ctrans: stdout is closed: redirect it to a file or a pipe\n")
+
+
+def closed(command, directory, begin=""):
+    """The command with its stdout closed."""
+    return subprocess.run(
+        f"{begin}{sys.executable} -m ctrans {command} >&-",
         shell=True,
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert (done.returncode, done.stderr) == (2, "ctrans: stdout is closed: redirect it to a file or a pipe\n")

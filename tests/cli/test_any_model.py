@@ -157,7 +157,7 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
         (["--python", "mine.py:wanting"], "is called without arguments: missing a required argument: 'width'"),
         (["--python", "mine.py:turned", "--loss", "next"], "loss 'next' needs logits (sequences, tokens, "),
         (["mine.py:model"], "is no directory: for a function that makes a module use --python"),
-        (["--python", "mine.py:number"], "returns a int: return an nn.Module"),
+        (["--python", "mine.py:number"], "returned int: return an nn.Module"),
         (["--python", "mine.py:broken"], "ValueError: no weights here"),
         (["--python", "mine.py:images"], "ImageClassifier embeds no tokens"),
         (["--python", "mine.py:model", "--model", "llama"], "2 models are given, --model"),

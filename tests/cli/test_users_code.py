@@ -56,10 +56,27 @@ def test_a_model_that_prints_or_exits_in_a_pass(monkeypatch):
     result = run("simulate", *SMALL, "--json", "-")
     assert strict(result.stdout)["command"] == "simulate"
     assert "in the command" in result.stderr
-    monkeypatch.setattr(GPT, "__init__", lambda *args, **options: sys.exit(0))
-    result = run("simulate", *SMALL, "--json", "-")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "sys.exit" in result.stderr
+    for code in (0, 3):
+        monkeypatch.setattr(GPT, "__init__", lambda *args, code=code, **options: sys.exit(code))
+        result = run("simulate", *SMALL, "--json", "-")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "sys.exit" in result.stderr
+
+
+def test_a_signal_while_users_code_runs_is_no_fault_of_that_code(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import os, signal, time\ndef slow():\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(9)\n"
+    )
+    command = [sys.executable, "-m", "ctrans", "diagnose", "--python", f"{tmp_path / 'model.py'}:slow"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "ctrans: ended by SIGTERM\n")
+
+
+def test_an_error_of_syntax_is_named_with_its_line(tmp_path):
+    (tmp_path / "model.py").write_text("import sys\ndef build(:\n")
+    result = run("diagnose", "--python", f"{tmp_path / 'model.py'}:build")
+    assert result.exit_code == 2
+    assert f"failed at {tmp_path / 'model.py'}, line 2: SyntaxError" in result.stderr
 
 
 @pytest.mark.slow

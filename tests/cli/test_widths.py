@@ -6,10 +6,10 @@ import re
 import pytest
 from rich.console import Console
 
+from ctrans.json_values import plain
 from ctrans.model.orders import Convergence
 from ctrans.placement import PLACEMENTS
 from ctrans.report.contents import page_of
-from ctrans.report.files import plain
 from ctrans.report.fit import shown_rows
 from ctrans.report.sections import Chapter, Page, table
 from ctrans.report.terminal import FURTHER, show
@@ -100,3 +100,11 @@ def test_rows_are_all_or_evenly_spread_with_both_ends(count, alternate):
 
 def test_rows_of_a_model_of_twelve_blocks_have_one_step():
     assert shown_rows(25, 7) == list(range(0, 25, 4))
+
+
+def test_a_number_that_no_width_holds_is_marked_as_cut():
+    console = Console(width=16)
+    with console.capture() as capture:
+        show(Page("", "", [Chapter("", [table("", ["name", "figure"], [["a long name", 123456.789e-200]])])], {}), console)
+    page = capture.get()
+    assert "1.2e-195" in page or "…" in page

@@ -13,10 +13,11 @@ from ctrans.control.costate import Costate, costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.depth import Depth
 from ctrans.fields import FeedForward
+from ctrans.json_values import plain
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS
 from ctrans.report.contents import page_of
-from ctrans.report.files import plain, png, to_json
+from ctrans.report.files import png, to_json
 from ctrans.report.picture import draw
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Stats

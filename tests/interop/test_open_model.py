@@ -21,11 +21,11 @@ from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model
 from ctrans.interop.tokens import find_tokeniser, read_ids
+from ctrans.json_values import plain
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.norm import LayerNorm
 from ctrans.report.contents import page_of
-from ctrans.report.files import plain
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Table
 from ctrans.stability.forward.simulation import simulate

@@ -15,6 +15,7 @@ from ctrans.monitor import Monitor, read_log
 from ctrans.monitor.log import KEPT, LOG, LogWriter
 from ctrans.monitor.log_lines import Report
 from ctrans.monitor.monitor import check_options
+from ctrans.monitor.probes import PROBES
 from tests.campaigns.disk import BrokenDisk, raising
 from tests.monitor.test_callbacks import STEPS, trained
 from tests.monitor.test_log import HEADER
@@ -194,7 +195,7 @@ def test_a_copy_of_a_watched_model_is_a_model_and_its_passes_are_not_the_models(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("clip", value) for value in (0, -1.0, float("inf"), float("nan"), "1")),
+        *(("clip", value) for value in (0, -1.0, float("nan"), "1")),
         *(("total", value) for value in (-1, 1.5, "10")),
         *(("start", value) for value in (-1, 1.5, True, None)),
         *(("scale", value) for value in (3, "x")),
@@ -212,3 +213,28 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_training(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
         Monitor(small()[0], out=tmp_path / "file")
+
+
+def test_a_clip_of_infinity_clips_nothing():
+    def figures(clip):
+        model, optimiser = small()
+        monitor = Monitor(model, every=2, clip=clip)
+        train(monitor, model, optimiser, 4)
+        return [figures.get("adam_gradient_ratio") for _, figures in monitor.past.reports]
+
+    assert figures(float("inf")) == figures(None)
+
+
+def test_a_probe_whose_value_json_lacks_costs_its_line_and_no_alarm(tmp_path, monkeypatch, said, reports_may_fail):
+    monkeypatch.setitem(PROBES, "mine", lambda at: {"mine": object()})
+    model, optimiser = small()
+    held = (torch.randint(32, (1, 8)), torch.randint(32, (1, 8)))
+    monitor = Monitor(
+        model, every=2, probe_every=2, held=held, out=tmp_path / "log", limits={"updates too large": {"limit": 0.0}}
+    )
+    train(monitor, model, optimiser, 6)
+    monitor.close()
+    log = read_log(tmp_path / "log")
+    assert [alarm.check for alarm in monitor.alarms].count("updates too large") >= 1
+    assert [report.step for report in log.reports] == [1, 2, 4, 6]
+    assert "not JSON serializable" in said[0]

@@ -256,7 +256,7 @@ def _contributions(found: Mapping[str, JSONObject]) -> list[Table | Plot]:
         logit = each["logit"] or [None] * len(each["names"])
         total = "sum of all", sum(each["state"]), None, sum(each["logit"]) if each["logit"] else None
         rows = [*zip(each["names"], each["state"], each["size"], logit, strict=True), total]
-        tables.append(table(name, columns, rows, each.get("note") or "", rows_shown=13))
+        tables.append(table(name, columns, rows, str(each.get("note") or ""), rows_shown=13))
     charts = [
         Plot(title, "embedding, sublayers in order, offsets", title, _bars(found, key), log=False, kind="bars")
         for key, title in (("state", "share of the last state"), ("logit", "added to the target's logit"))

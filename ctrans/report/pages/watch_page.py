@@ -127,7 +127,15 @@ def _runs(runs: JSONObject) -> Table:
     rows = []
     for name, run in runs.items():
         steps, losses, log, last = run["steps"] or [None], run["loss"] or [None], run["log"], run["last"]
-        figures = [log["model"].split(",")[0], len(log["places"]), log["every"], steps[-1], log["total"], losses[0], losses[-1]]
+        figures = [
+            str(log["model"]).split(",")[0],
+            len(log["places"]),
+            log["every"],
+            steps[-1],
+            log["total"],
+            losses[0],
+            losses[-1],
+        ]
         bars = Cell(sparkline(_floats(run["loss"]), 2 * TIME))
         rows.append([name, *figures, bars, last.get("learning_rate"), last.get("gradient_norm")])
     return table("", columns, rows)

@@ -13,10 +13,10 @@ from ctrans.cli import main
 from ctrans.control.costate import ZERO_GRADIENT, costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.findings import SEVERITIES, Check, Checks, limits_table
+from ctrans.json_values import plain
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.contents import page_of
-from ctrans.report.files import plain
 from ctrans.stability.diagnosis.diagnose import diagnose, merged
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.weight_readings import weight_readings

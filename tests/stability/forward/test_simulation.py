@@ -3,10 +3,10 @@ import dataclasses
 import pytest
 import torch
 
+from ctrans.json_values import plain
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
 from ctrans.report.contents import page_of
-from ctrans.report.files import plain
 from ctrans.report.sections import Words
 from ctrans.stability.forward.bounds import forward_bounds
 from ctrans.stability.forward.simulation import simulate
