@@ -34,8 +34,8 @@ _IDLE = threading.Condition()
 @contextlib.contextmanager
 def as_found(model: Any) -> Iterator[None]:
     """Inside, the model is in evaluation mode and its weights need no gradients. At the end it is as
-    it was, also after an exception: modes, `requires_grad`, hooks, buffers and `torch.Generator`s of
-    each module, its attributes, the entries of those that are dicts or lists (not what these
+    it was, also after an exception: modes, `requires_grad`, hooks, buffers and `torch.Generator`s
+    of each module, its attributes, the entries of those that are dicts or lists (not what these
     contain), and the global random numbers of torch, numpy and Python.
 
     It copies buffers and no weights. It may be nested. Threads wait for each other, and its end

@@ -125,6 +125,9 @@ def check_segment(
 ) -> SegmentCheck:
     """The certificate of one segment of the ODE, of length dt.
 
+    A residual W makes the velocity W v of a velocity v that the norms allow. So H(P) is the norms'
+    own H at W'P (`ctrans.control.residual_pullback`).
+
     `ends` are (X_k, P_{k+1}), the state before the segment and the costate after it. `start` is (X,
     P) at the field's input. A norm around the state needs an X on its image; the X of a discrete
     model (`continuous` false) is retracted to it. If the image of that norm has no tangent spaces

@@ -10,8 +10,7 @@ A checkpoint is written under another name, flushed to the disk, and renamed; th
 replaced. A process killed at any time leaves a readable `last`. A run that overwrites another one
 writes into checkpoints-2 (or from there into checkpoints), and sets the logs aside under the name
 of their checkpoints. When its first checkpoint is whole, `last` points to it, and the old run and
-its logs are removed. `sha256sum -c SHA256SUMS` checks a checkpoint by
-hand.
+its logs are removed. `sha256sum -c SHA256SUMS` checks a checkpoint by hand.
 """
 
 from __future__ import annotations

@@ -154,7 +154,9 @@ def _answer(rows: Mapping[str, Sequence[JSONObject]]) -> Answer:
         for need, names in sorted(groups.items(), key=lambda each: list(says).index(each[0]) if each[0] in says else 0)
     ]
     text = "; ".join(parts)
-    return Answer(f"{text[0].upper()}{text[1:]}. Numerical searches agree.", "good")
+    apart = [name for name, (model, *_) in rows.items() if _free(model, model["verdict"]) != _free(model, model["step_verdict"])]
+    ode = f" This is about the Transformer: the ODE of {', '.join(apart)} needs more, as the table shows." if apart else ""
+    return Answer(f"{text[0].upper()}{text[1:]}.{ode} Numerical searches agree.", "good")
 
 
 def _short(name: str, model: JSONObject) -> str:

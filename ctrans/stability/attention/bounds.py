@@ -107,9 +107,9 @@ def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch toke
     of a ball that encloses a sequence's tokens. Changes of attention sum to zero over a row, so W_h
     v may be measured from any centre. An equal change of all scores of a row has no effect, so keys
     may too, unless positions rotate them or a cap bends the scores. In those cases rad(k) is the
-    length of the longest key. Emadi has 2 B^2 |Q||K||V||W_O| for the second factor, with B the
-    longest token. Raises ConfigError for normalised queries and keys, whose scores are not
-    bilinear.
+    length of the longest key: a rotation keeps a key's length, and a cap has slope at most 1. Emadi
+    has 2 B^2 |Q||K||V||W_O| for the second factor, with B the longest token. Raises ConfigError for
+    normalised queries and keys, whose scores are not bilinear.
     """
     if attention.normalised_scores:
         raise ConfigError("the local bound does not cover qk_norm: it needs queries and keys that are linear in the input")
@@ -165,8 +165,7 @@ def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens wid
     each slope at its norm's input.
 
     The printed bound uses Lip(N), of a sphere norm max|gamma|/sqrt(eps) (Emadi, lemma A.1; inf for
-    eps = 0). Raises ConfigError for residuals that are
-    not linear in the map's output.
+    eps = 0). Raises ConfigError for residuals that are not linear in the map's output.
     """
     if sublayer.image is not None or sublayer.streams > 1:
         raise ConfigError("theorems 5.2 and 5.3 need a residual of one stream that is linear in the map's output")

@@ -43,7 +43,7 @@ class LogSingularValues:
 
 
 def depth_spectrum(depth: Depth, graphs: StepGraphs, *, probes: int | None = None, steps: int = 48) -> LogSingularValues:
-    """`log_singular_values` of J_{0:D} = dX_D/dX_0, after a walk with `graphs`.
+    """`log_singular_values` of J_{0:D} = dX_D/dX_0. `graphs` must have been in a finished walk.
 
     Raises ConfigError if weights are made on demand, SolveError if states are not finite.
     """

@@ -27,8 +27,8 @@ class Transport:
     """W_p between inputs and perturbed inputs (`before`) and between their terminal states
     (`after`), with bounds on `after`.
 
-    `amplification` is after/before. It and `after` are None if a state is not finite. A bound is
-    None if there is none.
+    `after` is None if a state is not finite. `amplification` is after/before, None if `after` is
+    None or `before` is 0. A bound is None if there is none.
     """
 
     perturbation: str
