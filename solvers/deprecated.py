@@ -58,8 +58,6 @@ ALIASES: dict[str, str] = {
     "ctrans.report.page.parts.Words": "ctrans.report.sections.Words",
     "ctrans.report.page.parts.cell": "ctrans.report.sections.cell",
     "ctrans.report.page.parts.digits": "ctrans.report.sections.digits",
-    "ctrans.report.page.parts.number": "ctrans.report.sections.number",
-    "ctrans.report.page.parts.numbers": "ctrans.report.sections.numbers",
     "ctrans.report.page.render": "ctrans.report.html.render",
     "ctrans.interop.any_model.diagnose": "ctrans.analysis.diagnose",
     "ctrans.interop.any_model.screen": "ctrans.analysis.screen",
