@@ -1,17 +1,19 @@
 """The whole of all campaigns: `make campaign`, or `python -m tests.campaigns --seed 1 --share 0.1` for a part of it.
 
-Its counts are printed and kept in benchmarks/results. What a campaign finds makes the exit code 1.
+Its counts are printed and kept in benchmarks/results. What a campaign finds makes the exit code 1. One that is stopped goes on where it
+was: what each part found is a line of a file in out/campaigns.
 """
 
 import argparse
+import json
 import os
-import random
-import resource
+import signal
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,136 +21,224 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.record import keep
 from solvers import ConfigError, SolveError
 from tests.campaigns import broken_disk, damaged, hostile, kills, wrong_calls, wrong_requests
-from tests.campaigns.harness import BYTES, SECONDS, ask
+from tests.campaigns.harness import BYTES, SECONDS, Part, ask_apart
 
-REQUESTS, CALLS, FLIPS, KILLS, OVERWRITING = 5_000, 5_000, 1_000, 400, 100
-"""How much of each is the whole; of the hostile files it is all."""
+REQUESTS, CALLS, FLIPS, KILLS, OVERWRITING = 10_000, 10_000, 1_000, 400, 100
+"""How much of each is the whole; of the hostile files, and of the operations at which a run is killed, it is all."""
+STATE = Path("out/campaigns")
+TELL = 5
+"""Seconds from one line of progress to the next."""
+done, most = Counter(), Counter()
+"""What the part that is being carried out has done, and the most seconds and bytes that a request took."""
 
 
-def of_kills(place, share, seed):
-    """Kills of runs that begin or go on, and of runs that overwrite another."""
-    draws = random.Random(seed)
+def check(answer):
+    """The faults of an answer, which is counted."""
+    done[{0: "answered", 1: "failed", 2: "refused"}.get(answer.code, "ended otherwise")] += 1
+    most["seconds"] = max(most["seconds"], round(answer.seconds, 1))
+    most["bytes"] = max(most["bytes"], answer.held)
+    return [answer.said] if answer.faults else []
+
+
+def of_kills(place, part):
+    """Kills of runs that begin or go on, and of runs that overwrite another: whole at each, and bit-identical at the end."""
+    draws = part.random
     whole, other = place / "whole", place / "other"
     (place / "text").write_bytes(damaged.TEXT)
     undisturbed = [kills.in_a_copy(kills.beginning(place, k)) for k, place in enumerate((whole, other))]
     assert [code for code, _ in undisturbed] == [0, 0], "runs that nobody kills end well"
     seconds = min(seconds for _, seconds in undisturbed)
     new, old = kills.bits(whole), kills.bits(other)
-    count, runs, faults = kills.killed_and_resumed(place, new, round(KILLS * share), draws, seconds)
-    over, overwritten, more = kills.killed_while_overwriting(place, old, new, round(OVERWRITING * share), draws, seconds)
-    at, others = kills.killed_at_operations(place, old, new, share, draws)
-    said = f"{count} kills at random moments of {runs} runs, {over} of {overwritten} runs that overwrite another, {at} at file operations"
-    return f"{said}: whole at each, and bit-identical at the end", [*faults, *more, *others]
+    done["kills at random moments"], done["runs"], faults = kills.killed_and_resumed(place, new, part.of(KILLS), draws, seconds)
+    over, runs, more = kills.killed_while_overwriting(place, old, new, part.of(OVERWRITING), draws, seconds)
+    at, others = kills.killed_at_operations(place, old, new, part)
+    done.update(
+        {"kills of runs that overwrite another": over, "runs that overwrite another": runs, "kills at file operations": at}
+    )
+    return [*faults, *more, *others]
 
 
-def of_broken_disk(place, share, seed):
-    """Errors of the disk at file operations of commands."""
-    operations, failed, faults = broken_disk.faulty(place, share, random.Random(seed))
-    return f"{failed} of {operations} file operations failed: said in a line, nothing lost, gone on with to the same bits", faults
+def of_broken_disk(place, part):
+    """File operations that failed: said in a line, nothing lost, gone on with to the same bits."""
+    done["file operations that failed"], faults = broken_disk.faulty(place, part)
+    return faults
 
 
-def of_damage(place, share, seed):
-    """Flipped bits, files of other runs, links."""
-    draws = random.Random(seed)
+def of_damage(place, part):
+    """Flipped bits, files of other runs, links: all seen by every reader."""
     first = damaged.make_run(place / "first")
-    faults, counts = [], Counter()
     others = {"seed": {"seed": 1}, "method": {"method": "rk4"}, "iterations": {"iterations": 4}}
-    for name, changes in others.items():
-        for what, accepted in damaged.exchanges(first, damaged.make_run(place / name, **changes)):
-            counts["exchanges of files between runs of another seed, method or step"] += 1
-            faults += [f"{what} of another {name}: read by {accepted}"] if accepted else []
-    for what, accepted in damaged.flips(first, round(FLIPS * share), draws):
-        counts["flipped bits in a checkpoint's files"] += 1
-        faults += [f"{what}: read by {accepted}"] if accepted else []
-    for what, accepted in damaged.links(first):
-        counts["links that lead elsewhere"] += 1
-        faults += [f"{what}: read by {accepted}"] if accepted else []
-    return f"{', '.join(f'{count} {what}' for what, count in counts.items())}: all seen by every reader", faults
+    found = [("flipped bits in a checkpoint's files", "", damaged.flips(first, part.of(FLIPS), part.random))]
+    if part.number == 0:
+        exchanged = "exchanges of files between runs of another seed, method or step"
+        for name, changes in others.items():
+            found += [(exchanged, f" of another {name}", damaged.exchanges(first, damaged.make_run(place / name, **changes)))]
+        found += [("links that lead elsewhere", "", damaged.links(first))]
+    faults = []
+    for kind, of, each in found:
+        for what, accepted in each:
+            done[kind] += 1
+            faults += [f"{what}{of}: read by {accepted}"] if accepted else []
+    return faults
 
 
-def of_hostile_files(place, share, seed):
-    """Every hostile file, by the request that reads it."""
-    names, faults, longest = list(hostile.HOSTILE), [], 0.0
-    random.Random(seed).shuffle(names)
-    for name in names[: round(len(names) * share)]:
-        answer = ask(hostile.made_in(name, place / "it"), refused=name not in hostile.MAY_BE_READ)
-        longest = max(longest, answer.seconds)
-        run = [str(path) for path in (place / "it").rglob("was_run")]
-        faults += [f"{name}: {answer.said}"] if answer.faults else []
-        faults += [f"{name}: its code was run"] if run else []
-    return f"{round(len(names) * share)} hostile files: refused, the longest after {longest:.0f} s", faults
+def of_hostile_files(place, part):
+    """Hostile files, by the request that reads each."""
+    faults = []
+    for names in batches(part.among(hostile.HOSTILE)):
+        requests = [hostile.made_in(name, place / str(k)) for k, name in enumerate(names)]
+        for k, (name, answer) in enumerate(zip(names, ask_apart(requests), strict=True)):
+            if answer.code == 0 and name not in hostile.MAY_BE_READ:
+                answer.faults.append("not refused")
+            faults += [f"{name}: {fault}" for fault in check(answer)]
+            faults += [f"{name}: its code was run"] if list((place / str(k)).rglob("was_run")) else []
+    return faults
 
 
-def of_requests(place, share, seed):
+def of_requests(place, part):
     """Wrong requests of every command."""
-    faults, codes, longest = [], Counter(), 0.0
-
-    def check(args):
-        nonlocal longest
-        answer = ask(args)
-        codes[answer.code] += 1
-        longest = max(longest, answer.seconds)
-        faults.extend([answer.said] if answer.faults else [])
-
-    wrong_requests.campaign(round(REQUESTS * share), seed, check)
-    said = f"{codes[2]} refused, {codes[1]} failed, {codes[0]} answered, the longest after {longest:.0f} s"
-    return f"{codes.total()} wrong requests: {said}", faults
+    requests = []
+    wrong_requests.campaign(part.of(REQUESTS), part.drawn, requests.append)
+    return [fault for batch in batches(requests) for answer in ask_apart(batch) for fault in check(answer)]
 
 
-def of_calls(place, share, seed):
+def batches(things, size=50):
+    """So many at once, as one copy of this process carries them out."""
+    return [things[k : k + size] for k in range(0, len(things), size)]
+
+
+def of_calls(place, part):
     """Wrong calls of the Python API."""
-    faults, came = [], Counter()
+    faults = []
 
-    def check(name, arguments, error):
+    def came(name, arguments, error):
         wrong = error is not None and not isinstance(error, (ConfigError, SolveError))
-        came["answered" if error is None else "refused"] += 1
+        done["answered" if error is None else "refused"] += 1
         faults.extend([f"{name}({str(arguments)[:300]}): {type(error).__name__}: {str(error)[:300]}"] if wrong else [])
 
-    wrong_calls.campaign(round(CALLS * share), seed, check)
-    return f"{came.total()} wrong calls of the Python API: {came['refused']} refused, {came['answered']} answered", faults
+    wrong_calls.campaign(part.of(CALLS), part.drawn, came)
+    return faults
 
 
-CAMPAIGNS = (of_kills, of_damage, of_broken_disk, of_calls, of_hostile_files, of_requests)
-"""In this order: the copies of this process that are killed must not find one that has differentiated."""
+CAMPAIGNS = {
+    "kills": (of_kills, 8),
+    "damage": (of_damage, 2),
+    "broken_disk": (of_broken_disk, 6),
+    "hostile_files": (of_hostile_files, 8),
+    "requests": (of_requests, 40),
+    "calls": (of_calls, 10),
+}
+"""Each by its name, with its number of parts: a function of a directory and a `Part` that counts in `done` what it does, and returns the
+faults in words. In this order: the copies of this process that are killed must not find one that has differentiated."""
 
 
-def carry_out(campaign, seed, share):
-    """What a campaign says, and what it found, in a directory of its own."""
-    before = Path.cwd()
+def carry_out(name, part):
+    """What one part of a campaign did and found, in a directory of its own."""
+    before, started = Path.cwd(), time.monotonic()
+    done.clear(), most.clear()
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)  # where what a request writes goes
         try:
-            return campaign(Path(place), share, seed)
+            faults = CAMPAIGNS[name][0](Path(place), part)
         finally:
             os.chdir(before)
+    seconds = time.monotonic() - started
+    return {"campaign": name, "part": part.number, "done": dict(done), "most": dict(most), "seconds": seconds, "faults": faults}
+
+
+@contextmanager
+def telling(name, part, found):
+    """A line of progress every few seconds, whatever the part is at."""
+    started = time.monotonic()
+
+    def tell(*_):
+        said = ", ".join(f"{count} {what}" for what, count in done.items()) or "begun"
+        line = (
+            f"{name}, part {part.number + 1} of {part.parts}: {said}; {found} faults before, {time.monotonic() - started:.0f} s"
+        )
+        os.write(2, f"{line}\n".encode())  # print may be interrupted by itself
+
+    signal.signal(signal.SIGALRM, tell)
+    signal.setitimer(signal.ITIMER_REAL, TELL, TELL)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def read(path):
+    """The parts that are done; a line that was cut off by a stop is none."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def append(path, row):
+    """One line more, durable, in one write, on a line of its own also after one that was cut off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(handle, f"\n{json.dumps(row)}\n".encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def unfinished(share):
+    """The seed of a campaign of this share that was stopped, None where there is none."""
+    paths = sorted(STATE.glob(f"*-{share:g}.jsonl"), key=lambda path: path.stat().st_mtime)
+    return int(paths[-1].name.partition("-")[0]) if paths else None
+
+
+def summary(name, rows):
+    """A campaign in a line, from its parts."""
+    counts, longest, held = Counter(), 0, 0
+    for row in rows:
+        counts.update(row["done"])
+        longest, held = max(longest, row["most"].get("seconds", 0)), max(held, row["most"].get("bytes", 0))
+    took = f", the longest {longest:g} s, the largest {held / 1e9:.2f} GB" if longest else ""
+    counted = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    faults = sum(len(row["faults"]) for row in rows)
+    what, seconds = CAMPAIGNS[name][0].__doc__.rstrip("."), sum(row["seconds"] for row in rows)
+    return f"{name} ({what}): {counted}{took} ({seconds:.0f} s); {faults} faults"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=None, help="new each day by default; it is kept with the counts")
+    parser.add_argument("--seed", type=int, default=None, help="by default that of one that was stopped, or a new one each day")
     parser.add_argument("--share", type=float, default=1.0, help="how much of the whole")
-    parser.add_argument(
-        "--only", choices=[campaign.__name__.removeprefix("of_") for campaign in CAMPAIGNS], help="one of them alone"
-    )
+    parser.add_argument("--only", choices=list(CAMPAIGNS), action="append", help="one of them alone; it may be repeated")
     options = parser.parse_args()
-    seed = int(time.time()) // 86400 if options.seed is None else options.seed
+    seed = options.seed if options.seed is not None else unfinished(options.share)
+    seed = int(time.time()) // 86400 if seed is None else seed
+    path = STATE / f"{seed}-{options.share:g}.jsonl"
+    path = path.absolute()
     warnings.simplefilter("ignore")
     lines, found = [f"seed {seed}, {options.share:.0%} of the whole", ""], []
-    for campaign in CAMPAIGNS:
-        if options.only not in (None, campaign.__name__.removeprefix("of_")):
-            continue
-        started = time.monotonic()
-        said, faults = carry_out(campaign, seed, options.share)
-        lines += [f"{said} ({time.monotonic() - started:.0f} s); {len(faults)} faults"]
-        found += faults
-        print(lines[-1], *faults, sep="\n", flush=True)
-    most = max(resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    lines += [
-        "",
-        f"nothing took more than {SECONDS} s, and this process at most {most / 1e9:.2f} GB of {BYTES / 1e9:.2f}",
-        *found,
-    ]
-    keep("campaign" if options.only is None else f"campaign-{options.only}", lines)
+    names = [name for name in CAMPAIGNS if options.only is None or name in options.only]
+    for name in names:
+        for number in range(CAMPAIGNS[name][1]):
+            if any((row["campaign"], row["part"]) == (name, number) for row in read(path)):
+                continue
+            part = Part(seed, options.share, number, CAMPAIGNS[name][1])
+            with telling(name, part, len(found)):
+                row = carry_out(name, part)
+            append(path, row)
+            print(*row["faults"], sep="\n", end="\n" if row["faults"] else "", flush=True)
+        rows = [row for row in read(path) if row["campaign"] == name]
+        lines.append(summary(name, rows))
+        found += [fault for row in rows for fault in row["faults"]]
+        print(lines[-1], flush=True)
+    lines += ["", f"no request took more than {SECONDS} s or {BYTES / 1e9:.2f} GB, but for what follows", *found]
+    keep("campaign" if options.only is None else f"campaign-{'-'.join(names)}", lines)
+    left = [row for row in read(path) if row["campaign"] not in names]
+    path.unlink()  # the next one begins anew
+    for row in left:
+        append(path, row)
     return 1 if found else 0
 
 

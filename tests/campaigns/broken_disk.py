@@ -34,11 +34,11 @@ REQUESTS = {
 
 
 @mock.patch.object(Figure, "savefig", new=mock.Mock())  # most of the time, and nothing on the disk
-def faulty(place, share, random):
-    """How many operations there are and how often one was failed, and what was found wrong, in words. `place` is the working directory."""
+def faulty(place, part):
+    """How often an operation was failed, and what was found wrong, in words. `place` is the working directory."""
     (place / "text").write_bytes(TEXT)
     half = _half_done(place)
-    operations, failed, faults, expected, met = 0, 0, [], None, set()
+    random, failed, faults, expected, met = part.random, 0, [], None, set()
     for what, (begun, args) in REQUESTS.items():
         with _fresh(place, half if begun else None):
             with BrokenDisk(place) as disk:
@@ -48,8 +48,7 @@ def faulty(place, share, random):
                 ends = bits(place / RUN)
                 expected = expected or ends
                 assert ends == expected, "however often a run is disturbed, it ends in the same bits"
-        operations += disk.count
-        for number in sorted(random.sample(range(1, disk.count + 1), max(1, round(disk.count * share)))):
+        for number in sorted(part.among(range(1, disk.count + 1))):
             error, lasting = random.choice(ERRORS), random.random() < 0.5
             which = f"{what}, {os.strerror(error)} at operation {number}{' and all after it' * lasting}"
             with _fresh(place, half if begun else None):
@@ -57,7 +56,7 @@ def faulty(place, share, random):
                     answer = ask(args)
                 failed += 1
                 faults += [f"{which}: {fault}" for fault in _wrong(place, args, answer, right, expected, met)]
-    return operations, failed, faults
+    return failed, faults
 
 
 def _wrong(place, args, answer, right, expected, met):

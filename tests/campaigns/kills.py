@@ -127,8 +127,8 @@ def remains(directory):
     return *names, *(path.read_bytes().count(b"\n") if path.exists() else 0 for path in logs)
 
 
-def killed_at_operations(place, old, new, share, random):
-    """Runs that begin, and that overwrite another, killed at each file operation or a share of them: how many, and what was wrong.
+def killed_at_operations(place, old, new, part):
+    """Runs that begin, and that overwrite another, killed at those file operations that the part has: how many, and what was wrong.
 
     What is left is gone on with, unless the same was before."""
     run, kept, count, faults, met = place / "operations", place / "kept", 0, [], set()
@@ -137,8 +137,7 @@ def killed_at_operations(place, old, new, share, random):
         begin = beginning(run, 0, overwrite=before is not None)
         _placed(run, before)
         in_a_copy(partial(_told, run, begin))
-        operations = range(1, int((place / "count").read_text()) + 1)
-        for number in sorted(random.sample(operations, max(1, round(share * len(operations))))):
+        for number in sorted(part.among(range(1, int((place / "count").read_text()) + 1))):
             _placed(run, before)
             code, _ = in_a_copy(partial(_killed, run, begin, number))
             count += code is None
