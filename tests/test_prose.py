@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 GENERATED = {"gallery.md"}
 PAGES = sorted(
     path
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
     if path.name not in GENERATED and "api" not in path.parts
 )
 SOURCES = sorted([*(ROOT / "ctrans").rglob("*.py"), *(ROOT / "solvers").rglob("*.py"), *(ROOT / "examples").rglob("*.py")])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -75,9 +76,10 @@ def write_durably(path: Path, data: bytes) -> None:
     """Writes the file whole or leaves the old one, and returns when it is on the disk. Raises
     OSError.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
+    temporary.unlink(missing_ok=True)  # of a killed process, or a link to another file
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ctrans.json_values import plain
+from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 
 
@@ -22,20 +22,12 @@ def to_json(value: Any) -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Writes the file whole or leaves what was there. Raises ConfigError naming the path where it
-    cannot.
+    """Writes the file whole, on the disk, or leaves what was there. Raises ConfigError naming the
+    path where it cannot.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_durably(path, data)
     except OSError as error:
         raise ConfigError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place") from None
 

@@ -112,6 +112,16 @@ def test_simulate_writes_table_json_and_picture(tmp_path):
     assert result.stderr == ""
 
 
+def test_a_picture_that_fails_loses_no_result(tmp_path, monkeypatch):
+    def failing(page):
+        raise OSError("no space for a picture")
+
+    monkeypatch.setattr("ctrans.cli.ending.pictures", failing)
+    result = run("simulate", *QUICK, "--placement", "peri", "--out", tmp_path)
+    assert (result.exit_code, result.stderr) == (2, "ctrans: no space for a picture\n")
+    assert strict((tmp_path / "simulate.json").read_text())["command"] == "simulate"
+
+
 def test_json_to_stdout_is_alone_there_and_writes_nothing_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("simulate", *QUICK, "--json", "-")

@@ -17,6 +17,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.sums import SUMS, sums
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
+from tests.campaigns.disk import BrokenDisk
 from tests.helpers import NAMES, learned, small_config, small_model, tokens
 
 
@@ -162,6 +163,33 @@ def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(fails, tmp_path
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CONFIG, WEIGHTS])
     assert torch.equal(load(tmp_path)(tokens())[0], before(tokens())[0])
+
+
+def test_a_save_over_another_model_that_is_killed_leaves_one_of_the_two_or_is_refused(tmp_path):
+    """Each of the two files is whole, but a kill between them leaves files of different models: they are never read as one."""
+    before, after = small_model("peri"), learned(small_model("post"), seed=7)
+    expected = {"before": before(tokens())[0], "after": after(tokens())[0]}
+
+    class Killed(BaseException):
+        pass
+
+    def dying(path):
+        raise Killed
+
+    with BrokenDisk(tmp_path) as disk:
+        save(after, tmp_path / "count")
+    seen = []
+    for number in range(1, disk.count + 1):
+        save(before, tmp_path / str(number))
+        with pytest.raises(Killed), BrokenDisk(tmp_path, number, dying, lasting=True):
+            save(after, tmp_path / str(number))
+        try:
+            found = load(tmp_path / str(number))(tokens())[0]
+        except ConfigError as error:
+            seen.append("refused" if "was changed after" in str(error) else str(error))
+        else:
+            seen.append(*[name for name, logits in expected.items() if torch.equal(logits, found)])
+    assert list(dict.fromkeys(seen)) == ["before", "refused", "after"]
 
 
 def test_bytes_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch):

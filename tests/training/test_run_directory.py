@@ -4,12 +4,13 @@ import errno
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrans.model.sums import damage
+from ctrans.model.sums import SUMS, damage
 from ctrans.training import run_directory as module
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
@@ -102,6 +103,66 @@ def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repea
         assert damage(tmp_path / str(n) / "best") is None
         assert store.steps() == [3, 4]
     assert seen == {3, 4}
+
+
+class PowerLoss:
+    """What a disk may have when the power fails: of each file what was flushed, of each directory any state since it was flushed.
+
+    Directories and files are known by their inodes, since a flushed file stays flushed under a new name.
+    """
+
+    def __init__(self, place):
+        self.place, self.contents, self.listings, self.links = place, {}, {}, set()
+
+    def flush(self, handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        inode = path.stat().st_ino
+        if path.is_dir():
+            self.listings[inode] = [self.names(path)]
+        else:
+            self.contents[inode] = path.read_bytes()
+
+    def names(self, directory):
+        return {each.name: os.readlink(each) if each.is_symlink() else each.stat().st_ino for each in directory.iterdir()}
+
+    def check(self):
+        """Each link of the run that may be on the disk leads to a whole checkpoint there."""
+        for directory in (self.place, *(path for path in self.place.rglob("*") if path.is_dir() and not path.is_symlink())):
+            states, now = self.listings.setdefault(directory.stat().st_ino, [{}]), self.names(directory)
+            states.extend([now] if now not in states else [])
+        for run in self.listings[self.place.stat().st_ino]:
+            for name in {"last", "best"} & run.keys():
+                generation, step = run[name].split("/")
+                for steps in self.listings[run[generation]]:
+                    self.check_whole(self.listings[steps[step]])
+                self.links.add((name, step))
+
+    def check_whole(self, states):
+        for files in states:
+            kept = {name: self.contents[inode] for name, inode in files.items()}
+            assert kept.pop(SUMS).split()[1::2] == [name.encode() for name in sorted(FILES)]
+            assert kept == FILES
+
+
+def test_a_power_loss_at_any_operation_leaves_links_to_whole_checkpoints(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    disk = PowerLoss(run)
+
+    def checked(function):
+        def call(*args, **kwargs):
+            disk.check()
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("rename", "replace", "symlink", "unlink", "rmdir", "mkdir"):
+        monkeypatch.setattr(os, name, checked(getattr(os, name)))
+    monkeypatch.setattr(os, "fsync", checked(disk.flush))
+    for step, best in ((1, 1), (2, 1), (3, 3), (4, 3), (5, 5)):
+        save(RunDirectory(run), step, write, best=best, good=0)
+        disk.check()
+    assert disk.links >= {("last", f"step-0000000{step}") for step in range(1, 6)} | {("best", "step-00000001")}
 
 
 @given(name=st.sampled_from([*FILES, "SHA256SUMS"]), data=st.data())

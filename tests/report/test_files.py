@@ -1,0 +1,54 @@
+"""Files of results: whole or as they were, whatever fails or is killed while they are written."""
+
+import errno
+
+import pytest
+
+from ctrans.report.files import write_atomic
+from solvers import ConfigError
+from tests.campaigns.disk import BrokenDisk, raising
+
+
+class Killed(BaseException):
+    """The process ends here: what follows of it changes nothing on the disk."""
+
+
+def dying(path):
+    raise Killed
+
+
+@pytest.mark.parametrize("before", [None, b"the old result"])
+@pytest.mark.parametrize("fail", [raising(errno.ENOSPC), raising(errno.EIO), dying], ids=["full disk", "broken disk", "killed"])
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_result_is_whole_or_as_before_when_any_operation_fails(before, fail, lasting, tmp_path):
+    with BrokenDisk(tmp_path) as disk:
+        write_atomic(tmp_path / "count" / "result.json", b"the new result")
+    assert disk.count > 5
+    seen, said = set(), set()
+    for number in range(1, disk.count + 1):
+        path = tmp_path / str(number) / "result.json"
+        path.parent.mkdir()
+        if before is not None:
+            path.write_bytes(before)
+        try:
+            with BrokenDisk(tmp_path, number, fail, lasting=lasting):
+                write_atomic(path, b"the new result")
+        except (ConfigError, Killed) as error:
+            said.add(str(error).partition(":")[0].replace(repr(str(path)), "PATH"))
+        found = path.read_bytes() if path.exists() else None
+        assert found in (before, b"the new result")
+        seen.add(found)
+        write_atomic(path, b"the new result")
+        assert [each.name for each in path.parent.iterdir()] == ["result.json"], "what a killed process left is gone"
+    assert seen == {before, b"the new result"}
+    assert said == ({""} if fail is dying else {"cannot write PATH"})
+
+
+def test_a_link_in_place_of_the_file_in_making_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("threading.get_native_id", lambda: 7)
+    (tmp_path / "others").write_bytes(b"of somebody else")
+    (tmp_path / ".result.json.7").symlink_to(tmp_path / "others")
+    write_atomic(tmp_path / "result.json", b"new")
+    assert (tmp_path / "others").read_bytes() == b"of somebody else"
+    assert (tmp_path / "result.json").read_bytes() == b"new"
+    assert not (tmp_path / "result.json").is_symlink()
