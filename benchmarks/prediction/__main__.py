@@ -117,6 +117,7 @@ def main(
             unpack(out)
             report = True
         with open_store(out, write=not report) as store:
+            print(*store.damaged, sep="\n", end="\n" * bool(store.damaged), file=sys.stderr)
             plan = prospect(study, store, as_begun=report)
             if not report:
                 _run(stage, regime, plan, store, workers, ray)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ctrans.cli.ending import check_json, end
 from ctrans.cli.request import absolute_paths, check_exclusive, command_of
+from ctrans.cli.say import say
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
@@ -59,16 +60,23 @@ def command(request: StudyRequest) -> None:
     if request.dry_run:
         kept = open_store(directory, write=False) if (directory / FILE).exists() else contextlib.nullcontext()
         with kept as store:
+            _say_damage(store)
             plan = prospect(study, store)
         result = {**begins(plan), "cost": costs(plan, processes(request.workers))}
         end(request, None, result=result)
         return
     with open_store(directory, write=not request.report) as store:
+        _say_damage(store)
         plan = prospect(study, store, as_begun=request.report)
         if plan.left and not request.report:
             carry_out(plan, store, engine(request.workers, request.ray))
             plan = prospect(study, store)
         _end(request, directory, store, plan)
+
+
+def _say_damage(store: Store | None) -> None:
+    for line in () if store is None else store.damaged:
+        say(line, error=True)
 
 
 def _study(request: StudyRequest) -> Study:
@@ -133,7 +141,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
     }
     files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
     failures = [f"{len(failed)} of {len(plan.runs)} runs failed; the same command tries them again"] * bool(failed)
-    causes = dict.fromkeys(f"{run.run.case}: {run.result.message}" for run in failed)
+    causes = dict.fromkeys(f"{run.run.case}, try {run.tries}: {run.result.message}" for run in failed)
     end(request, directory, result=result, files=files, failures=[*failures, *islice(causes, CAUSES)])
 
 

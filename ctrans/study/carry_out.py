@@ -13,7 +13,6 @@ from ctrans.study.cost import flops_of
 from ctrans.study.database import Finished, Store
 from ctrans.study.description import PlannedRun, Study, check_data
 from ctrans.study.engine import Engine, Job
-from ctrans.study.outcomes import outcomes_of
 from ctrans.study.population import grouped
 from ctrans.training.data_sources import read_source
 from ctrans.training.loop import Ending
@@ -76,8 +75,8 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
 def carry_out_study(
     plan: Prospect, store: Store, engine: Engine, observe: Callable[[int, float], None] = lambda done, seconds: None
 ) -> bool:
-    """Carries out the runs that are left, and stores them and the outcomes. Returns whether all
-    runs are done, within the budget.
+    """Carries out the runs that are left, and stores them. Returns whether all runs are done,
+    within the budget.
 
     It calls `observe` with the number of runs that it has done, and the estimated seconds of the
     rest, by floating-point operations. It does not store interrupted runs. Raises the errors of the
@@ -90,18 +89,15 @@ def carry_out_study(
     commit, keys = commit_of_ctrans(), {id(run): key for key, run in plan.left.items()}
     total = sum(flops_of(run) for run in plan.left.values())
     worked, started, count = 0.0, time.perf_counter(), 0
-    try:
-        with contextlib.closing(engine(_within(plan.jobs, plan, store))) as results:
-            for job, found in results:
-                pairs = zip(job.runs, found, strict=True)
-                usable = [(keys[id(run)], run, result) for run, result in pairs if result.ending != Ending.INTERRUPTED.value]
-                store.add(usable, commit)
-                count += len(usable)
-                worked += sum(map(flops_of, job.runs))
-                elapsed = time.perf_counter() - started
-                observe(count, elapsed * (total - worked) / worked)
-    finally:
-        store.put_outcomes(outcomes_of(plan.kept(store)))
+    with contextlib.closing(engine(_within(plan.jobs, plan, store))) as results:
+        for job, found in results:
+            pairs = zip(job.runs, found, strict=True)
+            usable = [(keys[id(run)], run, result) for run, result in pairs if result.ending != Ending.INTERRUPTED.value]
+            store.add(usable, commit)
+            count += len(usable)
+            worked += sum(map(flops_of, job.runs))
+            elapsed = time.perf_counter() - started
+            observe(count, elapsed * (total - worked) / worked)
     return count == len(plan.left)
 
 

@@ -1,11 +1,14 @@
 """The SQLite file of a study. One process writes it, and it is whole after a kill at any time.
 
-    about     name, value              the study's description, and the fingerprints of its data
-    runs      a row per finished run   key, case, configuration, seed, curve, outcome, environment, commit
-    outcomes  a row per case, figure   figures of all runs of a case (see `ctrans.study.outcomes`)
+    about   name, value       the study's description, and the fingerprints of its data
+    runs    a row per try     key, case, configuration, seed, curve, outcome, environment, commit
 
 The row of a run is one transaction at its end (WAL, flushed). The key is a hash of all that
-determines a run. After a kill, the same command repeats only the runs that had not ended.
+determines a run. A run that failed has a row per try, and the last one counts. After a kill, the
+same command repeats only the runs that had not ended.
+
+Each row ends with a digest of its values. `open_store` leaves damaged rows out, so that their runs
+are done again. No table has an index, so that a damaged row can be removed by its number.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctrans.model.config import GPTConfig
+from ctrans.printable import printable
 from ctrans.study.description import PlannedRun
 from ctrans.study.run_key import BEFORE, run_key
 from ctrans.study.training import FAILED, RunResult
@@ -28,27 +34,27 @@ from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
 
 FILE, LOCK = "study.sqlite", ".study.lock"
-FORMAT = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS runs (
-    key TEXT PRIMARY KEY, "case" TEXT NOT NULL, seed INTEGER NOT NULL, learning_rate REAL NOT NULL,
-    model TEXT NOT NULL, training TEXT NOT NULL, ending TEXT NOT NULL, message TEXT NOT NULL,
-    first_loss REAL, last_loss REAL, best_loss REAL, steps INTEGER NOT NULL, seconds REAL NOT NULL,
-    curve TEXT NOT NULL, trained TEXT NOT NULL, environment TEXT NOT NULL, "commit" TEXT NOT NULL, finished TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS outcomes (
-    "case" TEXT NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY ("case", name)
-) WITHOUT ROWID;
-"""
+FORMAT = 2
+SCHEMA = {
+    "about": "CREATE TABLE about (name TEXT, value TEXT, digest TEXT)",
+    "runs": """CREATE TABLE runs (
+    key TEXT, "case" TEXT, seed INTEGER, learning_rate REAL, model TEXT, training TEXT, ending TEXT, message TEXT,
+    first_loss REAL, last_loss REAL, best_loss REAL, steps INTEGER, seconds REAL,
+    curve TEXT, trained TEXT, environment TEXT, "commit" TEXT, finished TEXT, digest TEXT
+)""",
+}
+"""The tables, as SQLite keeps their definitions."""
 OBJECTS = ("model", "training", "curve", "trained", "environment")
 """Columns of `runs` that are JSON."""
+
+Row = dict[str, Any]
+"""A row by the names of its columns."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A run of the store. Losses are validation losses in nats, None for a missing or not finite
-    one.
+    """A run of the store, as its last try left it. Losses are validation losses in nats, None for a
+    missing or not finite one.
     """
 
     key: str
@@ -56,6 +62,7 @@ class Finished:
     result: RunResult
     commit: str
     finished: str
+    tries: int = 1
 
     @property
     def losses(self) -> list[float | None]:
@@ -79,10 +86,10 @@ class Finished:
 
 
 class Store:
-    """An open study file. Use `open_store`."""
+    """An open study file. Use `open_store`. `damaged` has a line for each row that it left out."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path):
-        self.connection, self.path = connection, path
+    def __init__(self, connection: sqlite3.Connection, path: Path, damaged: Sequence[str] = ()):
+        self.connection, self.path, self.damaged = connection, path, damaged
 
     def about(self, name: str) -> Any:
         """The value of that name, or None."""
@@ -92,7 +99,8 @@ class Store:
     def tell(self, name: str, value: Any) -> None:
         """Stores a JSON value under that name."""
         with self.connection:
-            self.connection.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, json.dumps(value)))
+            self.connection.execute("DELETE FROM about WHERE name = ?", (name,))
+            _put(self.connection, "about", {"name": name, "value": json.dumps(value)})
 
     def known(self, fingerprints: Mapping[int, str]) -> dict[str, str]:
         """The stored keys of all runs by their present keys, for data with these fingerprints, by
@@ -101,10 +109,11 @@ class Store:
         A run whose stored key does not match its stored fields, for example of other data, has its
         stored key only. A run that failed is not known, so that it is tried again.
         """
-        columns = 'key, model, training, trained, "commit"'
-        rows = self.connection.execute(f"SELECT {columns} FROM runs WHERE ending != ?", (FAILED,)).fetchall()
+        columns = 'key, ending, model, training, trained, "commit"'
+        last = {row[0]: row for row in self.connection.execute(f"SELECT {columns} FROM runs ORDER BY rowid")}
+        rows = [row for row in last.values() if row[1] != FAILED]
         found = {row[0]: row[0] for row in rows}
-        for key, *texts, commit in rows:
+        for key, _, *texts, commit in rows:
             model, training, trained = map(json.loads, texts)
             measure, fingerprint = tuple(trained.get("asked", ())), fingerprints.get(model["context"])
             if fingerprint is not None and run_key(model, training, fingerprint, measure) == key:
@@ -113,46 +122,32 @@ class Store:
 
     def data(self) -> dict[int, str]:
         """The fingerprints of the study's data by context; {} for a store without them."""
-        return {int(context): fingerprint for context, fingerprint in (self.about("data") or {}).items()}
+        return _fingerprints(self.about("data") or {})
 
     def begin_on(self, fingerprints: Mapping[int, str]) -> None:
         """Stores the fingerprints of data by context, except for contexts that it has."""
         self.tell("data", {str(context): each for context, each in {**fingerprints, **self.data()}.items()})
 
     def spent(self, keys: Iterable[str]) -> float:
-        """The processor seconds of these runs."""
+        """The processor seconds of these runs, over all tries."""
         wanted = set(keys)
         rows = self.connection.execute("SELECT key, seconds FROM runs")
         return float(sum(seconds for key, seconds in rows if key in wanted))
 
     def add(self, done: Sequence[tuple[str, PlannedRun, RunResult]], commit: str) -> None:
-        """Adds the rows of runs in one transaction. A run that failed before has a new row."""
+        """Adds the rows of runs in one transaction."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with self.connection:
             for key, run, result in done:
-                row = _row(Finished(key, run, result, commit, now))
-                self.connection.execute(f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * len(row))})", row)
+                _put(self.connection, "runs", _row(Finished(key, run, result, commit, now)))
 
     def runs(self, keys: Iterable[str] | None = None) -> list[Finished]:
         """All stored runs, or those with these keys, in the order in which they ended."""
         wanted = None if keys is None else set(keys)
-        columns, rows = self.table("runs")
-        found = [_read(dict(zip(columns, row, strict=True))) for row in rows if wanted is None or row[0] in wanted]
+        rows = [row for row in _rows(self.connection, "runs") if wanted is None or row["key"] in wanted]
+        tries, last = Counter(row["key"] for row in rows), {row["key"]: row for row in rows}
+        found = [dataclasses.replace(_read(row), tries=tries[key]) for key, row in last.items()]
         return sorted(found, key=lambda each: (each.finished, each.key))
-
-    def put_outcomes(self, outcomes: dict[str, dict[str, float | None]]) -> None:
-        """Replaces all outcomes: figures by name for each case."""
-        rows = [(case, name, finite(value)) for case, figures in outcomes.items() for name, value in figures.items()]
-        with self.connection:
-            self.connection.execute("DELETE FROM outcomes")
-            self.connection.executemany('INSERT INTO outcomes ("case", name, value) VALUES (?, ?, ?)', rows)
-
-    def outcomes(self) -> dict[str, dict[str, float | None]]:
-        """The outcomes: figures by name for each case."""
-        found: dict[str, dict[str, float | None]] = {}
-        for case, name, value in self.connection.execute('SELECT "case", name, value FROM outcomes ORDER BY "case", name'):
-            found.setdefault(case, {})[name] = value
-        return found
 
     def table(self, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """The columns and rows of a table."""
@@ -162,11 +157,12 @@ class Store:
 
 @contextlib.contextmanager
 def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
-    """Opens the study file in that directory. With `write` it makes the file if needed, and locks
-    it against other writers.
+    """Opens the study file in that directory. With `write` it makes the file if needed, brings one
+    of format 1 to this format, removes damaged rows, and locks it against other writers. Without,
+    it does the same to a copy in memory.
 
-    Raises ConfigError if another process writes to it, the file is missing or no study file, or the
-    disk fails.
+    Raises ConfigError if another process writes to it, the file is missing or no study file, a page
+    of it is damaged, or the disk fails.
     """
     path = directory / FILE
     with contextlib.ExitStack() as stack:
@@ -176,18 +172,27 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
                 lock(stack.enter_context((directory / LOCK).open("a")), f"works on the study in {str(directory)!r}")
             elif not path.is_file():
                 raise ConfigError(f"there is no {FILE} in {str(directory)!r}: give the --out of a study")
-            connection = sqlite3.connect(path if write else f"{path.absolute().as_uri()}?mode=ro", uri=not write, timeout=30.0)
-            stack.callback(connection.close)
+            # a reader may have to undo what a killed process began to write
+            mode = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"
+            connection = stack.enter_context(contextlib.closing(sqlite3.connect(mode, uri=True, timeout=30.0)))
+            if not write:
+                memory = stack.enter_context(contextlib.closing(sqlite3.connect(":memory:")))
+                connection.backup(memory)
+                connection = memory
+            store = Store(connection, path, _prepare(connection, write))
             if write:
-                _prepare(connection)
                 stack.callback(_one_file, connection)
-            connection.execute("SELECT count(*) FROM runs").fetchone()
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
         except OSError as error:
             raise ConfigError(f"cannot write to {str(directory)!r}: {error.strerror or error}; choose another --out") from None
-        except sqlite3.DatabaseError as error:
-            raise ConfigError(f"{str(path)!r} is no valid study file: {error}; choose another --out") from None
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{str(path)!r} is no valid study file: {error}; "
+                "restore it from a copy, or move it away, and the study begins anew"
+            ) from None
         try:
-            yield Store(connection, path)
+            yield store
         except sqlite3.OperationalError as error:
             raise ConfigError(
                 f"cannot use {str(path)!r}: {error}; its runs are whole: free some space, and give the same command again"
@@ -196,41 +201,143 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
             raise ConfigError(f"{str(path)!r} is damaged: {error}; choose another --out, or a copy from before") from None
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.executescript(SCHEMA)
+def _prepare(connection: sqlite3.Connection, write: bool) -> list[str]:
+    """Makes the tables, or checks them and their rows. Removes damaged rows, and returns a line for
+    each. Raises DatabaseError for another schema, and for a damaged page.
+    """
+    connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+    connection.execute("BEGIN IMMEDIATE")
     with connection:
-        connection.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (json.dumps(FORMAT),))
-    (kept,) = connection.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
-    if json.loads(kept) != FORMAT:
-        raise sqlite3.DatabaseError(f"it has format {kept}, and this ctrans writes {FORMAT}")
+        tables = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+        if write and not tables:
+            _make(connection)
+            return []
+        kept = connection.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
+        if kept == ("1",):
+            damaged = _from_format_1(connection)
+        elif kept == (str(FORMAT),) and SCHEMA.items() <= tables.items():
+            damaged = [(table, row) for table in SCHEMA for row in _rows(connection, table) if not _sound(row)]
+            for table, row in damaged:
+                connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (row["rowid"],))
+        else:
+            raise sqlite3.DatabaseError(f"its format or its tables are not those of format 1 or {FORMAT}")
+        (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if problem != "ok":
+            raise sqlite3.DatabaseError(problem)
+    return [_named(table, row) for table, row in damaged]
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    for definition in SCHEMA.values():
+        connection.execute(definition)
+    _put(connection, "about", {"name": "format", "value": json.dumps(FORMAT)})
+
+
+def _from_format_1(connection: sqlite3.Connection) -> list[tuple[str, Row]]:
+    """Brings the file to this format. Returns its rows that cannot be read, which have no digest."""
+    rows = [(table, row) for table in SCHEMA for row in _rows(connection, table, "*")]
+    for table in (*SCHEMA, "outcomes"):
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
+    _make(connection)
+    legible = [_legible(row) for _, row in rows]
+    for (table, row), whole in zip(rows, legible, strict=True):
+        if whole and row.get("name") != "format":
+            _put(connection, table, row)
+    return [each for each, whole in zip(rows, legible, strict=True) if not whole]
+
+
+def _legible(row: Row) -> bool:
+    """Whether a row of format 1, which had no digests, can be read."""
+    if "digest" in row:
+        return False
+    try:
+        if "name" in row:
+            value = json.loads(row["value"])
+            return row["name"] != "data" or bool(_fingerprints(value))
+        each = _read(row)
+        numbers = [each.result.seconds, *(step["step"] for step in each.result.curve)]
+    except ConfigError:
+        return True  # a field that this ctrans does not have: reading it says so
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return False
+    texts = each.key, each.result.ending, each.result.message, each.commit, each.finished
+    return all(isinstance(number, (int, float)) for number in numbers) and all(isinstance(text, str) for text in texts)
+
+
+def _rows(connection: sqlite3.Connection, table: str, columns: str = "rowid, *") -> Iterator[Row]:
+    """The rows of a table as objects, in the order in which they were stored."""
+    cursor = connection.execute(f"SELECT {columns} FROM {table}")
+    names = [column[0] for column in cursor.description]
+    return (dict(zip(names, row, strict=True)) for row in cursor)
+
+
+def _put(connection: sqlite3.Connection, table: str, row: Row) -> None:
+    """Inserts a row with its digest."""
+    row = {**row, "digest": _digest(row)}
+    names = ", ".join(f'"{name}"' for name in row)
+    connection.execute(f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(row))})", [*row.values()])
+
+
+def _digest(row: Row) -> str:
+    """SHA-256 of the row's values by name, as JSON."""
+    values = {name: value for name, value in row.items() if name not in ("rowid", "digest")}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _sound(row: Row) -> bool:
+    """Whether a row is as ctrans wrote it. That of the format is checked by its value."""
+    return row["digest"] == _digest(row) or row.get("name") == "format"
+
+
+def _named(table: str, row: Row) -> str:
+    if table == "about":
+        return f"{FILE} is damaged: its entry {row['name']!r:.40} is left out"
+    which = f"case {row['case']!s:.200}, seed {row['seed']!s:.20}, key {row['key']!s:.12}"
+    return f"{FILE} is damaged: a run is left out, and ctrans study does it again: {which}"
 
 
 def _one_file(connection: sqlite3.Connection) -> None:
     """Merges the WAL into the file, unless another process reads it."""
-    with contextlib.suppress(sqlite3.OperationalError):
+    with contextlib.suppress(sqlite3.DatabaseError):
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
 def finite(value: Any) -> float | None:
     """The value if it is a finite number, else None."""
     usable = isinstance(value, (int, float)) and abs(value) < float("inf")
-    return float(value) if usable else None
+    return float(value) + 0.0 if usable else None  # SQLite keeps no -0.0
 
 
-def _row(each: Finished) -> tuple[Any, ...]:
-    """The row of a run, in the order of the columns of `runs`."""
+def _fingerprints(data: dict[str, str]) -> dict[int, str]:
+    return {int(context): fingerprint for context, fingerprint in data.items()}
+
+
+def _row(each: Finished) -> Row:
+    """The row of a run."""
     run, result = each.run, each.result
-    settings = json.dumps(dataclasses.asdict(run.model)), json.dumps(dataclasses.asdict(run.training))
-    named = each.key, run.case, run.training.seed, run.training.learning_rate, *settings
-    steps = max((row.get("step", 0) for row in result.curve), default=0)
-    ended = result.ending, result.message, each.first, each.last, each.best, steps, result.seconds
-    objects = map(json.dumps, (result.curve, result.trained, result.environment))
-    return *named, *ended, *objects, each.commit, each.finished
+    return {
+        "key": each.key,
+        "case": run.case,
+        "seed": run.training.seed,
+        "learning_rate": float(run.training.learning_rate),
+        "model": json.dumps(dataclasses.asdict(run.model)),
+        "training": json.dumps(dataclasses.asdict(run.training)),
+        "ending": result.ending,
+        "message": printable(result.message),
+        "first_loss": each.first,
+        "last_loss": each.last,
+        "best_loss": each.best,
+        "steps": max((row.get("step", 0) for row in result.curve), default=0),
+        "seconds": float(result.seconds),
+        "curve": json.dumps(result.curve),
+        "trained": json.dumps(result.trained),
+        "environment": json.dumps(result.environment),
+        "commit": each.commit,
+        "finished": each.finished,
+    }
 
 
-def _read(row: dict[str, Any]) -> Finished:
+def _read(row: Row) -> Finished:
     row = {name: json.loads(value) if name in OBJECTS else value for name, value in row.items()}
     asked = tuple(row["trained"].get("asked", ()))
     run = _planned(row["model"], row["training"], json.loads(row["case"]), asked, row["commit"])

@@ -49,14 +49,10 @@ def check_format(name: str) -> str:
 
 
 def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[], bytes]]:
-    """The files of an export by name, each with the function that makes its contents.
-
-    The outcomes are the given ones: those of the store are of the last command that ended.
-    """
+    """The files of an export by name, each with the function that makes its contents."""
     make = look_up("export format", name, FORMATS)
-    columns, _ = store.table("outcomes")
     rows = [(case, figure, value) for case, figures in outcomes.items() for figure, value in figures.items()]
     return {
         f"runs.{name}": lambda: make(*store.table("runs")),
-        f"outcomes.{name}": lambda: make(columns, rows),
+        f"outcomes.{name}": lambda: make(("case", "name", "value"), rows),
     }

@@ -1,6 +1,8 @@
 """One row a run, each run once, whatever happens: also to a process that is killed."""
 
+import contextlib
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -16,11 +18,12 @@ import pytest
 from ctrans.study import carry_out, export
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import FILE, open_store
+from ctrans.study.outcomes import outcomes_of
 from ctrans.study.training import RunResult, train_run
 from ctrans.training.data import from_text
 from ctrans.training.train import train
 from solvers import ConfigError
-from tests.study.helpers import BASE, one_by_one, small
+from tests.study.helpers import BASE, one_by_one, small, to_format_1
 from tests.training.helpers import TEXT
 
 
@@ -67,8 +70,7 @@ def test_divergence_and_failure_are_outcomes_and_no_errors(tmp_path):
     assert sorted(set(endings)) == ["diverged", "failed", "finished"]
     failed = next(run for run in rows(tmp_path) if run.result.ending == "failed")
     assert "no temperature" in failed.result.message
-    with open_store(tmp_path) as store:
-        assert store.outcomes()['{"placement": "pre"}']["diverged"] == 1.0
+    assert outcomes_of(rows(tmp_path))['{"placement": "pre"}']["diverged"] == 1.0
 
 
 def test_a_run_that_failed_is_tried_again_and_replaced(tmp_path):
@@ -83,6 +85,35 @@ def test_a_run_that_failed_is_tried_again_and_replaced(tmp_path):
         assert prospect(small(), store).left.keys() == failed
     carried_out(small(), tmp_path)
     assert [run.result.ending for run in rows(tmp_path)] == 4 * ["finished"]
+
+
+def test_each_try_of_a_run_that_fails_is_counted_and_its_seconds_too(tmp_path):
+    def failing(jobs):
+        for job in jobs:
+            yield job, [RunResult("failed", "half a letter \ud800", [], 1.0, {}) for _ in job.runs]
+
+    for tries in (1, 2, 3):
+        carried_out(small(), tmp_path, failing)
+        assert [run.tries for run in rows(tmp_path)] == 4 * [tries]
+    with open_store(tmp_path, write=False) as store:
+        assert store.spent(run.key for run in store.runs()) == 12.0
+    carried_out(small(), tmp_path)
+    assert [(run.tries, run.result.ending) for run in rows(tmp_path)] == 4 * [(4, "finished")]
+
+
+def test_any_number_has_the_digest_that_its_stored_value_has(tmp_path):
+    """SQLite keeps 1 in a column of type REAL as 1.0, and -0.0 as 0.0."""
+    (run,) = small(vary={}, learning_rates=[1]).runs()
+    curve = [
+        {"step": 0, "validation_loss": -0.0},
+        {"step": 1, "validation_loss": 7},
+        {"step": 2, "validation_loss": float("nan")},
+    ]
+    with open_store(tmp_path) as store:
+        store.add([("a", run, RunResult("finished", "\x00 é", curve, 0, {}))], "")
+    with open_store(tmp_path) as store:
+        assert not store.damaged
+        assert [each.first for each in store.runs()] == [0.0]
 
 
 def test_the_same_command_finds_nothing_to_do(tmp_path):
@@ -112,8 +143,9 @@ def test_outcomes_are_of_the_study_as_it_is_now(tmp_path):
     carried_out(longer, tmp_path)
     assert len(rows(tmp_path)) == 8
     with open_store(tmp_path, write=False) as store:
-        assert {figures["runs"] for figures in store.outcomes().values()} == {2.0}
-        assert {run.run.training.iterations for run in prospect(longer, store).kept(store)} == {6}
+        kept = prospect(longer, store).kept(store)
+        assert {figures["runs"] for figures in outcomes_of(kept).values()} == {2.0}
+        assert {run.run.training.iterations for run in kept} == {6}
 
 
 def test_a_study_that_varies_more_has_what_was_kept_in_its_own_cases(tmp_path):
@@ -121,7 +153,7 @@ def test_a_study_that_varies_more_has_what_was_kept_in_its_own_cases(tmp_path):
     wider = small(vary={"placement": ["pre", "peri"], "dt": [1.0, 0.5]})
     carried_out(wider, tmp_path)
     with open_store(tmp_path, write=False) as store:
-        assert set(store.outcomes()) == {run.case for run in wider.runs()}
+        assert set(outcomes_of(prospect(wider, store).kept(store))) == {run.case for run in wider.runs()}
         assert len(rows(tmp_path)) == 8
 
 
@@ -253,3 +285,100 @@ def test_parquet_has_what_csv_has(tmp_path):
         read = parquet.read_table(io.BytesIO(export.files("parquet", store, {})["runs.parquet"]())).to_pylist()
         columns, kept = store.table("runs")
         assert [tuple(row[name] for name in columns) for row in read] == kept
+
+
+def altered(directory, *commands):
+    """The study file after commands of SQL."""
+    with contextlib.closing(sqlite3.connect(directory / FILE)) as connection, connection:
+        for command in commands:
+            connection.execute(command)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["curve = 'x'", "seconds = seconds + 1e-9", "message = CAST(x'ff80' AS TEXT)", "seed = 1", "key = x'00'", "digest = NULL"],
+)
+def test_a_damaged_row_is_named_left_out_and_its_run_done_again(change, tmp_path):
+    carried_out(small(), tmp_path)
+    before = outcomes_of(rows(tmp_path))
+    altered(tmp_path, f"UPDATE runs SET {change} WHERE rowid = 2")
+    content = (tmp_path / FILE).read_bytes()
+    with open_store(tmp_path, write=False) as store:
+        (line,) = store.damaged
+        left = store.runs()
+    assert (tmp_path / FILE).read_bytes() == content, "a reader changes nothing"
+    assert "does it again: case {" in line
+    assert "seed " in line
+    assert "key " in line
+    assert len(left) == 3
+    carried_out(small(), tmp_path)
+    after = outcomes_of(rows(tmp_path))
+    assert {case: figures["best loss"] for case, figures in after.items()} == {
+        case: figures["best loss"] for case, figures in before.items()
+    }
+    with open_store(tmp_path) as store:
+        assert not store.damaged
+
+
+def test_a_damaged_entry_is_named_and_written_again(tmp_path):
+    carried_out(small(), tmp_path)
+    altered(tmp_path, "UPDATE about SET value = '{\"8\": \"0\"}' WHERE name = 'data'")
+    with open_store(tmp_path) as store:
+        assert store.damaged == [f"{FILE} is damaged: its entry 'data' is left out"]
+        assert not store.data()
+        plan = prospect(small(), store)
+        assert not plan.left
+        store.begin_on(plan.fingerprints)
+    with open_store(tmp_path) as store:
+        assert not store.damaged
+        assert store.data() == plan.fingerprints
+
+
+def test_a_file_of_format_1_is_read_as_it_is_and_converted_by_a_writer(tmp_path):
+    carried_out(small(), tmp_path)
+    before = [dataclasses.replace(run, tries=1) for run in rows(tmp_path)]
+    to_format_1(tmp_path / FILE)
+    content = (tmp_path / FILE).read_bytes()
+    assert rows(tmp_path) == before
+    assert (tmp_path / FILE).read_bytes() == content
+    for _ in range(2):
+        with open_store(tmp_path) as store:
+            assert (store.damaged, store.runs()) == ([], before)
+            assert not prospect(small(), store).left
+    assert (tmp_path / FILE).read_bytes() != content
+    to_format_1(tmp_path / FILE)
+    altered(tmp_path, "UPDATE runs SET curve = '[1]' WHERE rowid = 1", "UPDATE about SET value = '[]' WHERE name = 'data'")
+    with open_store(tmp_path) as store:
+        assert len(store.damaged) == 2
+        assert len(store.runs()) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE about SET value = '3' WHERE name = 'format'",
+        "DELETE FROM about",
+        "DROP TABLE runs",
+        "ALTER TABLE runs RENAME COLUMN seconds TO second",
+        "ALTER TABLE runs RENAME TO rums",
+    ],
+)
+def test_another_format_or_schema_is_refused_and_left_as_it_is(change, tmp_path):
+    carried_out(small(), tmp_path)
+    altered(tmp_path, change)
+    content = (tmp_path / FILE).read_bytes()
+    for write in (False, True):
+        with (
+            pytest.raises(ConfigError, match=r"is no valid study file: .*restore it"),
+            open_store(tmp_path, write=write),
+        ):
+            pass
+        assert (tmp_path / FILE).read_bytes() == content
+
+
+def test_a_database_of_another_program_gets_no_tables(tmp_path):
+    altered(tmp_path, "CREATE TABLE places (url TEXT)")
+    with pytest.raises(ConfigError, match="is no valid study file"), open_store(tmp_path):
+        pass
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("places",)]
