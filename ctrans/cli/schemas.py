@@ -124,6 +124,16 @@ def _without(schema: Schema, name: str) -> Schema:
 
 PAIRS = list[list[float]]
 FIGURES = a_map("Figures by name; null if unknown.", float | None)
+FLOORS = {
+    "frequencies_loss": described(
+        "The loss in nats per target of a model that knows only how often each target comes; null if the data are not known.",
+        {"type": ["number", "null"]},
+    ),
+    "depthless_loss": described(
+        "The loss of a table that knows only the current token, as a model without depth does; null if the data are not known.",
+        {"type": ["number", "null"]},
+    ),
+}
 SPREAD = a_map("By name.", list[float])
 BESIDE: Schema = {
     "lyapunov": {"anyOf": [schema_of(TokenExponents, words=list[str]), {"type": "null"}]},
@@ -172,6 +182,7 @@ RESULT_KEYS: dict[str, Schema] = {
             "Pairs of a step and a figure.", learning_rate=PAIRS, gradient_norm=PAIRS, growth=PAIRS, largest=PAIRS
         ),
         "other_depths": a_map("Validation loss by number of blocks.", float),
+        **FLOORS,
         "seconds": float,
     },
     "study": {
@@ -189,10 +200,7 @@ RESULT_KEYS: dict[str, Schema] = {
         "curves": a_map("By case with one learning rate: iterations, and over its runs the validation loss.", SPREAD),
         "states": a_map("By case that measured moments: segments, and over its trained models the mean |x|.", SPREAD),
         "verdict": Verdict | None,
-        "frequencies_loss": described(
-            "The loss in nats per token of a model that knows only how frequent each token is; null for a task.",
-            {"type": ["number", "null"]},
-        ),
+        **FLOORS,
         "prediction": described("Of the experiment benchmarks/prediction; null otherwise.", OBJECT_OR_NULL),
     },
     "coordinate-check": {

@@ -136,7 +136,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "losses": losses(runs),
         "curves": curves(runs),
         "states": states(runs),
-        "frequencies_loss": _frequencies_loss(plan, runs),
+        **_floors(plan, runs),
         "verdict": _verdict(request, plan, runs),
     }
     files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
@@ -156,18 +156,18 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) ->
     return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes)
 
 
-def _frequencies_loss(plan: Prospect, runs: Sequence[Finished]) -> float | None:
-    """See `Data.frequencies_loss`. None for a task, whose targets are not the next tokens, before
-    the first run, and without the runs' data.
+def _floors(plan: Prospect, runs: Sequence[Finished]) -> dict[str, float]:
+    """What a model reaches that knows the frequencies of targets, or the current token, and nothing
+    else. Empty before the first run, and without the runs' data.
     """
-    if plan.study.task is not None or not runs:
-        return None
+    if not runs:
+        return {}
     context = runs[0].run.model.context
     try:
         data = read_source(plan.study.source, context)
     except ConfigError:
-        return None
-    return data.frequencies_loss() if data.fingerprint() == plan.fingerprints[context] else None
+        return {}
+    return data.floors() if data.fingerprint() == plan.fingerprints[context] else {}
 
 
 command.help = (command.help or "").replace("{presets}", ", ".join(PRESETS))

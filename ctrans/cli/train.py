@@ -247,6 +247,7 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
         "losses": {name: curves.pop(name) for name in ("training", "validation")},
         "curves": curves,
         "other_depths": {},
+        **run.data.floors(),
         "seconds": seconds,
     }
 

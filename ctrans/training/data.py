@@ -111,17 +111,46 @@ class Data:
         return digest.hexdigest()
 
     def frequencies_loss(self) -> float:
-        """-sum_v q_v log p_v in nats per token: the loss of a model that has learned the
-        frequencies of tokens and nothing else.
+        """-mean log p(target) in nats per target of the validation split: the loss of a model that
+        has learned how often each target comes and nothing else.
 
-        p are the frequencies of the training split, with each count raised by 1, and q those of the
-        validation split, over the first `COUNTED` tokens of each.
+        p are the frequencies of the training split, with each count raised by 1. Both splits count
+        over their first `COUNTED` tokens.
         """
-        heads = [tokens[:COUNTED] for tokens in self._splits.values()]
-        size = 1 + max(int(tokens.max()) for tokens in heads)
-        train, validation = (np.bincount(tokens, minlength=size) for tokens in heads)
-        p, q = (train + 1) / (train + 1).sum(), validation / validation.sum()
-        return float(-(q * np.log(p)).sum())
+        (_, learned), (_, targets), size = self._counted()
+        return float(-np.log(_frequencies(learned, size)[targets]).mean())
+
+    def depthless_loss(self) -> float:
+        """-mean log p(target | token) in nats per target of the validation split: the loss of a
+        table of pairs. A model without depth knows the current token, too, and nothing else but
+        its position.
+
+        p(v | u) = (n_uv + p_v)/(n_u + 1), with the counts n and the frequencies p of the training
+        split. Both splits count over their first `COUNTED` tokens. It is no bound: a trained model
+        without depth may smooth its table better.
+        """
+        (tokens, learned), (asked, targets), size = self._counted()
+        pairs, of_pair = np.unique(tokens * size + learned, return_counts=True)
+        wanted = asked * size + targets
+        at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+        seen = np.where(pairs[at] == wanted, of_pair[at], 0)
+        of_token = np.bincount(tokens, minlength=size)[asked]
+        return float(-np.log((seen + _frequencies(learned, size)[targets]) / (of_token + 1)).mean())
+
+    def floors(self) -> dict[str, float]:
+        """Both losses, by their names in results."""
+        return {"frequencies_loss": self.frequencies_loss(), "depthless_loss": self.depthless_loss()}
+
+    def _counted(self) -> tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens], int]:
+        """The tokens that have a target and their targets, of the start of each split; and the
+        number of token ids.
+        """
+        train, validation = (self._pairs(tokens[:COUNTED].astype(np.int64)) for tokens in self._splits.values())
+        return train, validation, 1 + max(int(each.max()) for each in (*train, *validation))
+
+    def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
+        """The tokens that have a target, and the targets."""
+        return tokens[:-1], tokens[1:]
 
     def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
         """The starts of sequences, for u in [0, 1)."""
@@ -130,6 +159,13 @@ class Data:
     def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]) -> tuple[Tensor, Tensor]:
         windows = torch.from_numpy(np.stack([tokens[start : start + self.context + 1] for start in starts]).astype(np.int64))
         return windows[:, :-1], windows[:, 1:]
+
+
+def _frequencies(tokens: Tokens, size: int) -> Float[np.ndarray, " size"]:
+    """The share of each id, with each count raised by 1."""
+    counts = np.bincount(tokens, minlength=size) + 1
+    share: Float[np.ndarray, " size"] = counts / counts.sum()
+    return share
 
 
 def share_of(batch: int, world: int) -> int:

@@ -8,13 +8,9 @@ all others. The tied head predicts the class at the class token.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
-from jaxtyping import Float, Int, Integer
-from torch import Tensor
 
-from ctrans.training.data import Data, Tokens
+from ctrans.training.rows import Labelled
 from solvers import ConfigError
 
 LEVELS, PIXELS, CLASSES = 17, 64, 10
@@ -24,29 +20,6 @@ VOCABULARY = LEVELS + 1 + CLASSES
 CONTEXT = PIXELS + 1
 HELD_OUT = 5
 """One image in this number is for validation."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Labelled(Data):
-    """Rows of `context` tokens and an answer, one after the other. The answer is the target of the
-    last token; the others have target -1.
-    """
-
-    def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
-        rows = len(self.train) // (self.context + 1)
-        return (u * rows).astype(np.int64) * (self.context + 1)
-
-    def validation_windows(self, count: int) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
-        """At most `count` rows of the validation split and their targets, evenly spaced and fixed."""
-        rows = len(self.validation) // (self.context + 1)
-        chosen = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))
-        return self._windows(self.validation, chosen * (self.context + 1))
-
-    def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]) -> tuple[Tensor, Tensor]:
-        read, following = super()._windows(tokens, starts)
-        targets = following.clone()
-        targets[:, :-1] = -1
-        return read, targets
 
 
 def digits() -> Labelled:

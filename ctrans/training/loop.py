@@ -17,10 +17,10 @@ from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.attention_theta import mean_theta
 from ctrans.training.data import Data
-from ctrans.training.digits import Labelled
 from ctrans.training.evaluation import evaluate
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
+from ctrans.training.rows import Labelled
 from ctrans.training.run_checkpoint import full, save_checkpoint
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.schedule import learning_rate, temperature

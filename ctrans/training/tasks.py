@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ctrans.training.data import Data
+from ctrans.training.depth_tasks import KEYS, MODULUS, PAIRS, SUMS, VALUES, modular, recall
 from ctrans.training.digits import CONTEXT, VOCABULARY, digits
 
 
@@ -26,11 +27,14 @@ class Task:
     settings: Mapping[str, Any]
 
 
+OF_ROWS = {"batch": 32, "iterations": 1000, "warmup": 100, "eval_every": 100, "eval_windows": 256}
 TASKS: dict[str, Task] = {
     "digits": Task(
         digits,
         {"vocab_size": VOCABULARY, "context": CONTEXT, "causal": False},
         {"batch": 32, "iterations": 500, "warmup": 50, "eval_every": 50, "eval_windows": 360},
     ),
+    "recall": Task(recall, {"vocab_size": KEYS + VALUES, "context": 4 * PAIRS - 1}, OF_ROWS),
+    "modular": Task(modular, {"vocab_size": MODULUS + 1, "context": 4 * SUMS - 1}, OF_ROWS),
 }
 """Tasks by name."""

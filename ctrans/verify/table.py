@@ -22,6 +22,7 @@ SECTIONS: dict[int, str] = {
     8: "uncertainty",
     9: "attention sensitivity",
     10: "initialisation",
+    11: "reach of training",
 }
 
 MODULES = (
@@ -45,6 +46,7 @@ MODULES = (
     "stability.attention.theta_statements",
     "stability.attention.lipschitz_statements",
     "stability.initialisation.initial_statements",
+    "training.reach_statements",
 )
 """The modules that register statements, in the order of each section."""
 

@@ -184,7 +184,7 @@ def test_distances_are_relative_to_bound_and_expectation():
 def test_selection_is_by_name_or_section_in_the_tables_order():
     assert [s.name for s in select(["theorem-6", "lemma-9", "lemma-9"])] == ["lemma-9", "theorem-6"]
     assert {s.section for s in select(["8", "3"])} == {3, 8}
-    for wrong in ("lemma-99", "11", "0"):
+    for wrong in ("lemma-99", "12", "0"):
         with pytest.raises(ConfigError, match="no statement or section"):
             select([wrong])
 

@@ -49,6 +49,12 @@ PLACES = {
 }
 """By key of the result: the key of its horizontal axis, and title and axes of its chart."""
 
+FLOORS = {
+    "frequencies_loss": ("how often each target comes", "their losses cannot be compared"),
+    "depthless_loss": ("the current token, as one without depth", "their losses say nothing about depth"),
+}
+"""By key: what a model of this loss knows, and what follows for cases that reach no lower."""
+
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The chapters of each study."""
@@ -76,7 +82,7 @@ def _answer(study: JSONObject) -> Answer:
     verdict = (study["verdict"] or {}).get("verdict")
     if failed == study["runs"]:
         return Answer(f"Every run failed. {done}.", "bad")
-    if study["outcomes"] and len(_unlearned(study)) == len(study["outcomes"]):
+    if study["outcomes"] and len(_no_lower(study, "frequencies_loss")) == len(study["outcomes"]):
         return Answer(f"No case learned more than how often each token comes: train longer. {done}.", "note")
     if verdict is None:
         return Answer(f"{done}.", "note" if left else "")
@@ -108,23 +114,27 @@ def _outcomes(outcomes: Mapping[str, JSONObject]) -> Table:
     return table("", columns, [[case_name(case), *map(each.get, OUTCOMES)] for case, each in known.items()])
 
 
-def _unlearned(study: JSONObject) -> list[str]:
-    """The cases that ended no lower than what token frequencies alone give."""
-    if study["frequencies_loss"] is None:
+def _no_lower(study: JSONObject, key: str) -> list[str]:
+    """The cases whose best loss is at most LEARNED below this floor; none if the floor is unknown."""
+    if study.get(key) is None:
         return []
     best = {case_name(case): each.get("best loss") for case, each in study["outcomes"].items()}
-    return [name for name, loss in best.items() if loss is None or loss > study["frequencies_loss"] - LEARNED]
+    return [name for name, loss in best.items() if loss is None or loss > study[key] - LEARNED]
 
 
 def _plateau(study: JSONObject) -> list[Words]:
-    """Which losses cannot be compared, since they are no lower than what token frequencies give."""
-    if study["frequencies_loss"] is None:
-        return []
-    known = f"A model that only knows how often each token comes has a loss of {digits(study['frequencies_loss'])} nats a token"
-    names = _unlearned(study)
-    if not names:
-        return [Words(f"{known}. Every case ended lower.")]
-    return [Words(f"{known}. These cases ended at most {LEARNED:g} below it, so their losses cannot be compared:", names)]
+    """Which cases ended no lower than a model that knows frequencies only, or the current token
+    only.
+    """
+    said = []
+    for key, (knows, follows) in FLOORS.items():
+        if study.get(key) is None:
+            continue
+        known = f"A model that knows only {knows} has a loss of about {digits(study[key])} nats a target"
+        names = _no_lower(study, key)
+        above = f"{known}. These cases ended at most {LEARNED:g} below it or above, so {follows}:"
+        said.append(Words(above, names) if names else Words(f"{known}. Every case ended more than {LEARNED:g} below it."))
+    return said
 
 
 def _chart(study: JSONObject, key: str) -> Plot:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Plot, Table, cell, digits, table
+from ctrans.study.outcomes import LEARNED
 
 FIGURES = {
     "ending": Column("how it ended"),
@@ -13,6 +14,7 @@ FIGURES = {
     "first_validation_loss": Column("first loss", "validation loss before the first iteration, nats a token"),
     "validation_loss": Column("last loss", "validation loss at the end"),
     "best_validation_loss": Column("best loss", "the lowest validation loss"),
+    "depthless_loss": Column("loss without depth", "what a table reaches that knows only the current token"),
     "best_step": Column("best iteration", "the iteration with the best loss"),
     "accuracy": Column("accuracy", "share of the held-out answers that are right"),
     "parameters": Column("parameters"),
@@ -44,12 +46,14 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
 
 def _answer(name: str, run: JSONObject) -> Answer:
     first, last, best = (run.get(f"{which}validation_loss") for which in ("first_", "", "best_"))
-    ending, step = run.get("ending"), run.get("step")
+    ending, step, floor = run.get("ending"), run.get("step"), run.get("depthless_loss")
     said = f"{name}: {ending} after {step:,} iterations"
     if first is not None and last is not None:
         said += f". The validation loss went from {digits(first)} to {digits(last)} nats a token"
     if best is not None:
         said += f"; the best validation loss is {best:.4f} at step {run.get('best_step')}"
+    if best is not None and floor is not None and best > floor - LEARNED:
+        said += f". A table that knows only the current token has {digits(floor)}: this training shows nothing about depth"
     finished = ending == "finished"
     return Answer(f"{said}.", "bad" if ending == "diverged" else "" if finished else "note")
 

@@ -1,0 +1,64 @@
+"""Tasks where the current token says nothing about its target. A model without depth can only guess.
+
+The rows are drawn once from a counter-based generator, the same on every machine. A validation row
+is independent of the training rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from ctrans.training.rows import Labelled
+
+PAIRS, KEYS, VALUES = 8, 16, 16
+"""Associative recall: pairs of a row, and how many keys and values there are."""
+MODULUS, SUMS = 23, 8
+"""Modular addition: the modulus, and how many sums a row has."""
+ROWS, HELD_OUT = 40_000, 1_000
+"""Rows of the training and of the validation split."""
+
+
+def recall() -> Labelled:
+    """Associative recall: `PAIRS` keys with values, then the same keys in another order, each followed
+    by its value.
+
+    Row: k_1 v_1 ... k_n v_n q_1 a_1 ... q_n a_n. The keys of a row differ, its values are
+    independent and uniform. The targets are the answers. Given the current token, the answer is
+    uniform over `VALUES` values, so no function of the token and its position has less than
+    ln(VALUES) nats. (Zoology, arXiv 2312.04927, has the task with other sizes.)
+    """
+    draws = np.random.Philox(key=1)
+    count = ROWS + HELD_OUT
+    keys = _uniform(draws, count, KEYS).argsort(1, kind="stable")[:, :PAIRS]
+    values = KEYS + (_uniform(draws, count, PAIRS) * VALUES).astype(np.int64)
+    order = _uniform(draws, count, PAIRS).argsort(1, kind="stable")
+    pairs = np.stack([keys, values], axis=2)
+    asked = np.take_along_axis(pairs, order[:, :, None], axis=1)
+    rows = np.concatenate([pairs, asked], axis=1).reshape(count, -1)
+    return _data(rows, tuple(range(2 * PAIRS, 4 * PAIRS, 2)), "the recall task")
+
+
+def modular() -> Labelled:
+    """Modular addition: `SUMS` times a b = c with c = a + b mod `MODULUS`.
+
+    a and b are independent and uniform. The targets are the c. At "=" the current token says
+    nothing, and c is uniform, so no function of the token and its position has less than
+    ln(MODULUS) nats.
+    """
+    a, b = (_uniform(np.random.Philox(key=2), 2, ROWS + HELD_OUT, SUMS) * MODULUS).astype(np.int64)
+    rows = np.stack([a, b, np.full_like(a, MODULUS), (a + b) % MODULUS], axis=2).reshape(len(a), -1)
+    return _data(rows, tuple(range(2, 4 * SUMS, 4)), "the modular task")
+
+
+def _uniform(draws: np.random.Philox, *shape: int) -> Float[np.ndarray, "..."]:
+    """Uniform in [0, 1). numpy keeps raw words the same in all versions, but not random()."""
+    return (draws.random_raw(math.prod(shape)) >> 11).reshape(shape) * 2.0**-53
+
+
+def _data(rows: Integer[np.ndarray, "rows tokens"], asked: tuple[int, ...], name: str) -> Labelled:
+    """The last token of a row is a target only, so the context is one token less."""
+    flat = rows.astype(np.uint8)
+    return Labelled(flat[:ROWS].reshape(-1), flat[ROWS:].reshape(-1), rows.shape[1] - 1, name, asked)
