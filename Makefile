@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all campaign architectures gpu lint docs gallery pictures release-check setup clean
+.PHONY: simulate train test test-all campaign architectures gpu lint docs gallery pictures lock release-check setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -50,9 +50,13 @@ gallery: setup
 pictures: setup
 	$(BIN)/python docs/_site/pictures.py $(ONLY)
 
-# what has to hold before a version is released, publishing nothing; CUDA=1 installs builds of torch of gigabytes too
+# requirements.lock anew: all that the extras need at the versions of constraints.txt, each file by its hash
+lock: setup
+	$(BIN)/python benchmarks/lock.py
+
+# what has to hold before a version is released, publishing nothing; CUDA=1 installs builds of torch of gigabytes too, SIGN=KEY signs
 release-check: setup
-	$(BIN)/python benchmarks/release.py $(if $(CUDA),--cuda)
+	$(BIN)/python benchmarks/release.py $(if $(CUDA),--cuda) $(if $(SIGN),--sign $(SIGN))
 
 setup: .venv/installed
 
