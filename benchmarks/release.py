@@ -176,6 +176,9 @@ def bill_of_materials(cyclonedx: Path, python: Path, target: Path) -> Seen:
         ]
     )
     made = json.loads(target.read_text())
+    for each in made["components"]:  # where the wheel lay on this machine
+        each["externalReferences"] = [link for link in each.get("externalReferences", ()) if not link["url"].startswith("file:")]
+    target.write_text(json.dumps(made, indent=2) + "\n")
     listed = {each["name"].lower().replace("_", "-"): each.get("version") for each in made["components"]}
     needed = {re.split(r"[^\w-]", each)[0].lower() for each in PROJECT["dependencies"]}
     lost = sorted(needed - listed.keys()) + ([] if listed.get("ctrans") == ctrans.__version__ else ["ctrans"])

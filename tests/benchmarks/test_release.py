@@ -86,6 +86,20 @@ def test_the_audit_asks_for_every_package_once_a_time(tmp_path):
     )
 
 
+@pytest.mark.parametrize("lost", [None, "scipy"])
+def test_a_bill_of_materials_has_what_the_wheel_needs_and_no_path_of_this_machine(lost, tmp_path):
+    needed = {re.split(r"[^\w-]", each)[0] for each in release.PROJECT["dependencies"]} - {lost}
+    links = [{"type": "distribution", "url": url} for url in ("file:///here/ctrans.whl", "https://example.org")]
+    own = {"name": "ctrans", "version": release.ctrans.__version__, "externalReferences": links}
+    components = [own, *({"name": name, "version": "1"} for name in needed)]
+    (tmp_path / "made.json").write_text(json.dumps({"bomFormat": "CycloneDX", "specVersion": "1.6", "components": components}))
+    holds, seen = release.bill_of_materials(fake(tmp_path, "cyclonedx-py", ""), tmp_path / "python", tmp_path / "made.json")
+    assert (holds, "without scipy" in seen) == (lost is None, lost is not None)
+    kept = (tmp_path / "made.json").read_text()
+    assert "https://example.org" in kept
+    assert "file:" not in kept
+
+
 def test_sums_are_those_of_sha256sum(tmp_path):
     (tmp_path / "a.whl").write_bytes(b"wheel")
     (tmp_path / "b.tar.gz").write_bytes(b"sdist")
