@@ -188,8 +188,8 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
             raise ConfigError(f"cannot write to {str(directory)!r}: {error.strerror or error}; choose another --out") from None
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{str(path)!r} is no valid study file: {error}; "
-                "restore it from a copy, or move it away, and the study begins anew"
+                f"cannot use {str(path)!r} as a study: {error}; check the space on its disk, or restore the file from a copy; "
+                "if you move it away, the study begins anew"
             ) from None
         try:
             yield store
@@ -251,6 +251,7 @@ def _legible(row: Row) -> bool:
     if "digest" in row:
         return False
     try:
+        "".join(each for each in row.values() if isinstance(each, str)).encode()
         if "name" in row:
             value = json.loads(row["value"])
             return row["name"] != "data" or bool(_fingerprints(value))

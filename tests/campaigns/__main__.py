@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.record import keep
 from solvers import ConfigError, SolveError
-from tests.campaigns import broken_disk, damaged, hostile, kills, wrong_calls, wrong_requests
+from tests.campaigns import broken_disk, damaged, hostile, kills, studies, wrong_calls, wrong_requests
 from tests.campaigns.harness import BYTES, SECONDS, Part, ask_apart
 
 REQUESTS, CALLS, FLIPS, KILLS, OVERWRITING = 10_000, 10_000, 1_000, 400, 100
@@ -61,6 +61,13 @@ def of_kills(place, part):
 def of_broken_disk(place, part):
     """File operations that failed: said in a line, nothing lost, gone on with to the same bits."""
     done["file operations that failed"], faults = broken_disk.faulty(place, part)
+    return faults
+
+
+def of_studies(place, part):
+    """Study files that are damaged, cut or used by two processes, kills and errors: no wrong figure, and every study ends."""
+    counts, faults = studies.campaign(place, part)
+    done.update(counts)
     return faults
 
 
@@ -122,6 +129,7 @@ def of_calls(place, part):
 
 CAMPAIGNS = {
     "kills": (of_kills, 8),
+    "studies": (of_studies, 8),
     "damage": (of_damage, 2),
     "broken_disk": (of_broken_disk, 6),
     "hostile_files": (of_hostile_files, 8),

@@ -216,7 +216,7 @@ def test_what_is_no_study_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="give the --out of a study"), open_store(tmp_path, write=False):
         pass
     (tmp_path / FILE).write_bytes(b"something else" * 100)
-    with pytest.raises(ConfigError, match="no valid study file"), open_store(tmp_path):
+    with pytest.raises(ConfigError, match="as a study"), open_store(tmp_path):
         pass
 
 
@@ -369,7 +369,7 @@ def test_another_format_or_schema_is_refused_and_left_as_it_is(change, tmp_path)
     content = (tmp_path / FILE).read_bytes()
     for write in (False, True):
         with (
-            pytest.raises(ConfigError, match=r"is no valid study file: .*restore it"),
+            pytest.raises(ConfigError, match=r"as a study: .*restore the file"),
             open_store(tmp_path, write=write),
         ):
             pass
@@ -378,7 +378,7 @@ def test_another_format_or_schema_is_refused_and_left_as_it_is(change, tmp_path)
 
 def test_a_database_of_another_program_gets_no_tables(tmp_path):
     altered(tmp_path, "CREATE TABLE places (url TEXT)")
-    with pytest.raises(ConfigError, match="is no valid study file"), open_store(tmp_path):
+    with pytest.raises(ConfigError, match="as a study"), open_store(tmp_path):
         pass
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("places",)]
