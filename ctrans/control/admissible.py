@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ctrans.control.ascent import Chart
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
+from ctrans.norm.norm import row_length
 from solvers import ConfigError
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
@@ -233,8 +234,7 @@ def no_ties(y: TokenRows) -> TokenMask:
 
 def length(x: Float[Tensor, "*batch width"]) -> PerBatch:
     """|x_j|_2 of each row."""
-    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    return lengths
+    return row_length(x)
 
 
 def ratio(part: Float[Tensor, "*shape"], whole: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -32,6 +34,9 @@ LINEAR, SATURATED = 0.01, 0.05
 """Allowed error of a growth exponent: LINEAR from 1 where H is infinite or gains are trained too,
 SATURATED from 0 where H is finite.
 """
+
+VALUES = frozenset({"hamiltonian", "scale", "best", "values", "base", "limit", "ceiling", "gain", "offset", "lower", "upper"})
+"""The fields of evidence that are proportional to the costate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +175,9 @@ def certify(
         raise ConfigError(
             "norm and state describe a placement's set: leave them out, or give the placement's name instead of a set"
         )
+    if exponent := _out_of_range(admissible, P):
+        evidence = certify(admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed)
+        return _scaled(evidence, exponent)
     chart = admissible.chart(P)
     value, ties = float(admissible.support(P)), admissible.ties(P)
     attained = admissible.attained if value < math.inf else None
@@ -185,7 +193,8 @@ def certify(
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
         return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
-    scale = admissible.scale(P)
+    # H of velocities that all are 0: their rounding counts against velocities of 1
+    scale = admissible.scale(P) or float(P.abs().max())
     # if the problem of a token splits, some of its parts may tie and others not
     idle = bool(ties.all()) if chart.parts == 1 else not bool(P.any())
     still = idle and not bool(admissible.gains_tie(P))
@@ -206,6 +215,37 @@ def certify(
     rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
     names = ("weights", "growth", "gained", "gain_slope")
     return dataclasses.replace(summary, **{name: getattr(rest, name) for name in names})
+
+
+def _out_of_range(admissible: Supremum, P: Tensor) -> int:
+    """The power of two that brings the terms of H near 1; 0 where their squares neither overflow
+    nor lose digits. H of a set without running cost is proportional to P.
+    """
+    if not isinstance(admissible, VelocitySet) or isinstance(admissible, LinearSpace):
+        return 0
+    admissible.check(P)
+    largest = P.abs().max()
+    fastest = admissible.maximizer(P / largest).abs().max() if largest else largest
+    exponent = sum(math.frexp(float(factor))[1] for factor in (largest, fastest)) if fastest else 0
+    return exponent if 4 * abs(exponent) > -math.frexp(torch.finfo(P.dtype).tiny)[1] else 0
+
+
+def _times(P: Tensor, exponent: int) -> Tensor:
+    """P * 2^exponent. One factor may be no number of P's dtype."""
+    return (P.double() * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)).to(P.dtype)
+
+
+def _scaled(evidence: Any, exponent: int) -> Any:
+    """The evidence with each value of H * 2^exponent."""
+    scaled = {}
+    for field in dataclasses.fields(evidence):
+        value = getattr(evidence, field.name)
+        if dataclasses.is_dataclass(value):
+            scaled[field.name] = _scaled(value, exponent)
+        elif field.name in VALUES and value is not None:
+            each = [number * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2) for number in np.atleast_1d(value)]
+            scaled[field.name] = tuple(map(float, each)) if isinstance(value, tuple) else float(each[0])
+    return dataclasses.replace(evidence, **scaled)
 
 
 def _with_weights(

@@ -160,5 +160,5 @@ def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Gene
 
 
 def share_of(part: float, whole: float) -> float:
-    """part/whole; the part itself if the whole is 0."""
-    return part / (whole or 1.0)
+    """part/whole, with 0/0 = 0."""
+    return part / whole if whole else math.copysign(math.inf, part) if part else 0.0

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.norm.boxes import BoxNorm
-from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm
+from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm, row_length
 from ctrans.norm.options import check_size
 
 RADIUS = 1.0
@@ -77,12 +77,11 @@ class ClipLength(ClipNorm):
 
     def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """c sqrt(d) |p|."""
-        length: Tensor = torch.linalg.vector_norm(p, dim=-1)
-        return self.radius * math.sqrt(self.width) * length
+        return self.radius * math.sqrt(self.width) * row_length(p)
 
     def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """c sqrt(d) p/|p|. For p = 0 every point ties, and the rule is 0."""
-        length: Tensor = torch.linalg.vector_norm(p, dim=-1, keepdim=True)
+        length = row_length(p, keepdim=True)
         return self.radius * math.sqrt(self.width) * p / torch.where(length == 0, 1.0, length)
 
     def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm
+from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
 from ctrans.norm.spheres import SphereOf
 from solvers import ConfigError
 
@@ -112,8 +112,7 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         """R(y)_g = gamma_g * w_g sqrt(m)/|w_g|, w = y/gamma. NaN where a w_g = 0."""
         gamma = self._invertible_gain()
         w = self.apart(y / gamma)
-        size: Tensor = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-        return gamma * (w * (math.sqrt(self.each) / size)).flatten(-2)
+        return gamma * (w * (math.sqrt(self.each) / row_length(w, keepdim=True))).flatten(-2)
 
     def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
         """u_g/gamma_g in group g and 0 outside, for each g."""
@@ -123,8 +122,7 @@ class GroupRMSNorm(GainParameters, DividingNorm):
 
     def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
         """Where a u_g = 0."""
-        lengths: Tensor = torch.linalg.vector_norm(self.apart(self.coordinates(x)), dim=-1)
-        return (lengths == 0).any(-1)
+        return (row_length(self.apart(self.coordinates(x))) == 0).any(-1)
 
     def with_eps(self, eps: float) -> Norm:
         twin = copy.copy(self)
@@ -133,5 +131,4 @@ class GroupRMSNorm(GainParameters, DividingNorm):
 
     def _lengths(self, p: Tensor) -> Tensor:
         """|gamma_g * p_g|."""
-        lengths: Tensor = torch.linalg.vector_norm(self.apart(self.gamma * p), dim=-1)
-        return lengths
+        return row_length(self.apart(self.gamma * p))

@@ -298,6 +298,19 @@ for _old, _new in OLD_MEMBERS.items():
     setattr(Norm, _old, old_member(_old, _new))
 
 
+def row_length(x: Float[Tensor, "*batch width"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
+    """|x|_2 of each row. Rows whose squares would overflow or lose digits are scaled by their
+    largest entry first; all others have the bits of `torch.linalg.vector_norm`.
+    """
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    kind = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    high = math.sqrt(kind.max / x.shape[-1])
+    usual = (largest > math.sqrt(kind.tiny) / kind.eps) & (largest < high) | (largest == 0) | ~largest.isfinite()
+    unit = torch.where(usual, 1.0, largest)
+    size: Tensor = torch.linalg.vector_norm(x / unit, dim=-1, keepdim=True) * unit
+    return size if keepdim else size.squeeze(-1)
+
+
 def check_norm(width: int, eps: float) -> tuple[int, float]:
     """Width and eps. Raises ConfigError unless the width is at least 1 and eps is finite and at
     least 0.

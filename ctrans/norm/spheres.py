@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm
+from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
 
 
 class SphereNorm(DividingNorm):
@@ -110,8 +110,7 @@ class SphereNorm(DividingNorm):
         """
         gamma = self._invertible_gain()
         w = self.centre((y - self.beta) / gamma)
-        scale: Tensor = math.sqrt(self.width) / torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-        return self.beta + gamma * w * scale
+        return self.beta + gamma * w * (math.sqrt(self.width) / row_length(w, keepdim=True))
 
     def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
         """u/gamma and, for LayerNorm, 1/gamma."""
@@ -156,7 +155,7 @@ class SphereNorm(DividingNorm):
         # centred twice: if gamma * p is nearly constant, the rounding of the first mean matters
         w = self.centre(self.centre(self.gamma * p))
         tie = self.ties(p).unsqueeze(-1)
-        length = torch.where(tie, 1.0, torch.linalg.vector_norm(w, dim=-1, keepdim=True))
+        length = torch.where(tie, 1.0, row_length(w, keepdim=True))
         direction = torch.where(tie, self._tie_direction(p), w / length)
         return self.beta + self.gamma * (math.sqrt(self.width) * direction)
 
@@ -164,8 +163,7 @@ class SphereNorm(DividingNorm):
         """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image
         maximises <p, z>.
         """
-        whole: Tensor = torch.linalg.vector_norm(self.gamma * p, dim=-1)
-        return self.length(p) <= 8 * torch.finfo(p.dtype).eps * whole
+        return self.length(p) <= 8 * torch.finfo(p.dtype).eps * row_length(self.gamma * p)
 
     def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
         """|w| (sqrt(d) - r/(sqrt(r^2/d + eps) + a)) at x = r w/|w|, w = C(gamma * p), exactly: about
@@ -176,8 +174,7 @@ class SphereNorm(DividingNorm):
 
     def length(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """|C(gamma * p)|."""
-        length: Tensor = torch.linalg.vector_norm(self.centre(self.gamma * p), dim=-1)
-        return length
+        return row_length(self.centre(self.gamma * p))
 
     def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """max|gamma|/sigma >= |J(x)|_2, as |C - x_hat x_hat'/d|_2 <= 1."""

@@ -1,6 +1,7 @@
 """Legal problems where H cancels, rows are zero, gains vanish or features are few: certified, and a wrong H is still seen."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from ctrans.control import StepImage, admissible_set, certify
 from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
-from ctrans.norm import NORMS
+from ctrans.norm import NORMS, RMSNorm
 from tests.cases import PAPERS
 
 every = pytest.mark.parametrize("name", PAPERS)
@@ -111,3 +112,43 @@ def test_a_growth_beyond_h_or_the_proven_slope_is_seen_where_features_are_few(na
     assert "no weights within a bound exceed H" in [finding for finding, true in low.findings.items() if not true]
     slope = dataclasses.replace(certificate.gain_slope, upper=0.9 * certificate.gained.values[-1] / certificate.gained.radii[-1])
     assert not dataclasses.replace(certificate, gain_slope=slope).agrees
+
+
+def by_hand(P, gamma):
+    """sum_j sqrt(d) |gamma p_j| in exact binary sizes: Python's own hypot neither overflows nor underflows."""
+    return sum(math.sqrt(len(row)) * math.hypot(*(g * p for g, p in zip(gamma, row, strict=True))) for row in P.tolist())
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        (torch.float32, 1e-23),
+        (torch.float32, 1e-37),
+        (torch.float32, 1e25),
+        (torch.float64, 1e-170),
+        (torch.float64, 1e-300),
+        (torch.float64, 1e200),
+    ],
+)
+def test_costates_whose_squares_are_no_numbers(dtype, size, features):
+    norm = RMSNorm(3).to(dtype).requires_grad_(False)
+    norm.weight.copy_(torch.tensor([1.0, 0.5, 2.0]))
+    P = size * torch.tensor([[1, 2, -1], [0.5, 1, 0]], dtype=dtype)
+    given = torch.eye(2, dtype=dtype) if features else None
+    certificate = holds(certify(admissible_set(norm, "peri"), P, features=given))
+    exact = by_hand(P, norm.weight.tolist())
+    assert certificate.hamiltonian == pytest.approx(exact, rel=1e-5, abs=0)
+    assert certificate.velocities.best == pytest.approx(exact, rel=1e-4, abs=0)
+    ordinary = certify(admissible_set(norm, "peri"), (P / size).to(dtype), features=given)
+    assert certificate.verdict == ordinary.verdict
+    assert certificate.findings.keys() >= {words for words in ordinary.findings if "found" not in words}
+
+
+def test_a_velocity_above_h_is_no_agreement(monkeypatch):
+    # the state of things before: H = 0 in silence, where |gamma p|^2 underflows
+    monkeypatch.setattr(NormImage, "support", lambda self, P: torch.zeros(P.shape[:-2], dtype=P.dtype))
+    monkeypatch.setattr(NormImage, "scale", lambda self, P: 0.0)
+    for size in (1e-23, 1.0):
+        assert not certify(admissible_set(RMSNorm(3).requires_grad_(False), "peri"), size * torch.tensor([[1.0, 2, -1]])).agrees
