@@ -176,7 +176,7 @@ def certify(
             "norm and state describe a placement's set: leave them out, or give the placement's name instead of a set"
         )
     if exponent := _out_of_range(admissible, P):
-        evidence = certify(admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed)
+        evidence: Certificate = certify(admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed)
         return _scaled(evidence, exponent)
     chart = admissible.chart(P)
     value, ties = float(admissible.support(P)), admissible.ties(P)
