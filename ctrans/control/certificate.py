@@ -176,8 +176,9 @@ def certify(
             "norm and state describe a placement's set: leave them out, or give the placement's name instead of a set"
         )
     if exponent := _out_of_range(admissible, P):
-        evidence: Certificate = certify(admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed)
-        return _scaled(evidence, exponent)
+        evidence = certify(admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed)
+        scaled: Certificate = _scaled(evidence, exponent)
+        return scaled
     chart = admissible.chart(P)
     value, ties = float(admissible.support(P)), admissible.ties(P)
     attained = admissible.attained if value < math.inf else None
