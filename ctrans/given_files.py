@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ from solvers import ConfigError
 
 LARGEST_JSON = 256 << 20
 """The largest size of a JSON file in bytes; the largest tokenizers have 40 MB."""
+LARGEST_TOML = 8 << 20
+"""The largest size of a TOML file in bytes. Python reads about one million bytes a second."""
+LONGEST_LINE = 16 << 20
+"""The most characters in a line of a log; a monitor's report of 200 sublayers has about 14,000."""
 MOST_NAMES = 1 << 25
 """The largest size of a safetensors header in bytes; a model of 10,000 blocks has 15 MB."""
 DEEPEST_JSON = 100
@@ -62,7 +67,22 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
         )
     try:
         with path.open("rb") as file:
-            return file.read(limit)
+            return file.read(size)  # more would reserve memory
+    except OSError as error:
+        raise cannot_read(path, error) from None
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a log, with their ends, one at a time. Raises ConfigError for what is no regular
+    file, and for a line of more than `LONGEST_LINE` characters, as a file of zeros has.
+    """
+    check_file(path)
+    try:
+        with path.open(errors="replace") as file:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE:
+                    raise ConfigError(f"{str(path)!r} has a line of over {LONGEST_LINE:,} characters: it is no log of ctrans")
+                yield line
     except OSError as error:
         raise cannot_read(path, error) from None
 
@@ -94,6 +114,17 @@ def read_json(path: Path) -> Any:
     if nested_too_deep(found):
         raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
     return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file. Raises ConfigError for a file that is no TOML, too large or nested
+    too deep.
+    """
+    data = read_file(path, LARGEST_TOML)
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is no TOML: {' '.join(str(error).split())[:200]}") from None
 
 
 def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> Any:

@@ -8,6 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+LAST_STEP = 2**53
+"""The limit of steps: a float64 counts no further."""
+
 
 def plain(value: Any) -> Any:
     """The value in JSON's own types. Dataclasses become objects, enums their names, and numbers
@@ -24,3 +27,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def is_step(value: Any) -> bool:
+    """Whether it is an int from 0 to `LAST_STEP`, and not a bool."""
+    return type(value) is int and 0 <= value < LAST_STEP
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number that a float can hold, as `plain` writes it."""
+    return value in ("nan", "inf", "-inf") or type(value) is float or (type(value) is int and abs(value) < 1e300)

@@ -32,7 +32,8 @@ from benchmarks.prediction.protocol import KEPT, LEARNED_IN, NEVER, PLATEAU, cas
 from benchmarks.record import keep
 from ctrans.stability.screening.predicted_rate import read_predictor
 from ctrans.study.database import Finished, open_store
-from ctrans.study.outcomes import LEARNED, SHARE, end_loss
+from ctrans.study.outcomes import LEARNED, SHARE, by_rate, end_loss
+from ctrans.training.data_sources import read_source
 
 DRAWS = 2000
 Tolerance = Callable[[float, float], float]
@@ -222,6 +223,16 @@ def _options(each: Architecture) -> dict[str, object]:
     return {k: v for k, v in json.loads(each.runs[0].run.case).items() if k not in ("placement", "dt")}
 
 
+def without_depth(every: Sequence[Architecture]) -> Iterator[str]:
+    """How many runs, and how many architectures in the mean of their seeds, ended lower than a table of pairs of bytes."""
+    table = read_source({"file": None, "bin": None}, 64).depthless_loss()
+    ends = [run.last for each in every for run in each.runs if run.last is not None]
+    best = [min(statistics.fmean(map(end_loss, same)) for same in by_rate(each.runs).values()) for each in every]
+    yield f"a table of pairs of bytes has {table:.3f} nats on this Python's text"
+    yield f"{sum(end < table for end in ends)} of {len(ends)} finished runs ended lower, at best {min(ends):.3f}"
+    yield f"{sum(loss < table for loss in best)} of {len(best)} architectures did at their best rate"
+
+
 def main() -> None:
     """Prints and keeps all of it."""
     with tempfile.TemporaryDirectory() as place:
@@ -243,6 +254,7 @@ def _check(directory: Path) -> None:
         ("the predictor beside simpler ones", one_bit(parts)),
         ("intervals by family", by_family(parts)),
         ("seeds", by_seed(parts)),
+        ("beside a model without depth", without_depth(every)),
         ("placement and dt", placement_and_dt(parts, crossed)),
     ):
         lines += [title, *section, ""]

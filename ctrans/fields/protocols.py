@@ -127,6 +127,15 @@ class _AcceptsOldMembers(type(Protocol)):  # type: ignore[misc]  # typing's own 
         return old
 
 
+class _AsksTheInstance(type(Protocol)):  # type: ignore[misc]  # typing's own metaclass of protocols
+    """`isinstance` asks the map itself. Python's rule asks the class, where a property counts even
+    if it raises AttributeError, as those of `ParallelMaps` do.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return all(hasattr(instance, name) for name, member in vars(cls).items() if callable(member) and name[0] != "_")
+
+
 @runtime_checkable
 class HasOutputProjection(Protocol, metaclass=_AcceptsOldMembers):
     """A map with an output projection: f(x) = output_projection(pre_projection(x))."""
@@ -137,14 +146,14 @@ class HasOutputProjection(Protocol, metaclass=_AcceptsOldMembers):
 
 
 @runtime_checkable
-class ExposesWeights(Protocol):
+class ExposesWeights(Protocol, metaclass=_AsksTheInstance):
     """A map that gives its weight matrices."""
 
     def matrices(self) -> Iterator[Matrix]: ...
 
 
 @runtime_checkable
-class HasBound(Protocol):
+class HasBound(Protocol, metaclass=_AsksTheInstance):
     """A map with a bound on its output. `bound` raises ConfigError if the weights do not determine
     one.
     """

@@ -5,13 +5,12 @@ user or known by name.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
 
-from ctrans.given_files import check_file
+from ctrans.given_files import read_toml
 from ctrans.interop.module_chain import ModuleChain
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -57,11 +56,7 @@ def read_anatomy(path: Path) -> Anatomy:
 
     Raises ConfigError for a file that is not TOML, an unknown name, and a value of the wrong type.
     """
-    check_file(path)
-    try:
-        entries = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(path)!r} is no TOML: {error}") from None
+    entries = read_toml(path)
     known = [field.name for field in dataclasses.fields(Anatomy)]
     for name, value in entries.items():
         if name not in known:

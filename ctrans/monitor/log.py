@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctrans.findings import Finding
-from ctrans.given_files import cannot_read, nested_too_deep
-from ctrans.json_values import plain
+from ctrans.given_files import cannot_read, nested_too_deep, read_lines
+from ctrans.json_values import is_step, plain
 from ctrans.model.weights_file import write_durably
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log_lines import (
@@ -33,7 +33,6 @@ from ctrans.monitor.log_lines import (
     end_of,
     finding_of,
     header_of,
-    is_step,
     line_of,
     probe_of,
     report_of,
@@ -187,19 +186,17 @@ def lines_of(directory: Path) -> Iterator[LogLine]:
     """
     path = directory / LOG
     try:
-        if not path.is_file():  # reading a pipe could block
-            return
-        with path.open(errors="replace") as file:
-            for text in file:
-                try:
-                    line = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                whole = text.endswith("\n") and isinstance(line, dict) and not nested_too_deep(line)
-                if whole and ("header" in line or is_step(line.get("step"))):
-                    yield line
+        there = path.is_file()
     except OSError as error:
         raise cannot_read(path, error) from None
+    for text in read_lines(path) if there else ():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        whole = text.endswith("\n") and isinstance(line, dict) and not nested_too_deep(line)
+        if whole and ("header" in line or is_step(line.get("step"))):
+            yield line
 
 
 def thinned(lines: Sequence[LogLine]) -> list[LogLine]:

@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 
 from ctrans.findings import SEVERITIES, Finding
-from ctrans.json_values import plain
+from ctrans.json_values import is_number, is_step, plain
 from ctrans.monitor.alarms import ALARMS
 from ctrans.monitor.gauge_table import GAUGES, RENAMED, Figures
 
 LogLine = dict[str, Any]
-LAST_STEP = 2**53
-"""The limit of steps: a float64 counts no further."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +74,6 @@ def line_of(report: Report) -> LogLine:
         "by": {name: encoded(value) for name, value in report.figures.items() if isinstance(value, list)},
         **({"unknown": dict(report.unknown)} if report.unknown else {}),
     }
-
-
-def is_step(value: Any) -> bool:
-    """Whether it is an int from 0 to `LAST_STEP`, and not a bool."""
-    return type(value) is int and 0 <= value < LAST_STEP
 
 
 def header_of(line: LogLine) -> Header | None:
@@ -159,11 +152,6 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_number(value: Any) -> bool:
-    """Whether it is a number as `plain` writes it."""
-    return type(value) in (int, float) or value in ("nan", "inf", "-inf")
-
-
 def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300
 
@@ -188,7 +176,7 @@ HEADER: dict[str, Callable[[Any], bool]] = {
 FINDING: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("check", "topic", "place", "figure", "limit", "source", "impact", "remediation"), _is_text),
     "severity": lambda value: value in SEVERITIES,
-    "value": _is_number,
+    "value": is_number,
     "places": lambda value: value == [],
     "step": is_step,
     "since": _or_none(is_step),

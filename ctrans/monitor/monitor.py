@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from ctrans.as_found import as_found
 from ctrans.depth import check_count
 from ctrans.findings import Finding
+from ctrans.json_values import is_step
 from ctrans.monitor.alarms import Watch, check_limits
 from ctrans.monitor.gauge_table import Figures, measures_of
 from ctrans.monitor.gauges import Gauges, in_a_line
 from ctrans.monitor.log import LogWriter
-from ctrans.monitor.log_lines import Header, Report, is_step
+from ctrans.monitor.log_lines import Header, Report
 from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
 from ctrans.monitor.past import Past
 from ctrans.monitor.past_checks import spike

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -242,12 +243,14 @@ class Page:
 
 def decoded(value: Any) -> Any:
     """A JSON value with numbers in the place of the texts "inf", "-inf" and "nan" and with all other
-    text `printable`, also inside of lists and objects.
+    text `printable`, also inside of lists and objects. Whole numbers beyond float are infinite.
     """
     if isinstance(value, Mapping):
         return {printable(name): decoded(each) for name, each in value.items()}
     if isinstance(value, list):
         return [decoded(each) for each in value]
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return math.inf if value > 0 else -math.inf
     if not isinstance(value, str):
         return value
     return float(value) if value in ("inf", "-inf", "nan") else printable(value)

@@ -120,7 +120,7 @@ def residual_name(name: str) -> str:
     """The entry's name for a name or alias. Raises ConfigError with the nearest name, or with the
     reason why it is not supported.
     """
-    if name in REFUSED:
+    if isinstance(name, str) and name in REFUSED:
         raise ConfigError(f"residual {name!r} {REFUSED[name]}")
     look_up("residual", name, {**RESIDUALS, **ALIASES})
     return ALIASES.get(name, name)

@@ -256,6 +256,7 @@ def _legible(row: Row) -> bool:
             value = json.loads(row["value"])
             return row["name"] != "data" or bool(_fingerprints(value))
         each = _read(row)
+        _ = each.run.case
         numbers = [each.result.seconds, *(step["step"] for step in each.result.curve)]
     except ConfigError:
         return True  # a field that this ctrans does not have: reading it says so
@@ -293,7 +294,7 @@ def _sound(row: Row) -> bool:
 def _named(table: str, row: Row) -> str:
     if table == "about":
         return f"{FILE} is damaged: its entry {row['name']!r:.40} is left out"
-    which = f"case {row['case']!s:.200}, seed {row['seed']!s:.20}, key {row['key']!s:.12}"
+    which = f"case {row.get('case')!s:.200}, seed {row.get('seed')!s:.20}, key {row.get('key')!s:.12}"
     return f"{FILE} is damaged: a run is left out, and ctrans study does it again: {which}"
 
 

@@ -18,11 +18,10 @@ norm = "rmsnorm"
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from ctrans.given_files import read_file
+from ctrans.given_files import read_toml
 from ctrans.study.description import Study
 from ctrans.training.data_sources import Source
 from solvers import ConfigError
@@ -46,10 +45,7 @@ WHOLE = 2**63
 
 def read_study(path: Path) -> Study:
     """Reads a study. Raises ConfigError for an invalid file."""
-    try:
-        content = tomllib.loads(read_file(path).decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no TOML: {error}") from None
+    content = read_toml(path)
     _check_plain(content, path)
     for key, value in content.items():
         if key not in (*KEYS, *SOURCES):

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctrans.json_values import plain
+from ctrans.given_files import read_lines
+from ctrans.json_values import is_number, is_step, plain
 from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 
@@ -22,6 +23,9 @@ RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
 """`curves` has means over about this number of stretches of iterations."""
+ITERATION = {"training": "loss", "learning_rate": "learning_rate", "gradient_norm": "gradient_norm"}
+EVALUATION = {"validation": "validation_loss", "growth": "growth", "largest": "largest"}
+"""The curves of iterations and of evaluations, by name, and their figures in rows."""
 
 
 def append(directory: Path, row: Row) -> None:
@@ -65,14 +69,13 @@ def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
     stretches of equal length.
     """
     rows = list(rows)
-    steps = [row for row in rows if "loss" in row]
-    evaluations = [row for row in rows if "validation_loss" in row]
+    steps, evaluations = ([row for row in rows if row.keys() >= {*each.values()}] for each in (ITERATION, EVALUATION))
     stretch = max(1, len(steps) // SMOOTH)
     parts = [steps[i : i + stretch] for i in range(0, len(steps) - stretch + 1, stretch)]
     found = {}
-    for name, key in {"training": "loss", "learning_rate": "learning_rate", "gradient_norm": "gradient_norm"}.items():
+    for name, key in ITERATION.items():
         found[name] = [(_mean(part, "step"), _mean(part, key)) for part in parts]
-    for name, key in {"validation": "validation_loss", "growth": "growth", "largest": "largest"}.items():
+    for name, key in EVALUATION.items():
         found[name] = [(float(row["step"]), float(row[key])) for row in evaluations]
     return found
 
@@ -127,11 +130,11 @@ def _aside(generation: str, name: str) -> str:
 
 def _rows(path: Path) -> Iterator[Row | None]:
     """The row of each line, None for a line that is incomplete or damaged."""
-    with path.open(errors="replace") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            whole = line.endswith("\n") and isinstance(row, dict) and isinstance(row.get("step"), int)
-            yield row if whole else None
+    figures = {*ITERATION.values(), *EVALUATION.values()}
+    for line in read_lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        whole = line.endswith("\n") and isinstance(row, dict) and is_step(row.get("step"))
+        yield row if whole and all(is_number(row[name]) for name in figures & row.keys()) else None

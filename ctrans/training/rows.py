@@ -15,8 +15,8 @@ from ctrans.training.data import Data, Tokens
 class Labelled(Data):
     """Rows of `context` + 1 tokens, one after the other, each the target of the one before it.
 
-    Only tokens in the places `asked` of a row have their target (by default the last one that has
-    any). The others have target -1.
+    Only the tokens in the places `asked` of a row have a target, by default the last but one. The
+    others have target -1.
     """
 
     asked: tuple[int, ...] = ()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import os
 import shlex
 import shutil
@@ -255,7 +256,7 @@ class RunDirectory:
         good = next((step for step in reversed(self.steps()) if damage(self.step_directory(step)) is None), None)
         if good is None:
             raise ConfigError(f"{fault}; no other checkpoint of this run is whole: start again with --overwrite")
-        aside = "".join(f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.copy')} && " for path in copies)
+        aside = "".join(f"mv {shlex.quote(str(path))} {shlex.quote(_free(f'{path}.copy'))} && " for path in copies)
         link = f"ln -sfn {self.step_directory(good).relative_to(self.directory)} {shlex.quote(str(self.directory / LAST))}"
         raise ConfigError(f"{fault}; to go on from step {good}: {aside}{link}")
 
@@ -285,6 +286,11 @@ def lock(file: IO[str], other: str) -> None:
         raise ConfigError(f"another process {other}: wait for its end, or choose another --out") from None
     except OSError:
         pass  # a file system without locks
+
+
+def _free(path: str) -> str:
+    """The path, or with a number after it, that nothing has."""
+    return next(name for n in itertools.count() if not os.path.lexists(name := f"{path}{n or ''}"))
 
 
 def _flush(path: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from ctrans.given_files import read_toml
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -225,8 +226,26 @@ def test_a_page_of_hostile_text_has_the_tags_of_the_same_page_with_plain_text(co
     assert "unsafe-inline" not in hostile.policy.partition("script-src")[2]
 
 
+@pytest.mark.parametrize("text", ["a = " + 5_000 * "[", 5_000 * "a.", "a = 1" + 9_000_000 * " ", "\x00", "a = \ud800"])
+def test_a_hostile_toml_is_refused_in_a_line(text, tmp_path):
+    path = tmp_path / "hostile.toml"
+    path.write_text(text, errors="surrogatepass")
+    with pytest.raises(ConfigError, match=r"is no TOML|it has 9,000,005 bytes") as refusal:
+        read_toml(path)
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
-    "changes", [{"options": [1]}, {"environment": "x"}, {"model": 3}, {"options": {"depth": "\ud800"}}, {"command": "\ud800"}]
+    "changes",
+    [
+        {"options": {"window": 10**400}},
+        {"model": {"width": -(10**400)}},
+        {"options": [1]},
+        {"environment": "x"},
+        {"model": 3},
+        {"options": {"depth": "\ud800"}},
+        {"command": "\ud800"},
+    ],
 )
 def test_a_report_of_odd_json_has_a_line_or_a_page(changes, tmp_path):
     result = json.loads(ask(["simulate", "--width", "8", "--heads", "2", "--depth", "1", "--context", "8", "--json", "-"]).out)

@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from ctrans import GPT, GPTConfig
-from ctrans.fields import TokenBound, spectral_norm
+from ctrans.fields import ExposesWeights, HasBound, TokenBound, spectral_norm
 from ctrans.fields.projected_map import scale_linear
 from ctrans.interop import from_transformers, to_transformers
 from ctrans.interop.families import small_model
@@ -24,6 +25,22 @@ from tests.helpers import learned, small_config, tokens
 
 NORMS = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 TWO = {"heads": 4, "depth": 1, "parallel_blocks": True, "branch_norms": True}
+
+
+@pytest.mark.parametrize(("protocol", "member"), [(HasBound, "bound"), (ExposesWeights, "matrices")])
+def test_a_sum_has_a_member_only_if_both_maps_have_it(protocol, member):
+    with_both, attention, ffn = (GPT(small_config("pre", **TWO)).depth.sublayers[0].field for _ in range(3))
+    attention.attention = nn.Linear(8, 8)
+    ffn.ffn = nn.Linear(8, 8)
+    for made, has in ((with_both, True), (attention, False), (ffn, False)):
+        assert (isinstance(made, protocol), hasattr(made, member)) == (has, has)
+
+
+def test_a_sum_without_a_bound_says_so():
+    model = GPT(small_config("pre", **TWO))
+    model.depth.sublayers[0].field.ffn = nn.Linear(8, 8)
+    with pytest.raises(ConfigError, match=r"no bound is known: ParallelMaps"):
+        map_bound(model.depth.sublayers[0])
 
 
 def two_norms(norm="layernorm", **changes):

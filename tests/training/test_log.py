@@ -1,10 +1,14 @@
 """The log: rows that are whole or not there, on a full disk too, and what a resumed run keeps of them."""
 
 import contextlib
+import json
+import os
 import resource
 
 import pytest
 
+from ctrans.monitor import log as monitor_log
+from ctrans.monitor import read_log
 from ctrans.training import log
 from solvers import ConfigError
 
@@ -50,6 +54,54 @@ def test_a_damaged_line_of_the_log_is_passed_over(damaged, tmp_path):
     (tmp_path / log.LOG).write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')
     log.cut(tmp_path, 3)
     assert (tmp_path / log.LOG).read_text() == '{"step": 1}\n{"step": 3}\n'
+
+
+ROW = {"loss": 2.0, "learning_rate": 0.1, "gradient_norm": 1.0}
+EVALUATED = {"validation_loss": 3.0, "growth": 1.0, "largest": 2.0}
+
+
+@pytest.mark.parametrize("name", [*ROW, *EVALUATED])
+@pytest.mark.parametrize("odd", [None, {}, [], "", "x", True, 10**400, "\ud800"])
+def test_a_row_with_an_odd_figure_is_passed_over_and_the_curves_are_those_of_the_rest(name, odd, tmp_path):
+    rows = [{"step": step, **ROW, **EVALUATED} for step in range(3)]
+    text = "".join(json.dumps({**row, name: odd} if row["step"] == 1 else row) + "\n" for row in rows)
+    (tmp_path / log.LOG).write_text(text)
+    assert list(log.read(tmp_path)) == [rows[0], rows[2]]
+    assert log.curves(log.read(tmp_path)) == log.curves([rows[0], rows[2]])
+
+
+@pytest.mark.parametrize("name", [*ROW, *EVALUATED])
+def test_a_row_that_lacks_a_figure_is_in_no_curve(name):
+    rows = [{"step": step, **ROW, **EVALUATED} for step in range(3)]
+    lacking = [*rows[:2], {key: value for key, value in rows[2].items() if key != name}]
+    found, both = log.curves(lacking), log.curves(rows[:2])
+    curve = {"loss": "training", "validation_loss": "validation"}.get(name, name)
+    assert found[curve] == both[curve]
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"step": 1, "loss": ' + "[" * 100_000])
+def test_a_line_nested_too_deep_is_passed_over(deep, tmp_path):
+    (tmp_path / log.LOG).write_text('{"step": 0}\n' + deep + '\n{"step": 2}\n')
+    assert [row["step"] for row in log.read(tmp_path)] == [0, 2]
+
+
+def a_link_to_zeros(path):
+    path.symlink_to("/dev/zero")
+
+
+def a_sparse_terabyte(path):
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("make", [a_link_to_zeros, a_sparse_terabyte])
+@pytest.mark.parametrize("read", [log, monitor_log])
+def test_a_log_without_end_is_refused_for_little_memory(make, read, tmp_path):
+    make(tmp_path / read.LOG)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ConfigError, match=r"no regular file|a line of over 16,777,216 characters|no log of a monitor"):
+        list(log.read(tmp_path)) if read is log else read_log(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 
 
 def test_a_verdict_and_settings_given_anew_do_not_outlive_the_resume_that_undoes_them(tmp_path):

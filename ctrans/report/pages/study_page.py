@@ -51,7 +51,7 @@ PLACES = {
 
 FLOORS = {
     "frequencies_loss": ("how often each target comes", "their losses cannot be compared"),
-    "depthless_loss": ("the current token, as one without depth", "their losses say nothing about depth"),
+    "depthless_loss": ("the current token, as one without depth", "their losses say little about depth"),
 }
 """By key: what a model of this loss knows, and what follows for cases that reach no lower."""
 

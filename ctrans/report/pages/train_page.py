@@ -53,7 +53,7 @@ def _answer(name: str, run: JSONObject) -> Answer:
     if best is not None:
         said += f"; the best validation loss is {best:.4f} at step {run.get('best_step')}"
     if best is not None and floor is not None and best > floor - LEARNED:
-        said += f". A table that knows only the current token has {digits(floor)}: this training shows nothing about depth"
+        said += f". A table that knows only the current token has {digits(floor)}: this training shows little of what depth does"
     finished = ending == "finished"
     return Answer(f"{said}.", "bad" if ending == "diverged" else "" if finished else "note")
 

@@ -58,8 +58,8 @@ SEALED = {"architectures": 43, "within a factor of 3": 0.77, "in the interval": 
 test compares).
 """
 CAVEAT = (
-    "Nearly all of those trainings (all but 9 of 1,552) ended no lower than a table that knows only the current byte. So the rate is one "
-    "at which a model still learns such a table, and says nothing about models that need their depth. "
+    "Nearly all of those trainings (all but 9 of 1,552) ended no lower than a table that knows only the current byte. So the rate "
+    "says little about models that need their depth. "
     "The fit used options around pre at dt 1 and peri at dt 0.3. Peri at dt 1 needed smaller rates than predicted, and whether the "
     "prediction ranks architectures of one placement is unknown."
 )
