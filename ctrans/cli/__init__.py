@@ -17,14 +17,17 @@ from click.shell_completion import CompletionItem
 
 from ctrans import __version__
 from ctrans.cli.exits import Terminated
+from ctrans.cli.failures import explained
 from ctrans.cli.plugins import import_plugins
-from ctrans.cli.say import discard_stdout, say
+from ctrans.cli.say import discard_stdout, say_last
 from ctrans.pages import take_huge_pages
 from ctrans.threads import wait_passively
 
 wait_passively()
 take_huge_pages()
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command with a line, unless they are ignored."""
 COMMANDS = {
     "simulate": "Run text through a GPT and show how hidden states move through depth.",
     "convergence": "Measure the order of every integration method on every placement.",
@@ -46,7 +49,7 @@ COMMANDS = {
 
 class Commands(click.Group):
     """A group that imports a command when it is called, and turns every failure into one line and
-    an exit code: 2 for invalid input, 1 for a computation that failed.
+    an exit code (`explained`).
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -71,6 +74,10 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
+            os.getcwd()
+        except OSError:  # where MKL ends the process
+            raise click.UsageError("the current directory is gone: change to another one") from None
+        try:
             made = super().invoke(ctx)
             sys.stdout.flush()
             return made
@@ -81,8 +88,12 @@ class Commands(click.Group):
             ctx.exit(128 + signal.SIGPIPE)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _end)
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    signal.signal(number, _end)
+        if os.environ.get("COLUMNS") == "0":  # rich would print nothing
+            del os.environ["COLUMNS"]
         if sys.stdout is None:  # closed; a file that is opened later would get its number
             sys.stdout = open(os.devnull, encoding="utf-8")  # noqa: SIM115 for all of the process; writes raise OSError
         for stream in (sys.stdout, sys.stderr):  # file names may be bytes that are no text
@@ -93,46 +104,17 @@ class Commands(click.Group):
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             code = error.exit_code
-        except click.ClickException as error:
-            early = isinstance(error, click.NoSuchOption) and error.option_name == "--plugin"
-            hint = " Give it before the command: ctrans --plugin FILE COMMAND" if early else ""
-            say(f"{error.format_message()}{hint}", error=True)
-            code = error.exit_code
-        except click.Abort:
-            say("interrupted", error=True)
-            code = 130
         except Terminated as error:
-            say("ended by SIGTERM", error=True)
+            say_last(f"ended by {signal.Signals(error.number).name}")
             code = error.code
-        except (ValueError, RuntimeError, MemoryError, OSError) as error:
-            code = _explain(error)
+        except (Exception, KeyboardInterrupt) as error:
+            words, code = explained(error)
+            say_last(words)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    raise Terminated(128 + number)
-
-
-def _explain(error: Exception) -> int:
-    """Prints one line for an error of ctrans or the machine, and gives the exit code. Raises any
-    other error again, as it is a bug.
-    """
-    from solvers import ConfigError, SolveError
-
-    if isinstance(error, (ConfigError, SolveError)):
-        say(str(error), error=True)
-        return 2 if isinstance(error, ConfigError) else 1
-    if isinstance(error, OSError):
-        where = "" if error.filename is None else f"{str(error.filename)!r}: "
-        closed = (
-            isinstance(error, io.UnsupportedOperation) and isinstance(sys.stdout, io.TextIOBase) and not sys.stdout.writable()
-        )
-        say("stdout is closed: redirect it to a file or a pipe" if closed else f"{where}{error.strerror or error}", error=True)
-        return 2
-    if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
-        say("out of memory: lower --width, --depth, --context or --batch", error=True)
-        return 2
-    raise error
+    raise Terminated(number)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -8,4 +8,8 @@ class Exit(SystemExit):
 
 
 class Terminated(Exit):
-    """The end of a command by SIGTERM, as by Ctrl-C: what it has begun is closed."""
+    """The end of a command by SIGTERM or SIGHUP, as by Ctrl-C: what it has begun is closed."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.number = number

@@ -24,6 +24,8 @@ from ctrans.cli.exits import Exit
 
 LOADED: list[str] = []
 """The plugins that were imported, as named. Results depend on them and show them."""
+FILES: set[str] = set()
+"""The files of the user's modules that were imported."""
 
 
 def import_plugins(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> None:
@@ -37,7 +39,9 @@ def import_plugins(context: click.Context, parameter: click.Parameter, values: S
 def import_named(value: str) -> ModuleType:
     """Imports a .py file by its path, or a module that is installed or in this directory."""
     with _failures_of(value):
-        return _import_file(Path(value)) if value.endswith(".py") else _import_module(value)
+        module = _import_file(Path(value)) if value.endswith(".py") else _import_module(value)
+        FILES.add(str(module.__file__))
+        return module
 
 
 def called(value: str) -> Any:
@@ -93,7 +97,7 @@ def _failures_of(value: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         place = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}, line {place.lineno}"
-        raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {error}") from None
+        raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {error}") from error
 
 
 def _import_file(path: Path) -> ModuleType:

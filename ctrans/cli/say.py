@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import IO
@@ -17,6 +18,12 @@ def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None =
     """
     shown = printable(text)
     click.echo("ctrans: " + shown.strip().replace("\n", "\\n") if error else shown + end, file=to, nl=error, err=error)
+
+
+def say_last(text: str) -> None:
+    """Prints the line of an error with which the process ends, if stderr takes it."""
+    with contextlib.suppress(OSError, KeyboardInterrupt):
+        say(text, error=True)
 
 
 def discard_stdout() -> None:

@@ -46,6 +46,9 @@ class Gauges:
     returns the figures.
     """
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Gauges, (self.sites,)  # a copy has no hooks
+
     def __init__(self, sites: Sites):
         self.sites = sites
         self.updates = Updates()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -87,13 +88,13 @@ class LogWriter:
 
     Lines that cannot be written stay in memory, and the next line tries again; the logger
     "ctrans.monitor" warns once. If another monitor begins a log in the same directory, this one
-    writes no more. Raises TypeError for a line with a value that JSON lacks, and does not keep it.
+    writes no more, and so does a fork of its process. Raises TypeError for a line with a value that JSON lacks, and does not keep it.
     """
 
     def __init__(self, directory: Path, header: Header, start: int = 0):
         self.path, self._start = directory / LOG, start
         self._header: LogLine = {"header": dataclasses.asdict(header), "writer": uuid.uuid4().hex}
-        self._begun, self._warned = False, False
+        self._begun, self._warned, self._process = False, False, os.getpid()
         self._reports = 0
         """Of the file and of those that wait."""
         self._waiting: list[LogLine] = []
@@ -133,6 +134,8 @@ class LogWriter:
         """Writes the lines that wait: one by appending it; with more, or to drop reports, the whole
         file. Raises OSError and ConfigError.
         """
+        if os.getpid() != self._process:
+            raise ConfigError(f"a fork of the process that writes {str(self.path)!r} writes nothing there")
         writer = self._writer_of_file() if self._begun else None
         if writer not in (None, self._header["writer"]):
             raise ConfigError(f"another monitor writes {str(self.path)!r}: give each one its own out=")

@@ -9,6 +9,7 @@ import logging
 import math
 import reprlib
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,7 @@ from ctrans.monitor.gauges import Gauges, in_a_line
 from ctrans.monitor.log import LogWriter
 from ctrans.monitor.log_lines import Header, Report
 from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
-from ctrans.monitor.past import Past
+from ctrans.monitor.past import STEPS, Past
 from ctrans.monitor.past_checks import spike
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, check_reactions, distributed
@@ -129,6 +130,7 @@ class Monitor:
         self.sites = sites_of(model, **{name: options[name] for name in OF_OPEN_MODEL if options[name] is not None})
         self.compiled = is_compiled(model) if compiled is None else compiled
         self.gauges = Gauges(self.sites)
+        weakref.finalize(self, self.gauges.disarm).atexit = False
         self.held = None if held is None else Held(*held)
         self.first_process = not distributed() or torch.distributed.get_rank() == 0
         if self.out is not None and self.first_process:
@@ -140,7 +142,12 @@ class Monitor:
         self._first_report = start + 1
         """The step that reports whatever `every` is; 0 after a resumption with a memory."""
         self._waiting: list[tuple[int, Any, Any]] = []
-        """Step, loss and gradient norm of the steps since the last report."""
+        """Step, loss and gradient norm of the steps since the last report; of older ones than
+        `STEPS` the largest.
+        """
+        self._closed = False
+        self._unread: set[str] = set()
+        """Arguments of `step` that had a value that is no number, of which one warning is enough."""
         self._skips: collections.deque[tuple[int, float]] = collections.deque(maxlen=256)
         self._memory_before: Memory | None = None
         at_first = [1 if site.attention is not None else 0 for site in self.sites.sites]
@@ -173,20 +180,30 @@ class Monitor:
           reports compute it
         - `batch`: the input of a compiled model: a tensor, or a tuple or mapping of arguments
         """
-        self._memory_before = self.memory() if "save" in self.reactions.asked and self._reports(self._step + 1) else None
-        self._step += 1
-        step = self._step
-        self.reactions.attach(optimizer)
-        self._waiting.append((step, detached(loss), detached(gradient_norm)))
-        alarms: list[Finding] = []
+        step, alarms = self._step + 1, list[Finding]()
+        if self._closed:
+            return alarms
+        reports = self._reports(step)
         with self._errors_as_warnings(step):
-            if self._reports(step):
+            self._memory_before = self.memory() if "save" in self.reactions.asked and reports else None
+            self.reactions.attach(optimizer)
+        self._step = step
+        norm = self._number("gradient_norm", gradient_norm)
+        self._waiting.append((step, self._number("loss", loss), norm))
+        with self._errors_as_warnings(step):
+            if reports:
                 alarms = self._report(step, optimizer, batch)
+        with self._errors_as_warnings(step):
+            if reports:  # even if the report failed, as other processes wait for this one
+                self.reactions.react(alarms, step, optimizer)
+        with self._errors_as_warnings(step):
+            if len(self._waiting) >= 2 * STEPS:
+                self._shorten()
             if self._reports(step + 1):
                 self.gauges.sample_weights()
         with self._errors_as_warnings(step):
             if "skip" in self.reactions.asked:  # after the report, which shows the gradients that are skipped
-                self._skip_spikes(step, gradient_norm)
+                self._skip_spikes(step, norm)
         self._memory_before = None
         self._arm_for(step + 1)
         return alarms
@@ -217,13 +234,19 @@ class Monitor:
         self._waiting.append((step, loss, gradient_norm))
 
     def close(self, words: str = "finished") -> None:
-        """Removes the hooks and ends the log. A log without an end is of a run that still runs, or
+        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a run that still runs, or
         was killed.
         """
-        self.gauges.disarm()
-        if self._writer is not None:
-            self._writer.end(self._step, words)
-            self._writer = None
+        self._closed = True
+        with self._errors_as_warnings(self._step):
+            self.gauges.disarm()
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.end(self._step, words)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy, which has no hooks and writes no log."""
+        return {**vars(self), "out": None, "_writer": None}
 
     def __enter__(self) -> Monitor:
         return self
@@ -234,14 +257,17 @@ class Monitor:
     def _remember(self, memory: Mapping[str, Any]) -> None:
         if memory.get("step") != self.start:
             raise ConfigError(f"memory is of step {memory.get('step')} and start = {self.start}: give the memory of that step")
-        losses, norms = unpacked(memory["waiting_losses"]), unpacked(memory["waiting_norms"])
-        for (step, has_loss, has_norm), loss, norm in zip(memory["waiting"], losses, norms, strict=True):
-            self.note(step, loss=loss if has_loss else None, gradient_norm=norm if has_norm else None)
-        into_past(self.past, memory["past"])
-        self._skips.extend(steps_of(memory["skips"]))
-        self.watch.remember(memory["alarms"])
-        self.reactions.factor = float(memory["factor"])
-        self.gauges.updates.before = weights_of(memory["weights"], next(self.sites.root.parameters()).device)
+        try:
+            losses, norms = unpacked(memory["waiting_losses"]), unpacked(memory["waiting_norms"])
+            for (step, has_loss, has_norm), loss, norm in zip(memory["waiting"], losses, norms, strict=True):
+                self.note(step, loss=loss if has_loss else None, gradient_norm=norm if has_norm else None)
+            into_past(self.past, memory["past"])
+            self._skips.extend(steps_of(memory["skips"]))
+            self.watch.remember(memory["alarms"])
+            self.reactions.factor = float(memory["factor"])
+            self.gauges.updates.before = weights_of(memory["weights"], next(self.sites.root.parameters()).device)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"memory is no result of Monitor.memory(): {in_a_line(error)}") from None
         self._first_report = 0
 
     @contextlib.contextmanager
@@ -252,8 +278,34 @@ class Monitor:
         try:
             yield
         except Exception as error:
-            LOGGER.warning("step %d: no report: %s", step, in_a_line(error))
+            with contextlib.suppress(Exception):  # of a user's handler
+                LOGGER.warning("step %d: no report: %s", step, in_a_line(error))
             self.gauges.disarm()
+
+    def _number(self, name: str, value: Any) -> Any:
+        """The argument `name` of `step` without its graph; None, with a warning, if it is no number."""
+        try:
+            return detached(value)
+        except Exception as error:
+            if name not in self._unread:
+                with self._errors_as_warnings(self._step):
+                    LOGGER.warning("step %d: unknown %s: %s", self._step, name, in_a_line(error))
+            self._unread.add(name)
+            return None
+
+    def _known(self, waiting: Sequence[tuple[int, Any, Any]], i: int) -> list[tuple[int, float]]:
+        """Steps and values of the known losses (i = 1) or gradient norms (2)."""
+        values = host_numbers([each[i] for each in waiting])
+        known = [(each[0], value) for each, value in zip(waiting, values, strict=True) if each[i] is not None]
+        if i == 2 and self.scale is not None:  # the scaler handles gradients that overflow
+            return [(step, norm) for step, norm in known if math.isfinite(norm)]
+        return known
+
+    def _shorten(self) -> None:
+        """Keeps the newest `STEPS` waiting steps, and the largest values of those before."""
+        old = self._waiting[:-STEPS]
+        peaks = [largest(known) if (known := self._known(old, i)) else None for i in (1, 2)]
+        self._waiting = [(old[-1][0], *peaks), *self._waiting[-STEPS:]]  # type: ignore[list-item]
 
     def _reports(self, step: int) -> bool:
         return step % self.every == 0 or step == self._first_report
@@ -282,23 +334,12 @@ class Monitor:
         self.alarms.extend(alarms)
         with self._errors_as_warnings(step):
             self._write(Report(step, figures, dict(self.gauges.unknown)), alarms, probed)
-        with self._errors_as_warnings(step):
-            self.reactions.react(alarms, step, optimizer)
         return alarms
 
     def _run_figures(self, step: int, optimizer: torch.optim.Optimizer | None) -> Figures:
         """The figures that need no hooks."""
         waiting, self._waiting = self._waiting, []
-        losses, norms = (
-            [
-                (each[0], value)
-                for each, value in zip(waiting, host_numbers([each[i] for each in waiting]), strict=True)
-                if each[i] is not None
-            ]
-            for i in (1, 2)
-        )
-        if self.scale is not None:  # the scaler handles gradients that overflow
-            norms = [(step, norm) for step, norm in norms if math.isfinite(norm)]
+        losses, norms = (self._known(waiting, i) for i in (1, 2))
         self.past.losses.extend(losses)
         self.past.norms.extend(norms)
         now = time.perf_counter()
@@ -314,9 +355,9 @@ class Monitor:
             found["learning_rate"] = max(float(group["lr"]) for group in optimizer.param_groups) * self.reactions.factor
         return found
 
-    def _skip_spikes(self, step: int, gradient_norm: Tensor | float | None) -> None:
+    def _skip_spikes(self, step: int, known: Tensor | float | None) -> None:
         grads = [p.grad for p in self.sites.root.parameters() if p.grad is not None]
-        norm = float(norm_of(grads) if gradient_norm is None else gradient_norm)
+        norm = float(norm_of(grads) if known is None else known)
         limits = {**self.watch.limits["gradient spike"], "recent": 1}
         if not math.isfinite(norm) or spike([*self._skips, (step, norm)], limits, "the gradient") is not None:
             self.reactions.skip(step)

@@ -14,7 +14,7 @@ from ctrans.monitor.gauge_table import GAUGES, Figures
 
 Array = NDArray[np.float64]
 REPORTS = 64
-"""The number of reports that it keeps."""
+"""The number of reports, and of probes, that it keeps."""
 STEPS = 1024
 """The number of losses, and of gradient norms, that it keeps."""
 
@@ -42,7 +42,7 @@ class Trend:
 
 
 class Past:
-    """The last `REPORTS` reports of a run, the first value of each gauge, and the losses and
+    """The last `REPORTS` reports and probes of a run, the first value of each gauge, and the losses and
     gradient norms of the last `STEPS` steps.
     """
 
@@ -57,7 +57,7 @@ class Past:
         self.reports: collections.deque[tuple[int, Figures]] = collections.deque(maxlen=REPORTS)
         self.losses: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
         self.norms: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
-        self.probes: list[tuple[int, dict[str, float]]] = []
+        self.probes: collections.deque[tuple[int, dict[str, float]]] = collections.deque(maxlen=REPORTS)
 
     @property
     def step(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class Reactions:
         self.asked = check_reactions(react)
         self.root, self.out, self.save = root, out, save
         self.factor, self.stopped, self.skipped = 1.0, False, list[int]()
-        self._attached: dict[int, Any] = {}
+        self._attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def react(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None) -> None:
         """Reacts before the optimiser's step, in all processes if one of them sees a danger."""
@@ -54,19 +55,20 @@ class Reactions:
         dangers = _of_all_processes([alarm for alarm in alarms if alarm.severity != "note"])
         if not dangers:
             return
-        if "save" in self.asked:
-            if self.save is not None:
-                self.save(dangers[0])
-            elif self.out is not None:
-                save_model(self.root, str(self.out / f"before-step-{step:08d}.safetensors"))
+        self.stopped = self.stopped or "stop" in self.asked
         if "lower" in self.asked and optimizer is not None:
             self.factor = max(LOWEST, self.factor * LOWERED)
             self.attach(optimizer)
-        self.stopped = self.stopped or "stop" in self.asked
+        if "save" not in self.asked:
+            return
+        if self.save is not None:  # last, as it may fail in one process only
+            self.save(dangers[0])
+        elif self.out is not None:
+            save_model(self.root, str(self.out / f"before-step-{step:08d}.safetensors"))
 
     def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Lowers the optimiser's rates inside its steps, once a danger has lowered the factor."""
-        if self.factor == 1 or optimizer is None or id(optimizer) in self._attached:
+        if self.factor == 1 or optimizer is None or optimizer in self._attached:
             return
         rates: list[Any] = []
 
@@ -79,10 +81,9 @@ class Reactions:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-        self._attached[id(optimizer)] = (
-            optimizer.register_step_pre_hook(before),
-            optimizer.register_step_post_hook(after),
-        )
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+        self._attached.add(optimizer)
 
     def skip(self, step: int) -> None:
         """Removes the gradients, so that the optimiser's step does nothing."""

@@ -73,12 +73,16 @@ def sample_rows(x: Tensor) -> Tensor:
 
 
 def detached(value: Tensor | float | None) -> Any:
-    """The mean of a tensor on its device, without its graph; other values unchanged."""
+    """The mean of a tensor on its device, without its graph; a number as it is. Raises an error of
+    torch or Python for a value that is neither, and for a tensor on meta.
+    """
     if isinstance(value, Tensor):
+        if value.is_meta:
+            raise ValueError("a tensor on meta has no value")
         value = value.detach()
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         return value.reshape(()).clone() if value.numel() == 1 else value.float().mean()
-    return value
+    return None if value is None else float(value)
 
 
 def host_numbers(values: Sequence[Any]) -> list[float]:

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.record import keep
 from solvers import ConfigError, SolveError
-from tests.campaigns import broken_disk, damaged, hostile, kills, studies, wrong_calls, wrong_requests
+from tests.campaigns import broken_disk, damaged, hostile, kills, lives, studies, wrong_calls, wrong_requests
 from tests.campaigns.harness import BYTES, SECONDS, Part, ask_apart
 
 REQUESTS, CALLS, FLIPS, KILLS, OVERWRITING = 10_000, 10_000, 1_000, 400, 100
@@ -127,6 +127,13 @@ def of_calls(place, part):
     return faults
 
 
+def of_lives(place, part):
+    """Commands in strange environments, and trainings that get signals: a line at most, the right exit code, and gone on with."""
+    counts, faults = lives.lived(place, part)
+    done.update(counts)
+    return faults
+
+
 CAMPAIGNS = {
     "kills": (of_kills, 8),
     "studies": (of_studies, 8),
@@ -135,6 +142,7 @@ CAMPAIGNS = {
     "hostile_files": (of_hostile_files, 8),
     "requests": (of_requests, 40),
     "calls": (of_calls, 10),
+    "lives": (of_lives, 10),
 }
 """Each by its name, with its number of parts: a function of a directory and a `Part` that counts in `done` what it does, and returns the
 faults in words. In this order: the copies of this process that are killed must not find one that has differentiated."""

@@ -8,12 +8,12 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import select
 import signal
 import tempfile
 import time
-import traceback
 import warnings
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import hypothesis
 from click.testing import CliRunner
 
 from ctrans.cli import COMMANDS, main
+from ctrans.cli.failures import UNEXPECTED
 from ctrans.printable import UNSAFE
 
 SECONDS, BYTES = 60, 2 << 30
@@ -127,8 +128,9 @@ def ask(args, *, refused=None):
     result = CliRunner().invoke(main, args, prog_name="ctrans", input="y\n" * 9)
     seconds, held = time.monotonic() - started, IMPORTS + memory("VmHWM") - before
     faults = []
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        faults.append("traceback: " + "".join(traceback.format_exception(result.exception)[-4:])[-1500:])
+    if result.exit_code == UNEXPECTED:
+        kept = re.search(r"the traceback is in (\S+)", result.stderr)
+        faults.append(f"traceback: {Path(kept[1]).read_text()[-1500:] if kept else result.stderr[-1500:]}")
     if result.exit_code not in (0, *REFUSED):
         faults.append(f"exit code {result.exit_code}")
     if refused and result.exit_code == 0:

@@ -2,8 +2,10 @@
 
 import copy
 import errno
+import gc
 import io
 import logging
+import os
 import pickle
 import shutil
 
@@ -15,6 +17,7 @@ from ctrans.monitor import Monitor, read_log
 from ctrans.monitor.log import KEPT, LOG, LogWriter
 from ctrans.monitor.log_lines import Report
 from ctrans.monitor.monitor import check_options
+from ctrans.monitor.past import STEPS as LOSSES
 from ctrans.monitor.probes import PROBES
 from tests.campaigns.disk import BrokenDisk, raising
 from tests.monitor.test_callbacks import STEPS, trained
@@ -238,3 +241,132 @@ def test_a_probe_whose_value_json_lacks_costs_its_line_and_no_alarm(tmp_path, mo
     assert [alarm.check for alarm in monitor.alarms].count("updates too large") >= 1
     assert [report.step for report in log.reports] == [1, 2, 4, 6]
     assert "not JSON serializable" in said[0]
+
+
+def hooks(model):
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+
+
+def test_what_is_no_number_costs_its_figure_and_no_report(said):
+    model, optimiser = small()
+    monitor = Monitor(model, every=1, react=["skip"])
+    strange = [10**400, "x", [1], object(), torch.zeros((), device="meta"), torch.zeros(2).to_sparse()]
+    for value in strange:
+        tokens = torch.randint(32, (2, 9))
+        model(tokens[:, :-1], tokens[:, 1:])[1].backward()
+        monitor.step(value, optimiser, gradient_norm=value)
+        optimiser.step()
+    assert [step for step, _ in monitor.past.reports] == list(range(1, len(strange) + 1))
+    assert all("loss" not in figures and "rms" in figures for _, figures in monitor.past.reports)
+    assert [words.partition(":")[2].split()[1] for words in said] == ["gradient_norm:", "loss:"]
+
+
+def test_what_is_no_optimiser_ends_no_training(said, reports_may_fail):
+    model, optimiser = small()
+    monitor = Monitor(
+        model, every=1, react=["lower", "save"], save=lambda alarm: None, limits={"updates too large": {"limit": 0.0}}
+    )
+    train(monitor, model, optimiser, 3)
+    monitor.step(1.0, 3)
+    assert monitor.reactions.factor < 1
+    assert said
+
+
+def test_each_new_optimiser_of_a_training_steps_at_the_lowered_rate():
+    model, _ = small()
+    monitor = Monitor(model)
+    monitor.reactions.factor = 0.5
+    for _ in range(20):  # one that is gone may leave its id to the next
+        optimiser, seen = torch.optim.SGD(model.parameters(), lr=1.0), []
+        monitor.step(1.0, optimiser)
+        optimiser.register_step_pre_hook(lambda its, *_, seen=seen: seen.append(its.param_groups[0]["lr"]))
+        optimiser.step()
+        assert seen == [0.5]
+        del optimiser
+        gc.collect()
+
+
+def test_a_monitor_that_is_forgotten_leaves_no_hook():
+    model, optimiser = small()
+    monitor = Monitor(model, every=1)
+    train(monitor, model, optimiser, 2)
+    assert hooks(model)
+    del monitor
+    gc.collect()
+    assert not hooks(model)
+
+
+def test_steps_after_the_end_do_nothing(tmp_path):
+    model, optimiser = small()
+    monitor = Monitor(model, every=1, out=tmp_path)
+    train(monitor, model, optimiser, 3)
+    monitor.close()
+    written = (tmp_path / LOG).read_bytes()
+    train(monitor, model, optimiser, 3)
+    monitor.close("again")
+    assert (tmp_path / LOG).read_bytes() == written
+    assert not hooks(model)
+
+
+def test_a_copy_of_a_monitor_leaves_its_hooks_and_its_log(tmp_path):
+    model, optimiser = small()
+    monitor = Monitor(model, every=1, out=tmp_path)
+    train(monitor, model, optimiser, 2)
+    before = hooks(model)
+    copy.deepcopy({"model": model, "monitor": monitor})["monitor"].close("the copy")
+    assert hooks(model) == before
+    train(monitor, model, optimiser, 2)
+    monitor.close()
+    assert (read_log(tmp_path).steps, read_log(tmp_path).ended) == ([1, 2, 3, 4], "finished")
+
+
+def test_a_fork_writes_nothing_into_the_log(tmp_path):
+    model, optimiser = small()
+    monitor = Monitor(model, every=2, out=tmp_path)
+    train(monitor, model, optimiser, 2)
+    process = os.fork()
+    if process == 0:
+        for _ in range(4):
+            monitor.step(1.0, optimiser)
+        monitor.close("the fork")
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
+    train(monitor, model, optimiser, 2)
+    monitor.close()
+    assert (read_log(tmp_path).steps, read_log(tmp_path).ended) == ([1, 2, 4], "finished")
+
+
+@pytest.mark.parametrize(
+    "memory", [{"step": 0}, {"step": 0, "waiting_losses": 3}, {"step": 0, "waiting_losses": "", "waiting_norms": ""}]
+)
+def test_a_memory_that_is_none_is_refused(memory):
+    with pytest.raises(ConfigError, match=r"memory is no result of Monitor\.memory"):
+        Monitor(small()[0], memory=memory)
+
+
+def test_a_handler_of_the_users_that_raises_ends_no_training(reports_may_fail):
+    class Broken(logging.Handler):
+        def emit(self, record):
+            raise OSError("no space")
+
+    def failing(*of):
+        raise KeyError
+
+    model, optimiser = small()
+    broken = Broken()
+    logging.getLogger("ctrans.monitor").addHandler(broken)
+    try:
+        train(Monitor(model, every=1, told=[failing]), model, optimiser, 3)
+    finally:
+        logging.getLogger("ctrans.monitor").removeHandler(broken)
+
+
+def test_steps_without_a_report_are_kept_to_a_number_and_their_peak_is_shown():
+    model, optimiser = small()
+    monitor = Monitor(model, every=10 * LOSSES)
+    for step in range(1, 10 * LOSSES + 1):
+        monitor.step(7.0 if step == 3 * LOSSES else 1.0, optimiser, gradient_norm=9.0 if step == 5 * LOSSES else None)
+        assert len(monitor._waiting) < 2 * LOSSES
+    (_, figures) = monitor.past.reports[-1]
+    assert (figures["highest_loss"], figures["highest_gradient_norm"], figures["loss"]) == (7.0, 9.0, 1.0)
+    assert [step for step, _ in monitor.past.losses] == list(range(9 * LOSSES + 1, 10 * LOSSES + 1))

@@ -1,0 +1,71 @@
+"""Failures of a command: the line that it says, and its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import traceback
+
+import click
+
+from ctrans.cli.plugins import FILES
+
+UNEXPECTED = 70
+"""The exit code of an error that is no user's: EX_SOFTWARE of sysexits.h."""
+SHOWN = "CTRANS_TRACEBACK"
+"""The environment variable that prints tracebacks."""
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """The line and the exit code for an error that ends a command. The traceback of an unexpected
+    one stays in a file.
+    """
+    if os.environ.get(SHOWN):
+        _show(error)
+    if isinstance(error, click.ClickException):
+        early = isinstance(error, click.NoSuchOption) and error.option_name == "--plugin"
+        hint = " Give it before the command: ctrans --plugin FILE COMMAND" if early else ""
+        return f"{error.format_message()}{hint}", error.exit_code
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return "interrupted", 130
+    from solvers import ConfigError, SolveError  # with them torch
+
+    if isinstance(error, ConfigError):
+        return str(error), 2
+    if isinstance(error, SolveError):
+        return str(error), 1
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _of_memory(str(error))):
+        return "out of memory: lower --width, --depth, --context or --batch", 2
+    name = f"{type(error).__name__}: {str(error)[:500]}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if theirs := [frame for frame in frames if frame.filename in FILES]:
+        return f"{theirs[-1].filename}, line {theirs[-1].lineno}, failed: {name}; {_kept(error)}", 2
+    if isinstance(error, io.UnsupportedOperation) and isinstance(sys.stdout, io.TextIOBase) and not sys.stdout.writable():
+        return "stdout is closed: redirect it to a file or a pipe", 2
+    if isinstance(error, OSError):
+        return f"{'' if error.filename is None else f'{str(error.filename)!r}: '}{error.strerror or error}", 2
+    return f"this is a fault of ctrans, please report it: {name}; {_kept(error)}", UNEXPECTED
+
+
+def _of_memory(words: str) -> bool:
+    return "alloc" in words or "out of memory" in words
+
+
+def _kept(error: BaseException) -> str:
+    """Where the traceback is, in words: in a file, or above if no file can be written."""
+    if not os.environ.get(SHOWN):
+        with contextlib.suppress(OSError):
+            number, path = tempfile.mkstemp(".txt", "ctrans-traceback-")
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.writelines([f"{sys.argv}\n", *traceback.format_exception(error)])
+            return f"the traceback is in {path} ({SHOWN}=1 prints it)"
+        _show(error)
+    return "the traceback is above"
+
+
+def _show(error: BaseException) -> None:
+    with contextlib.suppress(OSError):
+        click.echo("".join(traceback.format_exception(error)), err=True)

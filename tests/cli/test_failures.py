@@ -1,0 +1,71 @@
+"""An error that nobody expected ends a command with one line, and its traceback is never lost."""
+
+import re
+
+import pytest
+
+from ctrans.cli.failures import SHOWN, UNEXPECTED
+from ctrans.cli.plugins import import_named
+from ctrans.model.gpt import GPT
+from tests.cli.test_commands import run
+
+SMALL = ("--depth", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch", 1)
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch, tmp_path):
+    """Where tracebacks go."""
+    monkeypatch.delenv(SHOWN, raising=False)
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    monkeypatch.setattr(GPT, "embed", lambda *given: {}["a \033[2J fault\nof two lines"])
+
+
+@pytest.mark.parametrize("wanted", [(), ("--json", "-")])
+def test_a_fault_of_ours_is_a_line_with_a_code_of_its_own_and_keeps_its_traceback(wanted, faulty, kept):
+    result = run("simulate", *SMALL, *wanted)
+    assert (result.exit_code, result.stdout) == (UNEXPECTED, "")
+    said = re.fullmatch(r"ctrans: this is a fault of ctrans.*: KeyError: .*; the traceback is in (.*) \(.*\)\n", result.stderr)
+    assert said, result.stderr
+    assert "\033" not in result.stderr
+    (path,) = kept.iterdir()
+    assert said[1] == str(path)
+    assert "Traceback (most recent call last)" in path.read_text()
+    assert f'File "{__file__}"' in path.read_text()
+
+
+@pytest.mark.parametrize("way", ["asked for", "no place"])
+def test_a_traceback_is_printed_if_it_is_asked_for_or_no_file_can_have_it(way, faulty, kept, monkeypatch):
+    if way == "asked for":
+        monkeypatch.setenv(SHOWN, "1")
+    else:
+        monkeypatch.setattr("tempfile.tempdir", str(kept / "none"))
+    result = run("simulate", *SMALL)
+    first, *_, last = result.stderr.splitlines()
+    assert result.exit_code == UNEXPECTED
+    assert first == "Traceback (most recent call last):"
+    assert last.endswith("the traceback is above")
+    assert not list(kept.iterdir())
+
+
+@pytest.mark.parametrize("error", ["KeyError", "OSError", "AssertionError"])
+def test_an_error_of_a_plugin_in_a_command_names_its_file_and_line(error, kept, tmp_path, monkeypatch):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(f"def embed(*given):\n    print('loud')\n    raise {error}('theirs')\n")
+    monkeypatch.setattr(GPT, "embed", import_named(str(plugin)).embed)
+    result = run("simulate", *SMALL, "--json", "-")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"ctrans: {plugin}, line 3, failed: {error}: " in result.stderr
+    assert len(list(kept.iterdir())) == 1
+
+
+def test_the_traceback_of_a_plugin_that_cannot_be_imported_is_printed_if_it_is_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "plugin.py").write_text("def deep():\n    return 1 / 0\n\ndeep()\n")
+    assert run("--plugin", tmp_path / "plugin.py", "simulate", *SMALL).stderr.count("\n") == 1
+    monkeypatch.setenv(SHOWN, "1")
+    assert "in deep" in run("--plugin", tmp_path / "plugin.py", "simulate", *SMALL).stderr
