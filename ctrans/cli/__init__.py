@@ -88,10 +88,10 @@ class Commands(click.Group):
             ctx.exit(128 + signal.SIGPIPE)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        if threading.current_thread() is threading.main_thread():
-            for number in ENDING:
-                if signal.getsignal(number) is signal.SIG_DFL:
-                    signal.signal(number, _end)
+        alone = threading.current_thread() is threading.main_thread()
+        taken = [number for number in ENDING if alone and signal.getsignal(number) is signal.SIG_DFL]
+        for number in taken:
+            signal.signal(number, _end)
         if os.environ.get("COLUMNS") == "0":  # rich would print nothing
             del os.environ["COLUMNS"]
         if sys.stdout is None:  # closed; a file that is opened later would get its number
@@ -110,6 +110,9 @@ class Commands(click.Group):
         except (Exception, KeyboardInterrupt) as error:
             words, code = explained(error)
             say_last(words)
+        finally:
+            for number in taken:
+                signal.signal(number, signal.SIG_DFL)
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -12,6 +12,7 @@ import traceback
 import click
 
 from ctrans.cli.plugins import FILES
+from ctrans.cli.say import say
 
 UNEXPECTED = 70
 """The exit code of an error that is no user's: EX_SOFTWARE of sysexits.h."""
@@ -68,4 +69,5 @@ def _kept(error: BaseException) -> str:
 
 def _show(error: BaseException) -> None:
     with contextlib.suppress(OSError):
-        click.echo("".join(traceback.format_exception(error)), err=True)
+        if sys.stderr is not None:
+            say("".join(traceback.format_exception(error)), end="", to=sys.stderr)

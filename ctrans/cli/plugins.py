@@ -40,7 +40,7 @@ def import_named(value: str) -> ModuleType:
     """Imports a .py file by its path, or a module that is installed or in this directory."""
     with _failures_of(value):
         module = _import_file(Path(value)) if value.endswith(".py") else _import_module(value)
-        FILES.add(str(module.__file__))
+        FILES.add(str(getattr(module, "__file__", value)))  # built-in modules have none
         return module
 
 

@@ -57,7 +57,7 @@ class Gauges:
         """
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
-        self._hooks, self._scores = contextlib.ExitStack(), contextlib.ExitStack()
+        self.hooks, self._scores = contextlib.ExitStack(), contextlib.ExitStack()
         self._found: dict[tuple[str, int], Tensor] = {}
         self._left_so_far: dict[int, dict[int, Tensor]] = {}
         self._looking = False
@@ -97,10 +97,10 @@ class Gauges:
             elif site.router is not None:
                 self._post(site.router, site, self._routed)
         handle = self.sites.root.register_forward_hook(Hook(lambda _, __, output: self._try("logits", self._returned, output)))
-        self._hooks.callback(handle.remove)
+        self.hooks.callback(handle.remove)
 
     def disarm(self) -> None:
-        self._hooks.close()
+        self.hooks.close()
         self._scores.close()
 
     def read(
@@ -160,7 +160,7 @@ class Gauges:
             if x is not None:
                 self._try(site.place, look, site, x)
 
-        self._hooks.callback(module.register_forward_pre_hook(Hook(hook), with_kwargs=True).remove)
+        self.hooks.callback(module.register_forward_pre_hook(Hook(hook), with_kwargs=True).remove)
 
     def _post(
         self, module: nn.Module, site: Site, look: Callable[[Site, Any, Sequence[Any]], None], *, always: bool = False
@@ -170,7 +170,7 @@ class Gauges:
             if not torch.compiler.is_compiling() and (isinstance(y, Tensor) or always):
                 self._try(site.place, look, site, y, (*args, *kwargs.values()))
 
-        self._hooks.callback(module.register_forward_hook(Hook(hook), with_kwargs=True, always_call=always).remove)
+        self.hooks.callback(module.register_forward_hook(Hook(hook), with_kwargs=True, always_call=always).remove)
 
     def _try(self, where: str, look: Callable[..., None], *given: Any) -> None:
         """Notes any exception in `unknown`: users' models may raise anything, and a training must

@@ -88,7 +88,8 @@ class LogWriter:
 
     Lines that cannot be written stay in memory, and the next line tries again; the logger
     "ctrans.monitor" warns once. If another monitor begins a log in the same directory, this one
-    writes no more, and so does a fork of its process. Raises TypeError for a line with a value that JSON lacks, and does not keep it.
+    writes no more. Nor does a fork of its process. Raises TypeError for a line with a value that
+    JSON lacks, and does not keep it.
     """
 
     def __init__(self, directory: Path, header: Header, start: int = 0):

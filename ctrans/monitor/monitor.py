@@ -27,14 +27,15 @@ from ctrans.monitor.gauge_table import Figures, measures_of
 from ctrans.monitor.gauges import Gauges, in_a_line
 from ctrans.monitor.log import LogWriter
 from ctrans.monitor.log_lines import Header, Report
-from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, packed, steps_of, unpacked, weights_of
-from ctrans.monitor.past import STEPS, Past
+from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, steps_of, weights_of
+from ctrans.monitor.past import Past
 from ctrans.monitor.past_checks import spike
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, check_reactions, distributed
-from ctrans.monitor.reductions import detached, host_numbers, largest, norm_of
+from ctrans.monitor.reductions import largest, norm_of
 from ctrans.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
 from ctrans.monitor.sites import first_quarter, is_compiled, sites_of
+from ctrans.monitor.waiting import Waiting
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -130,7 +131,7 @@ class Monitor:
         self.sites = sites_of(model, **{name: options[name] for name in OF_OPEN_MODEL if options[name] is not None})
         self.compiled = is_compiled(model) if compiled is None else compiled
         self.gauges = Gauges(self.sites)
-        weakref.finalize(self, self.gauges.disarm).atexit = False
+        weakref.finalize(self, self.gauges.hooks.close).atexit = False  # these do not hold the model, which may hold this monitor
         self.held = None if held is None else Held(*held)
         self.first_process = not distributed() or torch.distributed.get_rank() == 0
         if self.out is not None and self.first_process:
@@ -141,13 +142,7 @@ class Monitor:
         self._step, self._time, self._timed = start, time.perf_counter(), start
         self._first_report = start + 1
         """The step that reports whatever `every` is; 0 after a resumption with a memory."""
-        self._waiting: list[tuple[int, Any, Any]] = []
-        """Step, loss and gradient norm of the steps since the last report; of older ones than
-        `STEPS` the largest.
-        """
-        self._closed = False
-        self._unread: set[str] = set()
-        """Arguments of `step` that had a value that is no number, of which one warning is enough."""
+        self._waiting, self._closed = Waiting(scaled=scale is not None), False
         self._skips: collections.deque[tuple[int, float]] = collections.deque(maxlen=256)
         self._memory_before: Memory | None = None
         at_first = [1 if site.attention is not None else 0 for site in self.sites.sites]
@@ -188,17 +183,15 @@ class Monitor:
             self._memory_before = self.memory() if "save" in self.reactions.asked and reports else None
             self.reactions.attach(optimizer)
         self._step = step
-        norm = self._number("gradient_norm", gradient_norm)
-        self._waiting.append((step, self._number("loss", loss), norm))
+        norm = self._waiting.number("gradient_norm", gradient_norm, step)
         with self._errors_as_warnings(step):
+            self._waiting.add(step, self._waiting.number("loss", loss, step), norm)
             if reports:
                 alarms = self._report(step, optimizer, batch)
         with self._errors_as_warnings(step):
             if reports:  # even if the report failed, as other processes wait for this one
                 self.reactions.react(alarms, step, optimizer)
         with self._errors_as_warnings(step):
-            if len(self._waiting) >= 2 * STEPS:
-                self._shorten()
             if self._reports(step + 1):
                 self.gauges.sample_weights()
         with self._errors_as_warnings(step):
@@ -216,12 +209,9 @@ class Monitor:
         """
         if self._memory_before is not None:
             return self._memory_before
-        losses, norms = ([each[i] for each in self._waiting] for i in (1, 2))
         return {
             "step": self._step,
-            "waiting": [[step, loss is not None, norm is not None] for step, loss, norm in self._waiting],
-            "waiting_losses": packed(host_numbers(losses)),
-            "waiting_norms": packed(host_numbers(norms)),
+            **self._waiting.memory(),
             "past": of_past(self.past),
             "skips": of_steps(self._skips),
             "alarms": self.watch.memory(),
@@ -231,11 +221,11 @@ class Monitor:
 
     def note(self, step: int, *, loss: float | None = None, gradient_norm: float | None = None) -> None:
         """Adds figures of a step that a trainer reports late. Alarms use them from the next report."""
-        self._waiting.append((step, loss, gradient_norm))
+        self._waiting.add(step, loss, gradient_norm)
 
     def close(self, words: str = "finished") -> None:
-        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a run that still runs, or
-        was killed.
+        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a run
+        that still runs, or was killed.
         """
         self._closed = True
         with self._errors_as_warnings(self._step):
@@ -258,9 +248,7 @@ class Monitor:
         if memory.get("step") != self.start:
             raise ConfigError(f"memory is of step {memory.get('step')} and start = {self.start}: give the memory of that step")
         try:
-            losses, norms = unpacked(memory["waiting_losses"]), unpacked(memory["waiting_norms"])
-            for (step, has_loss, has_norm), loss, norm in zip(memory["waiting"], losses, norms, strict=True):
-                self.note(step, loss=loss if has_loss else None, gradient_norm=norm if has_norm else None)
+            self._waiting.remember(memory)
             into_past(self.past, memory["past"])
             self._skips.extend(steps_of(memory["skips"]))
             self.watch.remember(memory["alarms"])
@@ -281,31 +269,6 @@ class Monitor:
             with contextlib.suppress(Exception):  # of a user's handler
                 LOGGER.warning("step %d: no report: %s", step, in_a_line(error))
             self.gauges.disarm()
-
-    def _number(self, name: str, value: Any) -> Any:
-        """The argument `name` of `step` without its graph; None, with a warning, if it is no number."""
-        try:
-            return detached(value)
-        except Exception as error:
-            if name not in self._unread:
-                with self._errors_as_warnings(self._step):
-                    LOGGER.warning("step %d: unknown %s: %s", self._step, name, in_a_line(error))
-            self._unread.add(name)
-            return None
-
-    def _known(self, waiting: Sequence[tuple[int, Any, Any]], i: int) -> list[tuple[int, float]]:
-        """Steps and values of the known losses (i = 1) or gradient norms (2)."""
-        values = host_numbers([each[i] for each in waiting])
-        known = [(each[0], value) for each, value in zip(waiting, values, strict=True) if each[i] is not None]
-        if i == 2 and self.scale is not None:  # the scaler handles gradients that overflow
-            return [(step, norm) for step, norm in known if math.isfinite(norm)]
-        return known
-
-    def _shorten(self) -> None:
-        """Keeps the newest `STEPS` waiting steps, and the largest values of those before."""
-        old = self._waiting[:-STEPS]
-        peaks = [largest(known) if (known := self._known(old, i)) else None for i in (1, 2)]
-        self._waiting = [(old[-1][0], *peaks), *self._waiting[-STEPS:]]  # type: ignore[list-item]
 
     def _reports(self, step: int) -> bool:
         return step % self.every == 0 or step == self._first_report
@@ -338,8 +301,7 @@ class Monitor:
 
     def _run_figures(self, step: int, optimizer: torch.optim.Optimizer | None) -> Figures:
         """The figures that need no hooks."""
-        waiting, self._waiting = self._waiting, []
-        losses, norms = (self._known(waiting, i) for i in (1, 2))
+        losses, norms = self._waiting.take()
         self.past.losses.extend(losses)
         self.past.norms.extend(norms)
         now = time.perf_counter()

@@ -14,6 +14,7 @@ import select
 import signal
 import tempfile
 import time
+import traceback
 import warnings
 from pathlib import Path
 

@@ -366,7 +366,7 @@ def test_steps_without_a_report_are_kept_to_a_number_and_their_peak_is_shown():
     monitor = Monitor(model, every=10 * LOSSES)
     for step in range(1, 10 * LOSSES + 1):
         monitor.step(7.0 if step == 3 * LOSSES else 1.0, optimiser, gradient_norm=9.0 if step == 5 * LOSSES else None)
-        assert len(monitor._waiting) < 2 * LOSSES
+        assert len(monitor._waiting._kept) < 2 * LOSSES
     (_, figures) = monitor.past.reports[-1]
     assert (figures["highest_loss"], figures["highest_gradient_norm"], figures["loss"]) == (7.0, 9.0, 1.0)
     assert [step for step, _ in monitor.past.losses] == list(range(9 * LOSSES + 1, 10 * LOSSES + 1))

@@ -1,5 +1,10 @@
 """Two processes that talk through gloo: replicated and sharded trainings have the bits that they have without a monitor."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from ctrans.monitor import read_log
@@ -80,3 +85,62 @@ def test_replicated_and_sharded_trainings_are_as_without_and_react_alike(tmp_pat
         for gauge in ("rms", "velocity", "costate", "gradient", "logit", "entropy", "gradient_norm", "loss"):
             assert sharded[gauge] == pytest.approx(replicated[gauge], rel=0.02, nan_ok=True), (name, gauge)
         assert "update" in sharded
+
+
+LOST = """
+import os, sys, torch
+from torch.nn.parallel import DistributedDataParallel
+from ctrans.monitor import Monitor
+from tests.monitor.test_bits import gpt
+
+rank, way = int(os.environ["RANK"]), sys.argv[1]
+torch.distributed.init_process_group("gloo")
+model = gpt()
+called = DistributedDataParallel(model)
+monitor = Monitor(model, every=2, react=["lower", "save"], save=lambda alarm: None, limits={"updates too large": {"limit": 0.0}})
+if rank == 1 and way == "no report":
+    monitor._probe = lambda *of: 1 / 0
+if rank == 1 and way == "no save":
+    monitor.reactions.save = lambda alarm: 1 / 0
+optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+tokens = torch.randint(32, (2, 9), generator=torch.Generator().manual_seed(rank))
+for step in range(1, 9):
+    called(tokens[:, :-1], tokens[:, 1:])[1].backward()
+    if way == "dies" and rank == 1 and step == 4:
+        os._exit(7)
+    monitor.step(1.0, optimiser)
+    optimiser.step()
+    optimiser.zero_grad()
+print("factor", monitor.reactions.factor, float(sum(weight.sum() for weight in model.parameters())))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "port"), [("no report", 29645), ("no save", 29646), ("dies", 29647)])
+def test_no_process_waits_for_one_that_fails_to_report_or_that_dies(way, port, tmp_path):
+    (tmp_path / "worker.py").write_text(LOST)
+    about = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    about["PYTHONPATH"] = str(Path(__file__).parents[2])
+    both = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "worker.py"), way],
+            env={**about, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        ends = [process.communicate(timeout=300) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    codes = [process.returncode for process in both]
+    if way == "dies":
+        assert codes[1] == 7
+        assert codes[0] == 1, "its own collective fails, and it waits for nobody"
+    else:
+        assert codes == [0, 0], ends
+        assert ends[0][0] == ends[1][0], ends
+        assert float(ends[0][0].split()[1]) < 1
