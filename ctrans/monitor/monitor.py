@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
-import logging
 import math
 import reprlib
 import time
@@ -35,12 +34,11 @@ from ctrans.monitor.reactions import Reactions, check_reactions, distributed
 from ctrans.monitor.reductions import largest, norm_of
 from ctrans.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
 from ctrans.monitor.sites import first_quarter, is_compiled, sites_of
-from ctrans.monitor.waiting import Waiting
+from ctrans.monitor.waiting import Waiting, warn
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 from solvers.errors import unknown
 
-LOGGER = logging.getLogger("ctrans.monitor")
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "start": (is_step, "the number of steps done, 0 or more"),
     "total": (is_step, "the training's number of steps, or None"),
@@ -131,7 +129,7 @@ class Monitor:
         self.sites = sites_of(model, **{name: options[name] for name in OF_OPEN_MODEL if options[name] is not None})
         self.compiled = is_compiled(model) if compiled is None else compiled
         self.gauges = Gauges(self.sites)
-        weakref.finalize(self, self.gauges.hooks.close).atexit = False  # these do not hold the model, which may hold this monitor
+        weakref.finalize(self, self.gauges.hooks.close).atexit = False  # hold no model, which may hold this monitor
         self.held = None if held is None else Held(*held)
         self.first_process = not distributed() or torch.distributed.get_rank() == 0
         if self.out is not None and self.first_process:
@@ -266,8 +264,7 @@ class Monitor:
         try:
             yield
         except Exception as error:
-            with contextlib.suppress(Exception):  # of a user's handler
-                LOGGER.warning("step %d: no report: %s", step, in_a_line(error))
+            warn(step, "no report", error)
             self.gauges.disarm()
 
     def _reports(self, step: int) -> bool:

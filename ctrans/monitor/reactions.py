@@ -72,13 +72,13 @@ class Reactions:
             return
         rates: list[Any] = []
 
-        def before(*_: object) -> None:
-            rates[:] = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
+        def before(its: torch.optim.Optimizer, *_: object) -> None:
+            rates[:] = [group["lr"] for group in its.param_groups]
+            for group in its.param_groups:
                 group["lr"] = group["lr"] * self.factor
 
-        def after(*_: object) -> None:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        def after(its: torch.optim.Optimizer, *_: object) -> None:
+            for group, rate in zip(its.param_groups, rates, strict=True):
                 group["lr"] = rate
 
         optimizer.register_step_pre_hook(before)

@@ -14,7 +14,12 @@ from ctrans.monitor.past import STEPS
 from ctrans.monitor.reductions import detached, host_numbers, largest
 
 LOGGER = logging.getLogger("ctrans.monitor")
-Steps = Sequence[tuple[int, Any, Any]]
+
+
+def warn(step: int, words: str, error: Exception) -> None:
+    """Logs an error of a step. A handler of the user's that raises ends no training."""
+    with contextlib.suppress(Exception):
+        LOGGER.warning("step %d: %s: %s", step, words, in_a_line(error))
 
 
 class Waiting:
@@ -35,8 +40,7 @@ class Waiting:
             return detached(value)
         except Exception as error:  # a training may give anything
             if name not in self._warned:
-                with contextlib.suppress(Exception):  # of a user's handler
-                    LOGGER.warning("step %d: unknown %s: %s", step, name, in_a_line(error))
+                warn(step, f"unknown {name}", error)
             self._warned.add(name)
             return None
 
@@ -45,8 +49,9 @@ class Waiting:
         self._kept.append((step, loss, norm))
         if len(self._kept) >= 2 * STEPS:
             old = self._kept[:-STEPS]
-            peaks = (largest(known) if (known := self._known(old, i)) else None for i in (1, 2))
-            self._kept = [(old[-1][0], *peaks), *self._kept[-STEPS:]]  # type: ignore[list-item]  # two of them
+            losses, norms = self._known(old, 1), self._known(old, 2)
+            peaks = (old[-1][0], largest(losses) if losses else None, largest(norms) if norms else None)
+            self._kept = [peaks, *self._kept[-STEPS:]]
 
     def take(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         """The known losses and norms, each with its step. They wait no longer."""
@@ -65,7 +70,7 @@ class Waiting:
         for (step, has_loss, has_norm), loss, norm in zip(memory["waiting"], losses, norms, strict=True):
             self.add(step, loss if has_loss else None, norm if has_norm else None)
 
-    def _known(self, kept: Steps, i: int) -> list[tuple[int, float]]:
+    def _known(self, kept: Sequence[tuple[int, Any, Any]], i: int) -> list[tuple[int, float]]:
         """Steps and values of the known losses (i = 1) or norms (i = 2)."""
         values = host_numbers([each[i] for each in kept])
         known = [(each[0], value) for each, value in zip(kept, values, strict=True) if each[i] is not None]

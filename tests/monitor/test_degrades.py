@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -276,17 +277,19 @@ def test_each_new_optimiser_of_a_training_steps_at_the_lowered_rate():
     model, _ = small()
     monitor = Monitor(model)
     monitor.reactions.factor = 0.5
-    for _ in range(20):  # one that is gone may leave its id to the next
+    ids = []  # one that is gone leaves its id to the next
+    for _ in range(20):
         optimiser, seen = torch.optim.SGD(model.parameters(), lr=1.0), []
         monitor.step(1.0, optimiser)
         optimiser.register_step_pre_hook(lambda its, *_, seen=seen: seen.append(its.param_groups[0]["lr"]))
         optimiser.step()
         assert seen == [0.5]
+        ids.append(id(optimiser))
         del optimiser
-        gc.collect()
+    assert len(set(ids)) < len(ids)
 
 
-def test_a_monitor_that_is_forgotten_leaves_no_hook():
+def test_a_monitor_that_is_forgotten_leaves_no_hook_and_keeps_no_model():
     model, optimiser = small()
     monitor = Monitor(model, every=1)
     train(monitor, model, optimiser, 2)
@@ -294,6 +297,10 @@ def test_a_monitor_that_is_forgotten_leaves_no_hook():
     del monitor
     gc.collect()
     assert not hooks(model)
+    model.monitor, left = Monitor(model, every=1), weakref.ref(model)
+    del model, optimiser
+    gc.collect()
+    assert left() is None
 
 
 def test_steps_after_the_end_do_nothing(tmp_path):
