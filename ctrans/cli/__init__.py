@@ -8,8 +8,6 @@ import io
 import os
 import signal
 import sys
-import threading
-from types import FrameType
 from typing import Any
 
 import click
@@ -20,14 +18,13 @@ from ctrans.cli.exits import Terminated
 from ctrans.cli.failures import explained
 from ctrans.cli.plugins import import_plugins
 from ctrans.cli.say import discard_stdout, say_last
+from ctrans.cli.signals import ending_by_signals, words_of
 from ctrans.pages import take_huge_pages
 from ctrans.threads import wait_passively
 
 wait_passively()
 take_huge_pages()
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end a command with a line, unless they are ignored."""
 COMMANDS = {
     "simulate": "Run text through a GPT and show how hidden states move through depth.",
     "convergence": "Measure the order of every integration method on every placement.",
@@ -88,10 +85,6 @@ class Commands(click.Group):
             ctx.exit(128 + signal.SIGPIPE)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        alone = threading.current_thread() is threading.main_thread()
-        taken = [number for number in ENDING if alone and signal.getsignal(number) is signal.SIG_DFL]
-        for number in taken:
-            signal.signal(number, _end)
         if os.environ.get("COLUMNS") == "0":  # rich would print nothing
             del os.environ["COLUMNS"]
         if sys.stdout is None:  # closed; a file that is opened later would get its number
@@ -100,24 +93,18 @@ class Commands(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+            with ending_by_signals():
+                code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             code = error.exit_code
         except Terminated as error:
-            say_last(f"ended by {signal.Signals(error.number).name}")
+            say_last(words_of(error.number))
             code = error.code
         except (Exception, KeyboardInterrupt) as error:
             words, code = explained(error)
             say_last(words)
-        finally:
-            for number in taken:
-                signal.signal(number, signal.SIG_DFL)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise Terminated(number)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

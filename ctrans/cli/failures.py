@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -13,6 +14,7 @@ import click
 
 from ctrans.cli.plugins import FILES
 from ctrans.cli.say import say
+from ctrans.cli.signals import words_of
 
 UNEXPECTED = 70
 """The exit code of an error that is no user's: EX_SOFTWARE of sysexits.h."""
@@ -31,7 +33,7 @@ def explained(error: BaseException) -> tuple[str, int]:
         hint = " Give it before the command: ctrans --plugin FILE COMMAND" if early else ""
         return f"{error.format_message()}{hint}", error.exit_code
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
-        return "interrupted", 130
+        return words_of(signal.SIGINT), 128 + signal.SIGINT
     from solvers import ConfigError, SolveError  # with them torch
 
     if isinstance(error, ConfigError):

@@ -32,8 +32,10 @@ def stopping() -> Iterator[Wish]:
         return
     handlers = {number: signal.getsignal(number) for number in STOPPING}
     before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    told = signal.set_wakeup_fd(-1)  # nobody ends the process for the first signal
 
     def restore() -> None:
+        signal.set_wakeup_fd(told)
         for number, handler in before.items():
             signal.signal(number, handler)
 

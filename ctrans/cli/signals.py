@@ -1,0 +1,67 @@
+"""Signals that end a command, also inside one long operation of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from ctrans.cli.exits import Terminated
+from ctrans.cli.say import say_last
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE = 3.0
+"""Seconds in which Python has to call the handler of a signal."""
+
+
+def words_of(number: int) -> str:
+    """What a command says that the signal ends."""
+    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+
+
+@contextlib.contextmanager
+def ending_by_signals() -> Iterator[None]:
+    """Inside, a signal of `ENDING` that has its default action raises KeyboardInterrupt or
+    Terminated.
+
+    Python calls a handler only between two operations. If it has not called this one after
+    `PATIENCE`, a thread ends the process with a line. Files stay whole, since ctrans names them
+    when they are complete. Outside the main thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    called = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        called.set()
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+    def watch() -> None:
+        while number := os.read(read, 1):
+            if signal.getsignal(number[0]) is end and not called.wait(PATIENCE):
+                say_last(words_of(number[0]))
+                os._exit(128 + number[0])
+        os.close(read)
+
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    before = {number: action for number in ENDING if (action := signal.getsignal(number)) in defaults}
+    for number in before:
+        signal.signal(number, end)
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    earlier = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier)
+        os.close(write)
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a fork's signals are not for the thread of its parent
