@@ -13,7 +13,7 @@ from torch import nn
 
 from ctrans.depth import check_count
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.config_checks import MOST_PARTS, check_size, neutral
+from ctrans.interop.config_checks import MOST_PARTS, check_names, check_size, neutral
 from ctrans.interop.hugging_face import (
     build,
     check_family,
@@ -129,7 +129,10 @@ def skeleton(
     own = {name: value for name, value in settings.items() if name != "model_type"}
     named = settings["model_type"] if isinstance(architecture, Mapping) else str(architecture)
     with reading(f"architecture {named!r} makes no model"):
-        config = neutral(transformers.CONFIG_MAPPING[settings["model_type"]](**own))
+        kind = transformers.CONFIG_MAPPING[settings["model_type"]]
+        if isinstance(architecture, Mapping):
+            check_names(f"architecture {named!r}", own, kind)
+        config = neutral(kind(**own))
         if blocks is not None:
             _set_blocks(config, blocks)
         make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)

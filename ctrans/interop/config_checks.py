@@ -4,6 +4,7 @@ unbounded sizes.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -81,6 +82,18 @@ def check_size(where: str, make: Callable[[], nn.Module], dtype: torch.dtype, *,
         raise ConfigError(f"{where} describes a model of {total:,} numbers: the largest allowed number is {MOST_WEIGHTS:,}")
     if max(sizes, default=0) * dtype.itemsize > memory() // 4:
         check_fits(4 * max(sizes) * dtype.itemsize, "lower its width or its vocabulary")
+
+
+def check_names(where: str, given: Mapping[str, Any], kind: Any) -> None:
+    """Raises ConfigError for an entry that the library's config `kind` does not know and whose name
+    is close to one that is not given. It would be lost silently. Other entries pass, as the library
+    keeps entries of other families and versions.
+    """
+    known = {*vars(kind()), *kind.attribute_map, *dir(kind)}
+    for name in given:
+        near = difflib.get_close_matches(name, known - set(given), n=1, cutoff=0.8) if name not in known else []
+        if near:
+            raise ConfigError(f"{where} has no entry {name!r}: did you mean {near[0]!r}?")
 
 
 def neutral(config: Any) -> Any:

@@ -331,3 +331,16 @@ CONTEXTS = {"gpt2": 1024, "llama-7b": 4096, "llama3-70b": 8192, "qwen2.5-7b": 13
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_presets_have_the_published_models_context(name):
     assert skeleton(name, blocks=1).config.max_position_embeddings == CONTEXTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("n_layers", "n_layer"), ("n_embed", "n_embd"), ("num_hidden_layer", "num_hidden_layers")]
+)
+def test_an_entry_that_is_misspelt_is_named_with_the_one_that_is_meant(name, meant):
+    with pytest.raises(ConfigError, match=f"no entry '{name}': did you mean '{meant}'"):
+        from_architecture({"model_type": "gpt2", name: 2})
+
+
+def test_an_entry_of_another_family_or_version_passes():
+    small = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "n_ctx": 8, "temperature": 1.0, "sliding_window": 4}
+    assert from_architecture({"model_type": "gpt2", **small}).depth.blocks == 1
