@@ -124,7 +124,7 @@ def print_page(request: Request, page: Page, written: Sequence[str], *, looked_a
     """Prints the page and the files that were written, unless stdout is closed or holds the JSON."""
     if request.quiet or not sys.stdout.writable():
         return
-    console = Console()
+    console = Console(emoji=False)
     show(page, console, looked_at=looked_at, verbose=request.verbose)
     if written:
         console.print(printable(f"Written: {', '.join(written)}"), soft_wrap=True, markup=False, highlight=False)

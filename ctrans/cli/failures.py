@@ -17,7 +17,7 @@ from ctrans.cli.say import say
 from ctrans.cli.signals import words_of
 
 UNEXPECTED = 70
-"""The exit code of an error that is no user's: EX_SOFTWARE of sysexits.h."""
+"""The exit code of an error that ctrans did not expect: EX_SOFTWARE of sysexits.h."""
 SHOWN = "CTRANS_TRACEBACK"
 """The environment variable that prints tracebacks."""
 
@@ -50,7 +50,7 @@ def explained(error: BaseException) -> tuple[str, int]:
         return "stdout is closed: redirect it to a file or a pipe", 2
     if isinstance(error, OSError):
         return f"{'' if error.filename is None else f'{str(error.filename)!r}: '}{error.strerror or error}", 2
-    return f"this is a fault of ctrans, please report it: {name}; {_kept(error)}", UNEXPECTED
+    return f"ctrans did not expect this error, please report it: {name}; {_kept(error)}", UNEXPECTED
 
 
 def _of_memory(words: str) -> bool:

@@ -49,7 +49,7 @@ def command(request: WatchRequest) -> None:
     """
     log = read_log(request.directory)
     directory = directory_of(request, request.directory)
-    console = Console()
+    console = Console(emoji=False)
     if not (request.once or request.quiet) and console.is_terminal:
         log = _followed(request, console, log)
     end(request, directory, findings(log))
@@ -77,7 +77,7 @@ def _page(log: MonitorLog) -> Page:
 
 def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
     """The page as text of the terminal's width."""
-    inner = Console(file=io.StringIO(), width=console.width, force_terminal=True)
+    inner = Console(emoji=False, file=io.StringIO(), width=console.width, force_terminal=True)
     with inner.capture() as capture:
         show(_page(log), inner, verbose=request.verbose)
     return Text.from_ansi(capture.get())

@@ -133,6 +133,8 @@ class _AsksTheInstance(type(Protocol)):  # type: ignore[misc]  # typing's own me
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
+        if Protocol not in cls.__bases__:  # a class that names the protocol as its base
+            return bool(super().__instancecheck__(instance))
         return all(hasattr(instance, name) for name, member in vars(cls).items() if callable(member) and name[0] != "_")
 
 

@@ -38,7 +38,7 @@ class Bar:
     """
 
     def __init__(self, what: str, total: int, done: int):
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, emoji=False)
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),

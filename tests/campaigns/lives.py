@@ -88,7 +88,7 @@ class End:
         """In words what no process may do."""
         hangs = [f"it hangs after {SECONDS} s"] if self.code == 128 + signal.SIGKILL else []
         traced = ["a traceback"] if "Traceback" in self.error or "Exception ignored" in self.error else []
-        return hangs + traced + (["a fault of ctrans"] if self.code == UNEXPECTED else [])
+        return hangs + traced + (["an error that ctrans did not expect"] if self.code == UNEXPECTED else [])
 
 
 def begun(args, place, environment=Environment()):

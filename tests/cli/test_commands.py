@@ -136,6 +136,13 @@ def test_json_to_a_file_is_the_same_object(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_name_is_printed_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("simulate", "--depth", 1, "--width", 16, "--context", 8, "--out", "a[b]c:smile:[/]")
+    assert "Written: a[b]c:smile:[/]/simulate.json" in result.stdout, result.stdout
+    assert (tmp_path / "a[b]c:smile:[" / "]" / "simulate.json").is_file()
+
+
 def test_json_may_go_to_the_directory_that_out_makes(tmp_path):
     made = tmp_path / "new" / "er"
     assert run("simulate", *QUICK, "--out", made, "--json", made / "a.json").exit_code == 0

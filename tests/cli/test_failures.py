@@ -30,7 +30,10 @@ def faulty(monkeypatch):
 def test_a_fault_of_ours_is_a_line_with_a_code_of_its_own_and_keeps_its_traceback(wanted, faulty, kept):
     result = run("simulate", *SMALL, *wanted)
     assert (result.exit_code, result.stdout) == (UNEXPECTED, "")
-    said = re.fullmatch(r"ctrans: this is a fault of ctrans.*: KeyError: .*; the traceback is in (.*) \(.*\)\n", result.stderr)
+    said = re.fullmatch(
+        r"ctrans: ctrans did not expect this error, please report it: KeyError: .*; the traceback is in (.*) \(.*\)\n",
+        result.stderr,
+    )
     assert said, result.stderr
     assert "\033" not in result.stderr
     (path,) = kept.iterdir()

@@ -43,7 +43,7 @@ with signals.ending_by_signals():
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_ends_one_long_operation_with_a_line(name, tmp_path):
-    (tmp_path / "model.py").write_text(LONG.format(name=name, before=""))
+    (tmp_path / "model.py").write_text(LONG.format(name=name))
     command = [
         sys.executable,
         "-m",

@@ -28,6 +28,10 @@ def test_a_plugin_that_exits_is_named_with_its_line(code, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
+def test_a_module_without_a_file_can_be_a_plugin():
+    assert run("--plugin", "math", "families").exit_code == 0
+
+
 def test_a_function_that_exits_is_named_with_its_line(tmp_path):
     (tmp_path / "model.py").write_text(MODEL)
     result = run("diagnose", "--python", f"{tmp_path / 'model.py'}:exits", "--json", "-")

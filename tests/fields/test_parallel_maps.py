@@ -27,6 +27,21 @@ NORMS = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 TWO = {"heads": 4, "depth": 1, "parallel_blocks": True, "branch_norms": True}
 
 
+def test_a_class_that_names_a_protocol_as_its_base_asks_for_its_own_instances():
+    class Bounded(HasBound):
+        def bound(self):
+            return TokenBound(0.0, 0.0)
+
+    class Like:
+        def bound(self):
+            return TokenBound(0.0, 0.0)
+
+    assert isinstance(Bounded(), HasBound)
+    assert isinstance(Like(), HasBound)
+    assert isinstance(Bounded(), Bounded)
+    assert not isinstance(Like(), Bounded)
+
+
 @pytest.mark.parametrize(("protocol", "member"), [(HasBound, "bound"), (ExposesWeights, "matrices")])
 def test_a_sum_has_a_member_only_if_both_maps_have_it(protocol, member):
     with_both, attention, ffn = (GPT(small_config("pre", **TWO)).depth.sublayers[0].field for _ in range(3))
