@@ -18,11 +18,13 @@ from ctrans.stability.diagnosis.diagnose import Diagnosis
 from ctrans.stability.forward import simulation
 from ctrans.stability.screening import screen as screening
 from ctrans.stability.screening.screen import Effort, Screening
+from solvers.checked import checked
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
 
 
+@checked
 def diagnose(
     model: Any,
     tokens: Any,
@@ -52,6 +54,7 @@ def diagnose(
     return diagnosis.diagnose(_opened(model, tokens, loss), tokens, targets, weight_decay=weight_decay, progress=progress)
 
 
+@checked
 def screen(
     model: Any,
     tokens: Any,

@@ -21,6 +21,7 @@ from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Segment
+from solvers.checked import checked
 from solvers.errors import look_up
 
 
@@ -33,6 +34,7 @@ class Sublayers(nn.ModuleList):
         def __getitem__(self, index: int) -> Sublayer: ...  # type: ignore[override]  # a list of sublayers alone
 
 
+@checked
 class Depth(nn.Module):
     """The switched ODE dX/dt = v_k(X) on segment k, k = 0 .. K-1, and the discrete Transformer,
     which takes one Euler step for each segment.

@@ -17,6 +17,7 @@ from ctrans.placement import get_placement
 from ctrans.scheme import Scheme
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Gradient, Method
+from solvers.checked import checked
 from solvers.errors import look_up
 
 
@@ -46,6 +47,7 @@ def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
     return Depth(sublayers, depth.dt, spans=depth.spans, per_block=depth.per_block)
 
 
+@checked
 class ODEBlock(nn.Module):
     """X(2 dt) of dX/dt = v_attention(X) on [0, dt], v_ffn(X) on [dt, 2 dt]: a block x -> x for use
     in any model.

@@ -16,10 +16,10 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from solvers import ConfigError
-from solvers.errors import look_up
+from solvers.errors import look_up, shown
 
 Value = TypeVar("Value")
 REQUIRED: Any = dataclasses.MISSING
@@ -46,10 +46,9 @@ class Range:
         if number and self.low <= value <= self.high:
             return
         if number and value > self.high and not self.words:
-            digits = int(value.bit_length() * math.log10(2)) + 1
-            said = f"{value:,}" if digits <= 15 else f"a number of {digits} digits"
+            said = f"{value:,}" if value < 10**15 else shown(value)
             raise ConfigError(f"{name} = {said}: give at most {self.high:,}")
-        raise ConfigError(f"{name} = {value!r}: give {self.words or f'a whole number of at least {self.low}'}{hint}")
+        raise ConfigError(f"{name} = {shown(value)}: give {self.words or f'a whole number of at least {self.low}'}{hint}")
 
 
 SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
@@ -59,6 +58,12 @@ NOT_NEGATIVE = Range(0, LARGEST, "a finite number of at least 0")
 BELOW_ONE = Range(0, math.nextafter(1, 0), "a number in [0, 1)")
 COUNT = Range(1, 10**9)
 SEED = Range(0, 2**63 - 1, "a whole number from 0 to 2^63 - 1")
+WEIGHT = Range(SMALLEST, 1e37, "a positive number of at most 1e37, since weights are in float32")
+
+Count = Annotated[int, COUNT]
+Seed = Annotated[int, SEED]
+Positive = Annotated[float, POSITIVE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,11 @@ import re
 from typing import NamedTuple
 
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import look_up
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Which norms surround a sublayer's map f, and what follows for the model.

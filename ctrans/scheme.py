@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth, check_count
 from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, StepControl, get_norm, solve
+from solvers.checked import checked
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 from solvers.request import check_solver
@@ -32,6 +33,7 @@ MOST_STEPS = 10**6
 """
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Scheme:
     """How to compute X_T from X_0, with `method`, `steps`, `rtol`, `atol`, `gradient` and `norm` as

@@ -16,9 +16,11 @@ from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
 from ctrans.residual import Residual
 from solvers import ConfigError, Segment
+from solvers.checked import checked
 from solvers.segment import Map, Time
 
 
+@checked
 class Sublayer(nn.Module):
     """r(X) = gain * W N_out f(s N_in X), each norm if it is given: the velocity of one segment,
     before any tangent projection.

@@ -3,30 +3,36 @@
 >>> solution = solve([Segment(0, 1, lambda t, x: -x), Segment(1, 2, lambda t, x: x)], torch.ones(3), method="tsit5")
 """
 
+from solvers import error_norm, gradients, methods, request, run, step_control
 from solvers.adjoint import Adjoint, AdjointError
+from solvers.checked import AnyFloat, Finite, checked, is_dense
 from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
 from solvers.deprecated import old_names
 from solvers.each import EachSolution, solve_each
-from solvers.error_norm import ERROR_NORMS, Norm, get_norm
-from solvers.errors import ConfigError, SolveError, look_up, unknown
+from solvers.error_norm import ERROR_NORMS, Norm
+from solvers.errors import ConfigError, SolveError, look_up, shown, unknown
 from solvers.event import Event
-from solvers.gradients import GRADIENTS, get_gradient
+from solvers.gradients import GRADIENTS
 from solvers.march import Gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
-from solvers.methods import METHODS, fixed_step, get_method
+from solvers.methods import METHODS
 from solvers.odeint import odeint
 from solvers.odeint_calls import odeint_adjoint, odeint_dense, odeint_event
-from solvers.request import check_solver
 from solvers.reversible import Reversible
 from solvers.reversible_scheme import ReversibleScheme
-from solvers.run import Run, Save, finite
+from solvers.run import Run, Save
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Map, Segment, Time
 from solvers.solution import ADVICE, Solution, Stats, Status
 from solvers.solve import solve
-from solvers.step_control import StepControl, check_unused_options
+from solvers.step_control import StepControl
 from solvers.tableau import EULER, Tableau, tableau
+
+# checked here and not where they are defined, because a solve calls them, some of them at each step
+check_solver, check_unused_options = checked(request.check_solver), checked(step_control.check_unused_options)
+get_gradient, get_method, get_norm = checked(gradients.get_gradient), checked(methods.get_method), checked(error_norm.get_norm)
+finite, fixed_step = checked(run.finite), checked(methods.fixed_step)
 
 __all__ = [
     "ADVICE",
@@ -39,6 +45,7 @@ __all__ = [
     "PID",
     "Adjoint",
     "AdjointError",
+    "AnyFloat",
     "Cautious",
     "Checkpoint",
     "ConfigError",
@@ -46,6 +53,7 @@ __all__ = [
     "EachSolution",
     "Event",
     "Field",
+    "Finite",
     "Gradient",
     "HasFixedSteps",
     "HasReversibleForm",
@@ -69,16 +77,19 @@ __all__ = [
     "Time",
     "check_solver",
     "check_unused_options",
+    "checked",
     "finite",
     "fixed_step",
     "get_gradient",
     "get_method",
     "get_norm",
+    "is_dense",
     "look_up",
     "odeint",
     "odeint_adjoint",
     "odeint_dense",
     "odeint_event",
+    "shown",
     "solve",
     "solve_each",
     "tableau",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from solvers.capture import Captured, untraced, without_graph
 from solvers.chain import Arrival, Backward, Chain
+from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError, check_positive
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method
@@ -49,6 +50,7 @@ class AdjointError:
 Report = Callable[[AdjointError], object]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Adjoint(Gradient):
     """The gradient of the ODE's solution, by the same method backward. Its error has the method's

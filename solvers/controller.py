@@ -13,6 +13,7 @@ import dataclasses
 import math
 from typing import Protocol, runtime_checkable
 
+from solvers.checked import AnyFloat, checked
 from solvers.errors import ConfigError
 
 STRETCH = 1.08
@@ -65,6 +66,7 @@ LIMITS |= {"alpha": (0, 2), "p": (0, 2), "i": (0, 2), "grow": (1, math.inf)}
 NOT_ZERO, NOT_ONE = ("safety", "retry", "shrink", "i"), ("shrink", "grow")
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Cautious(_ByFactors):
     """h_next = h * clip(safety err^(-1/q) * min(1, err_prev/err)^(damping/q), 1, grow); rejected: h
@@ -79,7 +81,7 @@ class Cautious(_ByFactors):
     retry: float = 0.9
     damping: float = 0.3
     shrink: float = 0.2
-    grow: float = 10.0
+    grow: AnyFloat = 10.0
 
     def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
         error, before, _ = errors
@@ -97,7 +99,7 @@ class _ByPowers(_ByFactors):
 
     safety: float
     shrink: float
-    grow: float
+    grow: AnyFloat
 
     @property
     @abc.abstractmethod
@@ -113,6 +115,7 @@ class _ByPowers(_ByFactors):
         return size * (max(self.shrink, self.safety * error ** (-1 / q)) if math.isfinite(error) else self.shrink)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class PI(_ByPowers):
     """h_next = h * clip(safety err^(-alpha/q) err_prev^(beta/q), shrink, grow); rejected: h *
@@ -129,13 +132,14 @@ class PI(_ByPowers):
     alpha: float = 0.7
     beta: float = 0.4
     shrink: float = 0.2
-    grow: float = 10.0
+    grow: AnyFloat = 10.0
 
     @property
     def powers(self) -> tuple[float, float, float]:
         return -self.alpha, self.beta, 0.0
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class PID(_ByPowers):
     """h_next = h * clip(safety err^(-(i+p+d)/q) err_prev^((p+2d)/q) err_before^(-d/q), shrink,
@@ -154,7 +158,7 @@ class PID(_ByPowers):
     i: float = 0.25
     d: float = 0.1
     shrink: float = 0.2
-    grow: float = 10.0
+    grow: AnyFloat = 10.0
 
     @property
     def powers(self) -> tuple[float, float, float]:

@@ -191,7 +191,7 @@ def with_old_keywords(function: str, control: Options, old: Mapping[str, Any]) -
     warnings.warn(
         f"{function}({now}) is now {function}(step_control=StepControl({now})); the old keywords work until the next version",
         DeprecationWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     given = {name: value for name, value in old.items() if value is not None}
     return dataclasses.replace(control, **given)  # type: ignore[type-var]  # a StepControl

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from solvers.attempts import Attempts
+from solvers.checked import checked
 from solvers.controller import StepSize
 from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError
@@ -57,6 +58,7 @@ class EachSolution:
         )
 
 
+@checked
 def solve_each(
     segments: Sequence[Segment],
     x0: Tensor,

@@ -6,7 +6,11 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import TypeVar
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 
 class ConfigError(ValueError):
@@ -24,10 +28,44 @@ class SolveError(RuntimeError):
         self.solution = solution
 
 
+SHOWN = 100
+"""The most characters of a value in a message."""
+
+
+def shown(value: object) -> str:
+    """The value for a message: numbers and texts as Python writes them, but shortened, and the kind
+    of anything else.
+    """
+    if isinstance(value, Tensor):
+        where = " on meta" * value.is_meta
+        layout = "" if value.layout is torch.strided and not value.is_nested else " that is not dense"
+        return f"a tensor of shape {tuple(value.shape) if not value.is_nested else '?'} and {value.dtype}{where}{layout}"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
+    if isinstance(value, (Real, str, bytes, PurePath)) or value is None:
+        text = repr(value)
+        return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shown, value[:3]))}{', ...' * (len(value) > 3)}]"
+    if type(value).__name__ == "ndarray":
+        array: Any = value
+        return f"an array of shape {array.shape} and {array.dtype}"
+    return with_article(type(value).__name__)
+
+
+def with_article(kind: str) -> str:
+    """The name of a type with "a" or "an"."""
+    return f"{'an' if kind[:1] in 'AEIOUaeiou' else 'a'} {kind}"
+
+
 def check_positive(name: str, value: object, what: str = "a positive finite number") -> None:
     """Raises ConfigError unless the value is a positive finite number; `what` says what to give."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise ConfigError(f"{name} = {value!r}: give {what}")
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
+    except OverflowError:
+        number = math.inf
+    if not 0 < number < math.inf:
+        raise ConfigError(f"{name} = {shown(value)}: give {what}")
 
 
 Entry = TypeVar("Entry")
@@ -43,9 +81,9 @@ def look_up(what: str, name: object, table: Mapping[str, Entry]) -> Entry:
 def unknown(what: str, value: object, allowed: Iterable[str]) -> ConfigError:
     """The error for a name that is in no table: the nearest allowed name first, then all names."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4) if isinstance(value, str) else []
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown {what} {value!r}: {hint}choose one of {', '.join(_listed(names))}")
+    return ConfigError(f"unknown {what} {shown(value)}: {hint}choose one of {', '.join(_listed(names))}")
 
 
 MANY = 12

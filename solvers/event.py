@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError
 from solvers.run import Accepted, Run, Stopped, as_tensor
 from solvers.segment import Segment
@@ -27,6 +28,7 @@ FoundRoot = tuple[float, int]
 """The time of an event, and its number."""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Event:
     """The first time at which g(t, x) = 0. `function(t, x)` returns g, a tensor with one entry.

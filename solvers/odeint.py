@@ -14,6 +14,7 @@ import torch
 import torchdiffeq
 from torch import Tensor
 
+from solvers.checked import checked
 from solvers.controller import PI
 from solvers.error_norm import rms
 from solvers.errors import ConfigError, SolveError, check_positive, look_up, unknown
@@ -52,6 +53,7 @@ FIXED = ("norm", "step_size", "grid_constructor", "interp", "perturb")
 Func = Callable[[Tensor, Any], Any]
 
 
+@checked
 def odeint(
     func: Func,
     y0: Any,
@@ -161,11 +163,11 @@ class Problem:
         asked = self.asked = options or {}
         known = ADAPTIVE if method.adaptive else FIXED
         if strange := sorted(set(asked) - set(known)):
-            warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=3)
+            warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=4)
         if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
             warnings.warn(
                 f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
-                stacklevel=3,
+                stacklevel=4,
             )
         rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
         if rule and method.adaptive and isinstance(method, RungeKutta):
@@ -208,7 +210,7 @@ class Problem:
             request["step_control"] = self.control
         solution = solve(segments, self.start, method=self.method, gradient=self.gradient, **request)
         for words in solution.warnings:
-            warnings.warn(f"odeint: {words}", stacklevel=4)
+            warnings.warn(f"odeint: {words}", stacklevel=5)
         return solution
 
     def ends(self, times: Sequence[float]) -> list[float]:

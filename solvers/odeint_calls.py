@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torchdiffeq
+from jaxtyping import Shaped
 from torch import Tensor
 
 from solvers.adjoint import Adjoint
+from solvers.checked import checked
 from solvers.errors import ConfigError, look_up
 from solvers.methods import METHODS
 from solvers.odeint import ALL_METHODS, ITS_METHODS, Func, Problem, odeint, their_result
@@ -19,6 +21,7 @@ from solvers.step_control import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 
 
+@checked
 def odeint_adjoint(
     func: Func,
     y0: Any,
@@ -67,6 +70,7 @@ def odeint_adjoint(
     return odeint(func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, gradient=back)
 
 
+@checked
 def odeint_event(
     func: Func,
     y0: Any,
@@ -86,11 +90,12 @@ def odeint_event(
     return odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
 
 
+@checked
 def odeint_dense(
     func: Func,
     y0: Any,
-    t0: Tensor,
-    t1: Tensor,
+    t0: float | Shaped[Tensor, ""],
+    t1: float | Shaped[Tensor, ""],
     *,
     rtol: Tolerance = 1e-7,
     atol: Tolerance = 1e-9,

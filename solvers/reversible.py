@@ -14,6 +14,7 @@ from torch import Tensor
 
 from solvers.capture import untraced, without_graph
 from solvers.chain import Arrival, Backward, Chain
+from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError
 from solvers.march import Gradient, Progress, march
 from solvers.method import HasReversibleForm, Method, ReversibleForm
@@ -32,6 +33,7 @@ relative error was 1 to 10 times the miss in our tests.
 """
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Reversible(Gradient):
     """The exact gradient of the reversible scheme, from its last pair of states. Memory does not

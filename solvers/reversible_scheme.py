@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from solvers.capture import aside
+from solvers.checked import checked
 from solvers.method import Method, Pair, Pull
 from solvers.run import Run, Step, Stopped
 from solvers.segment import Segment
@@ -79,6 +80,7 @@ class Incremental(Method, Protocol):
         """
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class ReversibleScheme:
     """The reversible form of a one-step method, as a method: `advance` moves y, and the run carries

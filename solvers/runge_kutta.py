@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from solvers.attempts import Attempts
+from solvers.checked import checked
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError
 from solvers.implicit import NotSolved, implicit_stage
@@ -28,6 +29,7 @@ the step by 1e14.
 """
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class RungeKutta:
     """The method of a tableau, with equal steps. An `adaptive` one takes steps whose sizes

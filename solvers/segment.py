@@ -77,7 +77,7 @@ class Segment:
             "start": start,
             "end": end,
             "span": float(t1 - t0),
-            "domain": self.domain or (min(start, end), max(start, end)),
+            "domain": (min(start, end), max(start, end)) if self.domain is None else self.domain,
         }.items():
             object.__setattr__(self, name, value)
 

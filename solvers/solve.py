@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from solvers.checked import checked
 from solvers.dense import Curve, Times, check_times
 from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError, unknown
@@ -31,6 +32,7 @@ from solvers.tree import Tree
 SAVE = get_args(Save)
 
 
+@checked
 def solve(
     segments: Sequence[Segment],
     x0: Any,

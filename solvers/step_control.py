@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solvers.checked import checked
 from solvers.error_norm import Norm, get_norm
-from solvers.errors import ConfigError, check_positive
+from solvers.errors import ConfigError, check_positive, shown
 from solvers.method import Method, options_of
 from solvers.run import dtype_name, real_type
 from solvers.tree import Tree
@@ -27,6 +28,7 @@ numbers and tensors in its structure.
 """
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class StepControl:
     """How an adaptive method chooses its steps: it keeps norm(error/(atol + rtol abs(x))) below 1
@@ -105,10 +107,16 @@ class StepControl:
         }
 
 
+MOST = 10**12
+"""The most steps: more than any machine takes."""
+
+
 def check_whole(name: str, count: object) -> None:
-    """Raises ConfigError unless the count is an integer of at least 1."""
+    """Raises ConfigError unless the count is an integer from 1 to `MOST`."""
     if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-        raise ConfigError(f"{name} = {count!r}: give a whole number of at least 1")
+        raise ConfigError(f"{name} = {shown(count)}: give a whole number of at least 1")
+    if int(count) > MOST:
+        raise ConfigError(f"{name} = {shown(count)}: give at most {MOST:,}")
 
 
 def check_unused_options(method: Method, given: Mapping[str, object], name: object) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from solvers.checked import checked
 from solvers.errors import ConfigError
 
 TOLERANCE = 1e-13
@@ -32,6 +33,7 @@ RootedTree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at 
 Known = dict[RootedTree, list[float]]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Tableau:
     """Coefficients of a Runge-Kutta method: k_i = f(t + c_i h, x + h sum_(j<i) a_ij k_j), x1 = x +
@@ -208,6 +210,7 @@ class Tableau:
         return values
 
 
+@checked
 def tableau(
     order: int,
     a: Sequence[Sequence[Coefficient]],

@@ -1,7 +1,10 @@
 """What several tests need: every placement and norm with learned-looking gains and offsets, and states to feed them."""
 
+import sys
+
 import torch
 
+import solvers
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
@@ -44,6 +47,8 @@ def tokens(batch=2, length=8, vocabulary=11, seed=0):
 
 def unchecked(function):
     """The function as users call it: without the run-time check of its annotations that the tests turn on."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
+    plain, is_checked = function, False
+    while hasattr(plain, "__wrapped__"):
+        is_checked |= plain.__code__.co_filename == sys.modules["solvers.checked"].__file__
+        plain = plain.__wrapped__
+    return solvers.checked(plain) if is_checked else plain

@@ -16,7 +16,7 @@ import torch
 
 from ctrans.cli.click_options import once
 from ctrans.cli.ending import check_json, result_of, write_result
-from ctrans.cli.request import Request, command_of, get_device
+from ctrans.cli.request import Request, command_of
 from ctrans.cli.say import say
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
@@ -27,6 +27,7 @@ from ctrans.option import COUNT, REQUIRED, option
 from ctrans.report.progress import progress_bar
 from ctrans.scheme import DISCRETE, Scheme
 from ctrans.threads import choose_threads, flops
+from ctrans.training.processes import get_device
 from ctrans.training.training_state import read_state
 from solvers import ConfigError
 from solvers.gradients import get_gradient

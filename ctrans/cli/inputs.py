@@ -12,11 +12,12 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from ctrans.cli.model_sources import ModelSource, settle_threads, tokens_of
-from ctrans.cli.request import ModelRequest, get_device, get_dtype
+from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.opened import Opened
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.text import read_text, windows
+from ctrans.training.processes import get_device
 from solvers import ConfigError
 
 

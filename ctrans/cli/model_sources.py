@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.cli.click_options import OptionValues, expand, expand_placements, one_model_only
 from ctrans.cli.plugins import called, function_of
-from ctrans.cli.request import ModelRequest, get_device, get_dtype
+from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture
@@ -31,6 +31,7 @@ from ctrans.norm import NORMS
 from ctrans.option import options_of
 from ctrans.placement import placements_in
 from ctrans.threads import choose_threads, flops
+from ctrans.training.processes import get_device
 from ctrans.walk import Described
 from ctrans.weights.on_demand import too_large_to_stay
 from solvers import ConfigError

@@ -31,6 +31,7 @@ from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
 from ctrans.option import COUNT, check_options, option, options_of
+from ctrans.training.processes import get_device
 from solvers import ConfigError
 from solvers.errors import look_up
 
@@ -330,17 +331,3 @@ def absolute_paths(**paths: Path | None) -> dict[str, str | None]:
 def get_dtype(name: str) -> torch.dtype:
     """The dtype of that name. Raises ConfigError for an unknown one."""
     return look_up("dtype", name, DTYPES)
-
-
-def get_device(name: str) -> torch.device:
-    """The device of that name. Raises ConfigError if this machine does not have it."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ImportError, ValueError, TypeError):  # backends raise different ones
-        raise ConfigError(
-            f"device {name!r} is not available here: use --device cpu, or install a torch that supports it"
-        ) from None
-    if device.type == "meta":
-        raise ConfigError("device 'meta' holds no numbers: use --device cpu")
-    return device

@@ -16,7 +16,7 @@ from torch import Tensor
 from ctrans.cli.ending import check_json, print_page, result_of, save_json, write_result
 from ctrans.cli.exits import Exit
 from ctrans.cli.other_depths import check_depths, losses_at
-from ctrans.cli.request import check_exclusive, command_of, get_device
+from ctrans.cli.request import check_exclusive, command_of
 from ctrans.cli.say import discard_stdout, say
 from ctrans.cli.train_options import TrainRequest
 from ctrans.findings import Finding
@@ -32,7 +32,7 @@ from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.threads import choose_threads, flops
 from ctrans.training import log
 from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, Watcher, carry_out
-from ctrans.training.processes import restarts
+from ctrans.training.processes import get_device, restarts
 from ctrans.training.run_directory import KEEP, RunDirectory
 from ctrans.training.start_from import start_from
 from ctrans.training.train import Plan, begun, plan, plan_to_resume

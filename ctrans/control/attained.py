@@ -39,6 +39,7 @@ from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError
+from solvers.checked import checked
 
 Parameters = dict[str, Tensor]
 
@@ -86,6 +87,7 @@ class Attained:
 
 
 @torch.no_grad()
+@checked
 def attained(
     model: Model,
     tokens: Tensor,

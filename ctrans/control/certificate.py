@@ -28,6 +28,7 @@ from ctrans.control.shapes import UnbatchedRows
 from ctrans.control.tangent import LinearSpace
 from ctrans.norm import NORMS, Norm
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import look_up
 
 LINEAR, SATURATED = 0.01, 0.05
@@ -133,6 +134,7 @@ class Certificate:
 
 
 @torch.no_grad()
+@checked
 def certify(
     admissible: Supremum | str,
     P: UnbatchedRows,
@@ -184,7 +186,7 @@ def certify(
     attained = admissible.attained if value < math.inf else None
     eps = torch.finfo(P.dtype).eps
     summary = Certificate(admissible.words, admissible.verdict, value, int(ties.sum()), eps, attained=attained)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     last_map = None
     if features is not None and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")

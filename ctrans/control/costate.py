@@ -28,6 +28,7 @@ from ctrans.walk import (
     walk,
 )
 from solvers import ConfigError, Method, Segment, SolveError, Stats, Status, solve
+from solvers.checked import checked
 from solvers.errors import unknown
 from solvers.request import check_solver
 from solvers.run import finite
@@ -69,6 +70,7 @@ class Costate:
 
 @torch.no_grad()
 @leaving_as_found
+@checked
 def costate(
     model: Model,
     tokens: Tensor,
@@ -111,6 +113,7 @@ def costate(
     return found
 
 
+@checked
 def places(depth: Depth) -> dict[str, Any]:
     """What identifies each segment: its start in depth-time, its kind and its placement."""
     return {
@@ -120,6 +123,7 @@ def places(depth: Depth) -> dict[str, Any]:
     }
 
 
+@checked
 def continuous_or_discrete(
     model: Model,
     tokens: Tensor,

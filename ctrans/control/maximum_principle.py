@@ -19,6 +19,7 @@ from ctrans.control.shapes import TokenRows
 from ctrans.depth import Depth
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import unknown
 
 
@@ -70,6 +71,7 @@ NOTHING = PointwiseReading()
 
 @torch.no_grad()
 @leaving_as_found
+@checked
 def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = None) -> MaximumPrinciple:
     """g = H(P) + <P, v> >= 0 and a = (<P, beta> - <P, v>)/(<P, beta> + H(P)) of each segment; a =
     cos(-P, v) if H is +inf.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,19 +18,21 @@ from ctrans.control.tangent import TangentSpace, WholeSpace
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
 from solvers import ConfigError
+from solvers.checked import Finite, checked
 from solvers.deprecated import renamed_keyword
 
 Given = TypeVar("Given")
 
 
 @renamed_keyword("moving", "active_channels")
+@checked
 def admissible_set(
     norm: Norm | None,
     placement: str | Placement,
     *,
-    state: TokenRows | None = None,
+    state: Annotated[TokenRows, Finite] | None = None,
     active_channels: Bool[Tensor, " width"] | None = None,
-    features: Float[Tensor, "*batch tokens features"] | None = None,
+    features: Annotated[Float[Tensor, "*batch tokens features"], Finite] | None = None,
     radius: float | None = None,
     last_map_decay: float | None = None,
     gain_decay: float | None = None,

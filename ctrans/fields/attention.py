@@ -19,8 +19,9 @@ from ctrans.fields.positions import falling_scores, turn, turned_entries, turns
 from ctrans.fields.protocols import HasReferenceKernel, HeadMatrices, Matrix, TokenBound
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.spectral_norm import spectral_norm
-from ctrans.option import Range
+from ctrans.option import Count, Range
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.deprecated import old_member, old_names
 from solvers.errors import look_up
 
@@ -37,6 +38,7 @@ def check_temperature(value: float) -> float:
     return value
 
 
+@checked
 class SoftmaxAttention(JoinedHeads):
     """f(x)_i = W_O [G_hi sum_j a_hij (V_g x_j + b_v,g)]_h + b_O, with concatenated heads, over the
     tokens of each sequence.
@@ -68,8 +70,8 @@ class SoftmaxAttention(JoinedHeads):
 
     def __init__(
         self,
-        width: int,
-        heads: int,
+        width: Count,
+        heads: Count,
         *,
         causal: bool = True,
         temperature: float = 1.0,
@@ -261,6 +263,7 @@ class SoftmaxAttention(JoinedHeads):
         return None if hidden is None else ~hidden
 
 
+@checked
 class Attention(SoftmaxAttention):
     """`SoftmaxAttention` without sinks and gate: its rows sum to 1, and it exposes its heads for
     theta and Emadi's bounds.

@@ -16,7 +16,9 @@ from ctrans.fields.activations import ACTIVATIONS, Activation
 from ctrans.fields.ffn_bounds import Affine, BoundedFFN, FFNMaps
 from ctrans.fields.projected_map import ProjectedMap, scale_linear
 from ctrans.fields.protocols import Matrix, Role, Units
+from ctrans.option import Count
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import look_up
 
 MULTIPLE = 8
@@ -67,6 +69,7 @@ class HiddenLayer(BoundedFFN, ProjectedMap):
         return FFNMaps(gate[0] if gate else None, up, down, self.phi)
 
 
+@checked
 class FeedForward(HiddenLayer):
     """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi one of `ACTIVATIONS`."""
 
@@ -74,7 +77,7 @@ class FeedForward(HiddenLayer):
     scalings: ClassVar[Mapping[str, bool]] = {"W1": False}
     """Kan's W_1. phi is not homogeneous, so f does not become c f."""
 
-    def __init__(self, width: int, hidden: int, *, activation: str = "gelu", bias: bool = True):
+    def __init__(self, width: Count, hidden: Count, *, activation: str = "gelu", bias: bool = True):
         super().__init__(width, hidden, activation, bias)
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
@@ -93,6 +96,7 @@ class FeedForward(HiddenLayer):
         return twin
 
 
+@checked
 class GatedLinearUnits(HiddenLayer):
     """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `ACTIVATIONS`
     (Shazeer 2020).
@@ -104,7 +108,7 @@ class GatedLinearUnits(HiddenLayer):
     roles = ("gate", "up", "down")
     why_not = "its gate makes three factors of its matrices"
 
-    def __init__(self, width: int, hidden: int, *, activation: str = "silu", bias: bool = True):
+    def __init__(self, width: Count, hidden: Count, *, activation: str = "silu", bias: bool = True):
         super().__init__(width, hidden, activation, bias)
         if self.phi.degree != 1:
             raise ConfigError(

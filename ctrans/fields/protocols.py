@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
 from ctrans.fields.branch import Branch
+from solvers.checked import checked
 from solvers.deprecated import adopt_old_members, old_names
 
 Kind = Literal["attention", "ffn", "parallel"]
@@ -250,6 +251,7 @@ class MixesTokens(Protocol):
     mixes_tokens: bool
 
 
+@checked
 def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
     """The map's own statement, or the default for maps of its kind."""
     return field.mixes_tokens if isinstance(field, MixesTokens) else kind != "ffn"
@@ -303,6 +305,7 @@ class ExplainsUnsupported(Protocol):
     why_not: str
 
 
+@checked
 def why_not(field: object) -> str:
     """Why the map lacks protocols: ": its reason", to append to a sentence, or ""."""
     return f": {field.why_not}" if isinstance(field, ExplainsUnsupported) and field.why_not else ""

@@ -25,6 +25,7 @@ from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.model.config import check_seed
 from ctrans.weights.on_demand import check_fits, skeletons, too_large_to_stay
+from solvers.checked import checked
 from solvers.errors import unknown
 
 
@@ -79,6 +80,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Published models, as their config.json describes them. `transformers` has their families."""
 
 
+@checked
 def from_architecture(
     architecture: Description,
     *,

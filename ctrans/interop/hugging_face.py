@@ -25,6 +25,7 @@ from ctrans.interop.streamed import Stored, put_model_on_demand, read, stored_dt
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.weights.on_demand import skeletons
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
@@ -33,6 +34,7 @@ TOWERS = ("vision_model", "text_model")
 """Attributes of models that compare images and texts."""
 
 
+@checked
 def from_transformers(
     model: nn.Module | str | Path,
     *,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pickle
 import re
 import warnings
@@ -29,6 +30,7 @@ from ctrans.model.gpt import GPT
 from ctrans.placement import spell
 from ctrans.weights.on_demand import check_fits, check_present
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import unknown
 
 BUILT_IN = GPTConfig(placement="pre")
@@ -57,6 +59,7 @@ COMPILED = "_orig_mod."
 """The prefix that torch.compile adds to each name."""
 
 
+@checked
 def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = None) -> GPT | OTTransformer:
     """The GPT of a nanoGPT `ckpt.pt` or its directory, of such a checkpoint in memory, or of a bare
     state dict (which needs `heads`).
@@ -68,7 +71,7 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
     """
     model, notes = read_nanogpt(source, heads=heads)
     for note in notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, stacklevel=3)
     return model
 
 
@@ -109,9 +112,9 @@ def read_nanogpt(
 
 def _file(path: Path) -> Path:
     """The checkpoint at that path, or in that directory. Raises ConfigError if there is none."""
-    if path.is_dir() and not (path / CHECKPOINT).is_file():
+    if os.path.isdir(path) and not os.path.isfile(path / CHECKPOINT):
         raise ConfigError(f"{str(path)!r} holds no {CHECKPOINT}: give nanoGPT's out directory, or the file")
-    return path / CHECKPOINT if path.is_dir() else path
+    return path / CHECKPOINT if os.path.isdir(path) else path
 
 
 def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:

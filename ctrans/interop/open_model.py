@@ -43,6 +43,7 @@ from ctrans.interop.transformers_library import quiet, reading
 from ctrans.model.gpt import GPT
 from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
+from solvers.checked import checked
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -52,6 +53,7 @@ PICKLED = (".pt", ".pth")
 
 
 @leaving_as_found
+@checked
 def open_model(
     model: str | Path | nn.Module,
     dtype: torch.dtype | None = None,

@@ -16,6 +16,7 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelAround, ModelWithLoss, with_loss
 from ctrans.interop.tokens import Tokeniser, find_tokeniser
 from ctrans.walk import own_loss
+from solvers.checked import checked
 
 HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of
@@ -25,6 +26,7 @@ STAND_INS = ("mean", "random", "none")
 """Losses that a description names, because the model was not trained for them."""
 
 
+@checked
 class Opened(ModelAround):
     """A model opened for analysis. It computes in eval mode and without gradients of weights.
 

@@ -33,6 +33,7 @@ from ctrans.model.weights_file import read_weights, sha256_of, write_durably, wr
 from ctrans.weights.low_rank import before_updates, factors, merge_updates, update_like
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
@@ -47,6 +48,7 @@ CONFIG_DIGEST, BASE_DIGEST = "config_sha256", "base_sha256"
 """Keys in the metadata of a file of weights. A file without a key is not checked."""
 
 
+@checked
 def save(model: GPT, directory: str | Path) -> None:
     """Writes the model to the directory, each file whole or not at all, even if the machine stops.
     For a model with low-rank updates it writes the updates, and their base next to the directory if
@@ -169,6 +171,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+@checked
 def load(directory: str | Path, *, merge: bool = True) -> GPT:
     """The model in this directory (see `find_model`), on the CPU, in the dtype of the saved
     weights.

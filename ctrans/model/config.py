@@ -14,7 +14,7 @@ from ctrans.fields.tables import check_maps, takes, usual_hidden_width
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.stack import MOST_STEPS, check_stack
 from ctrans.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
-from ctrans.option import COUNT, FINITE, POSITIVE, SEED, Range, check_options, option, part_of
+from ctrans.option import COUNT, FINITE, POSITIVE, SEED, WEIGHT, Range, check_options, option, part_of
 from ctrans.placement import PLACEMENTS, BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
@@ -88,7 +88,10 @@ class GPTConfig(MapSettings, NormOptions):
     eps: float = option(1e-5, "Constant that a norm adds to the variance.", group="Norms")
     initialisation: str = option("gpt2", "Initial weights.", group="Weights", choices=INITIALISATIONS, flags="--init")
     embedding_std: float = option(
-        0.02, "Standard deviation of the embeddings. It sets the size of X at depth 0.", group="Weights", limits=POSITIVE
+        0.02,
+        "Standard deviation of the embeddings. It sets the size of X at depth 0.",
+        group="Weights",
+        limits=WEIGHT,
     )
     alpha: float | None = option(
         None,

@@ -18,6 +18,7 @@ from ctrans.model.gpt import GPT
 from ctrans.option import LARGEST, Range
 from ctrans.scheme import DISCRETE, Scheme
 from solvers import ConfigError, SolveError
+from solvers.checked import checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Sampling:
 DEFAULT = Sampling()
 
 
+@checked
 def generate(
     model: GPT,
     prompt: Int[Tensor, "*batch tokens"],

@@ -29,10 +29,13 @@ from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
 from ctrans.weights.on_demand import Piece, Shelf, check_fits, put_on_demand, skeletons
 from solvers import ConfigError, Solution
+from solvers.checked import checked, is_dense
+from solvers.errors import shown
 
 TOKEN_TYPES = (torch.int64, torch.int32)
 
 
+@checked
 class GPT(nn.Module):
     """A decoder-only Transformer of any placement and dt: logits =
     head(N_final(depth(embed(tokens)))), with weights drawn from `seed`.
@@ -78,12 +81,14 @@ class GPT(nn.Module):
         """The mean cross-entropy in nats over all targets except -1. Raises ConfigError for no such
         target and for unknown tokens.
         """
-        if targets.dtype != torch.int64:
-            raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64 with the tokens' shape")
+        if not is_dense(targets) or targets.dtype != torch.int64:
+            what = f"of {targets.dtype}" if is_dense(targets) else shown(targets)
+            raise ConfigError(f"the targets are {what}: give a tensor of int64 with the tokens' shape")
         if targets.shape != tokens.shape:
             raise ConfigError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give one target per token"
             )
+        self._check_device("targets", targets)
         self._check_range("targets", targets[targets != -1])
         return next_token_loss(logits, targets)
 
@@ -93,12 +98,13 @@ class GPT(nn.Module):
 
         Raises ConfigError for sequences longer than the context and for unknown tokens.
         """
-        if not isinstance(tokens, Tensor) or tokens.dtype not in TOKEN_TYPES or tokens.dim() == 0:
-            what = f"{tuple(tokens.shape)} of {tokens.dtype}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        if not is_dense(tokens) or tokens.dtype not in TOKEN_TYPES or tokens.dim() == 0:
+            what = f"{tuple(tokens.shape)} of {tokens.dtype}" if is_dense(tokens) else shown(tokens)
             raise ConfigError(f"the tokens are {what}: give a tensor of int64 or int32 of shape (*batch, tokens)")
         length = tokens.shape[-1]
         if length > self.config.context:
             raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
+        self._check_device("tokens", tokens)
         self._check_range("tokens", tokens)
         x0: Tensor = self.token_embedding(tokens)
         if self.position_embedding is not None:
@@ -150,6 +156,11 @@ class GPT(nn.Module):
         if RESIDUALS[self.config.residual].unit_weights:
             parts = (self.token_embedding, self.position_embedding, self.unembedding)
             put_on_spheres([], [part for part in parts if part is not None])
+
+    def _check_device(self, what: str, ids: Tensor) -> None:
+        device = self.token_embedding.weight.device
+        if ids.device != device:
+            raise ConfigError(f"the {what} are on {ids.device} and the model is on {device}: move one to the other")
 
     def _check_range(self, what: str, ids: Tensor) -> None:
         check_range(what, ids, self.config.vocab_size)

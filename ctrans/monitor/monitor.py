@@ -37,6 +37,7 @@ from ctrans.monitor.sites import first_quarter, is_compiled, sites_of
 from ctrans.monitor.waiting import Waiting, warn
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
+from solvers.checked import AnyFloat, checked
 from solvers.errors import unknown
 
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -55,6 +56,7 @@ OF_OPEN_MODEL = ("blocks", "attention", "ffn", "embed", "head", "loss", "example
 """The options that `Monitor` passes on to `open_model`."""
 
 
+@checked
 class Monitor:
     """Watches a training. Call `alarms = monitor.step(loss, optimizer)` after `backward` and before
     `optimizer.step`.
@@ -107,7 +109,7 @@ class Monitor:
         start: int = 0,
         total: int | None = None,
         memory: Mapping[str, Any] | None = None,
-        clip: float | None = None,
+        clip: AnyFloat | None = None,
         scale: Callable[[], float] | None = None,
         unscaled: bool = False,
         compiled: bool | None = None,

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
+from solvers.checked import checked
 
 
 class SphereNorm(DividingNorm):
@@ -190,6 +191,7 @@ class SphereNorm(DividingNorm):
         return direction / length
 
 
+@checked
 class LayerNorm(GainParameters, SphereNorm):
     """LN(x) = gamma * (x - mean(x)) / sqrt(var(x) + eps) + beta, over the last axis of the given
     width.
@@ -209,6 +211,7 @@ class LayerNorm(GainParameters, SphereNorm):
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
+@checked
 class RMSNorm(GainParameters, SphereNorm):
     """RMSNorm(x) = gamma * x / sqrt(mean(x^2) + eps), over the last axis of the given width; beta =
     0.

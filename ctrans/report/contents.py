@@ -29,6 +29,7 @@ from ctrans.report.pages import (
 )
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
 from solvers import ConfigError
+from solvers.checked import checked
 
 Chapters = Callable[[JSONObject, JSONObject], Sequence[Chapter]]
 """From models by name, of one or several results, and the first result, which has what all have in
@@ -41,6 +42,7 @@ def _whole(result: JSONObject) -> JSONObject:
     return {"": result}
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Sections:
     """The chapters of a command's results. `models` finds the models in a result: a key of it, or a
@@ -75,6 +77,7 @@ SECTIONS: dict[str, Sections] = {
 """A command that has no entry is shown as tables of all that its result holds (`other_page`)."""
 
 
+@checked
 def page_of(results: JSONObject) -> Page:
     """The page of one or several results, by a name for each. Results of one command share their
     tables and charts.

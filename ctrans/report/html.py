@@ -20,6 +20,7 @@ from ctrans.printable import UNSAFE
 from ctrans.report.placement_style import looks_of
 from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
 from solvers import ConfigError
+from solvers.checked import checked
 
 if TYPE_CHECKING:
     import markupsafe
@@ -29,6 +30,7 @@ MOST_LINES = 7
 MISSING = "a page needs plotly and jinja2: pip install 'ctrans[report]'"
 
 
+@checked
 def render(page: Page) -> str:
     """The page's HTML. All that came from a user, names of models and files, is escaped: text is
     never taken for markup.

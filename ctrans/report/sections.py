@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 from ctrans.findings import in_words
 from ctrans.printable import printable
+from solvers import ConfigError
+from solvers.checked import AnyFloat, checked
+from solvers.errors import shown
 
 JSONObject = Mapping[str, Any]
 """An object of a command's JSON."""
@@ -21,6 +24,7 @@ EMPTY = ("–", "")
 """Texts of cells in which there is nothing."""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """What the command found, in one sentence that a reader understands who does not know the
@@ -31,12 +35,13 @@ class Answer:
     mark: Mark = ""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """A table's cell. `value` is what it is sorted by; without one it is sorted by its text."""
 
     text: str
-    value: float | None = None
+    value: AnyFloat | None = None
     mark: Mark = ""
 
     def __post_init__(self) -> None:
@@ -44,6 +49,7 @@ class Cell:
             raise ValueError(f"{self.text!r} is no text")
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Column:
     """A column's heading in words, what its figures mean, and their formula.
@@ -62,6 +68,7 @@ class Column:
         return "; ".join(filter(None, (self.meaning, self.symbol)))
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Table:
     """A table. Without --verbose a terminal shows about `rows_shown` of its rows, evenly spread; 0
@@ -90,6 +97,7 @@ class Table:
         return dataclasses.replace(self, columns=[self.columns[k] for k in chosen], rows=rows)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Line:
     """A model's figures along a chart's axis. A `bound` is what theory allows, not what was
@@ -101,13 +109,13 @@ class Line:
     """
 
     model: str
-    x: Sequence[float]
-    y: Sequence[float | None]
+    x: Sequence[AnyFloat]
+    y: Sequence[AnyFloat | None]
     placement: str | None = None
     bound: bool = False
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
-    shade: Sequence[float] = ()
+    low: Sequence[AnyFloat | None] = ()
+    high: Sequence[AnyFloat | None] = ()
+    shade: Sequence[AnyFloat] = ()
 
     def __post_init__(self) -> None:
         figures = [*self.x, *self.shade, *(each for each in (*self.y, *self.low, *self.high) if each is not None)]
@@ -117,6 +125,7 @@ class Line:
             raise ValueError(f"{self.model}: {self.placement!r} is no placement")
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Plot:
     """Figures against depth, or against what `x` says in words with its unit. `log` is how the
@@ -137,9 +146,9 @@ class Plot:
     log: bool = True
     log_x: bool = False
     kind: Literal["lines", "bars", "points"] = "lines"
-    frames: Mapping[str, Sequence[Sequence[float | None]]] = dataclasses.field(default_factory=dict)
+    frames: Mapping[str, Sequence[Sequence[AnyFloat | None]]] = dataclasses.field(default_factory=dict)
     over: str = "Moment"
-    events: Sequence[tuple[float, str]] = ()
+    events: Sequence[tuple[AnyFloat, str]] = ()
 
     @property
     def signed(self) -> bool:
@@ -147,6 +156,7 @@ class Plot:
         return any(value < 0 for line in self.lines for value in line.y if value is not None)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Words:
     """A paragraph, and a list of `lines` below it."""
@@ -155,6 +165,7 @@ class Words:
     lines: Sequence[str] = ()
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Token:
     """A token's text on a colour, and its figure in words."""
@@ -164,6 +175,7 @@ class Token:
     figure: str
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class ColouredText:
     """Tokens in their order."""
@@ -173,6 +185,7 @@ class ColouredText:
     meaning: str = ""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Findings:
     """Findings of a model as JSON objects, the most severe first; `title` names the model where
@@ -192,6 +205,7 @@ class Findings:
 Section = Answer | Words | Table | Plot | ColouredText | Findings
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Chapter:
     """A heading and its parts. A `folded` chapter is closed on a page, and a terminal shows it with
@@ -224,6 +238,7 @@ def _has_content(part: Section) -> bool:
     return not isinstance(part, Findings) or bool(part.found)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Page:
     """A title, a line on what was looked at, chapters with the answer first, and the results that
@@ -241,6 +256,7 @@ class Page:
         return [part for chapter in self.chapters for part in chapter.parts if isinstance(part, Answer)]
 
 
+@checked
 def decoded(value: Any) -> Any:
     """A JSON value with numbers in the place of the texts "inf", "-inf" and "nan" and with all other
     text `printable`, also inside of lists and objects. Whole numbers beyond float are infinite.
@@ -256,16 +272,19 @@ def decoded(value: Any) -> Any:
     return float(value) if value in ("inf", "-inf", "nan") else printable(value)
 
 
-def finite(values: Sequence[float | None] | None) -> list[float]:
+@checked
+def finite(values: Sequence[AnyFloat | None] | None) -> list[float]:
     """The values that are finite numbers."""
     return [value for value in values or [] if value is not None and math.isfinite(value)]
 
 
-def percent(value: float | None) -> str:
+@checked
+def percent(value: AnyFloat | None) -> str:
     """A share as a percentage, as a multiple where it is large, or a dash."""
-    return "–" if value is None else f"{value:.0%}" if value < 10 else f"{value:.1g}x"
+    return "–" if value is None else f"{float(value):.0%}" if value < 10 else f"{float(value):.1g}x"
 
 
+@checked
 def cell(value: Any, mark: Mark = "") -> Cell:
     """A JSON value as a cell: numbers in three digits, truths as yes and no, lists with commas,
     nothing as a dash. A cell stays as it is.
@@ -286,6 +305,7 @@ def cell(value: Any, mark: Mark = "") -> Cell:
     return Cell(str(value), None, mark)
 
 
+@checked
 def table(title: str, columns: Iterable[Any], rows: Iterable[Iterable[Any]], meaning: str = "", **more: Any) -> Table:
     """A table of JSON values and cells. A column of which nothing is to be said is its name.
     `more` are further fields of `Table`.
@@ -294,7 +314,8 @@ def table(title: str, columns: Iterable[Any], rows: Iterable[Iterable[Any]], mea
     return Table(title, headings, [[cell(value) for value in row] for row in rows], meaning, **more)
 
 
-def digits(value: float) -> str:
+@checked
+def digits(value: AnyFloat) -> str:
     """Three significant digits; whole numbers whole."""
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
@@ -302,6 +323,7 @@ def digits(value: float) -> str:
         return "not a number"
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
+    value = float(value)
     text = f"{value:.3g}"
     return f"{value:.1e}" if "e" in text else text
 
@@ -313,6 +335,12 @@ OPTIONAL: dict[str, Any] = {"places": [], **dict.fromkeys(("step", "since", "dou
 """Fields that not every finding has."""
 
 
+@checked
 def finding_rows(finding: JSONObject) -> dict[str, str]:
     """A finding in words, by what each line says."""
-    return in_words({**OPTIONAL, **finding})
+    try:
+        return in_words({**OPTIONAL, **finding})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"finding = {shown(finding)} is no finding of a ctrans command ({error!r}): give one of its results"
+        ) from None

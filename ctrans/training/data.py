@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -17,7 +18,9 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from ctrans.given_files import cannot_read, check_file
+from ctrans.option import COUNT, Count, Range, Seed
 from solvers import ConfigError
+from solvers.checked import checked
 
 SHARE = 10
 """The last tenth of a text is for validation."""
@@ -31,8 +34,10 @@ COUNTED = 1 << 22
 """The largest number of tokens of each split, from its start, whose frequencies are counted."""
 TRAIN, VALIDATION = "train.bin", "val.bin"
 Tokens = Integer[np.ndarray, " _"]
+Index = Annotated[int, Range(0, COUNT.high)]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Data:
     """A training and a validation split, and sequences of `context` tokens drawn from them.
@@ -42,7 +47,7 @@ class Data:
 
     train: Tokens
     validation: Tokens
-    context: int
+    context: Count
     name: str
 
     def __post_init__(self) -> None:
@@ -57,8 +62,9 @@ class Data:
     def _splits(self) -> dict[str, Tokens]:
         return {"training": self.train, "validation": self.validation}
 
+    @checked
     def batch(
-        self, step: int, micro: int, *, batch: int, seed: int, rank: int = 0, world: int = 1
+        self, step: Index, micro: Index, *, batch: Count, seed: Seed, rank: Index = 0, world: Count = 1
     ) -> tuple[Int[Tensor, "share context"], Int[Tensor, "share context"]]:
         """The tokens and targets of a micro-batch for this process. Sequences start at floor(u (N -
         n)), u uniform in [0, 1).
@@ -73,7 +79,8 @@ class Data:
         starts = self._starts((words >> 11) * 2.0**-53)
         return self._windows(self.train, starts[rank * share : (rank + 1) * share])
 
-    def validation_windows(self, count: int) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
+    @checked
+    def validation_windows(self, count: Count) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
         """At most `count` sequences of the validation split and their targets, evenly spaced and
         fixed.
         """
@@ -92,7 +99,9 @@ class Data:
         """Raises ConfigError for a token outside of the vocabulary. Reads all tokens."""
         for what, tokens in self._splits.items():
             for start in range(0, len(tokens), PIECE):
-                highest = int(tokens[start : start + PIECE].max())
+                highest, lowest = int(tokens[start : start + PIECE].max()), int(tokens[start : start + PIECE].min())
+                if lowest < 0:
+                    raise ConfigError(f"{self.name} has token {lowest} in its {what} tokens: give ids from 0")
                 if highest >= size:
                     raise ConfigError(
                         f"{self.name} has token {highest} in its {what} tokens {start} to {min(start + PIECE, len(tokens)) - 1} "
@@ -168,24 +177,27 @@ def _frequencies(tokens: Tokens, size: int) -> Float[np.ndarray, " size"]:
     return share
 
 
-def share_of(batch: int, world: int) -> int:
+@checked
+def share_of(batch: Count, world: Count) -> int:
     """The number of sequences of a micro-batch for each process. Raises ConfigError if they cannot
     share it evenly.
     """
-    share, rest = divmod(batch, world)
+    share, rest = divmod(int(batch), int(world))
     if rest:
         raise ConfigError(f"a batch of {batch} sequences cannot be shared by {world} processes: make it a multiple of {world}")
     return share
 
 
-def from_text(text: bytes, context: int, name: str = "the text") -> Data:
+@checked
+def from_text(text: bytes, context: Count, name: str = "the text") -> Data:
     """The bytes as tokens. The last tenth is for validation, and no training sequence overlaps it."""
     tokens = np.frombuffer(text, dtype=np.uint8)
     cut = len(tokens) - len(tokens) // SHARE
     return Data(tokens[:cut], tokens[cut:], context, name)
 
 
-def from_bin(directory: str | Path, context: int) -> Data:
+@checked
+def from_bin(directory: str | Path, context: Count) -> Data:
     """nanoGPT's `train.bin` and `val.bin`, uint16, memory-mapped. Raises ConfigError for a file
     that is missing or invalid.
     """

@@ -92,3 +92,17 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
         raise SolveError("another process of this run ended, so this one stops: see the message of that process") from None
     finally:
         dist.destroy_process_group()
+
+
+def get_device(name: str) -> torch.device:
+    """The device of that name. Raises ConfigError if this machine does not have it."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, ImportError, ValueError, TypeError):  # backends raise different ones
+        raise ConfigError(
+            f"device {name!r} is not available here: use --device cpu, or install a torch that supports it"
+        ) from None
+    if device.type == "meta":
+        raise ConfigError("device 'meta' holds no numbers: use --device cpu")
+    return device

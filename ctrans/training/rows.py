@@ -8,7 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, from_numpy
 
+from ctrans.option import Count
 from ctrans.training.data import Data, Tokens
+from solvers.checked import checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Labelled(Data):
         rows = tokens[: len(tokens) // (self.context + 1) * (self.context + 1)].reshape(-1, self.context + 1)
         return rows[:, :-1][:, self._asked].reshape(-1), rows[:, 1:][:, self._asked].reshape(-1)
 
-    def validation_windows(self, count: int) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
+    @checked
+    def validation_windows(self, count: Count) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
         """At most `count` rows of the validation split and their targets, evenly spaced and fixed."""
         rows = len(self.validation) // (self.context + 1)
         chosen = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))

@@ -22,12 +22,13 @@ from ctrans.training import log
 from ctrans.training.data_sources import Given, read_source, source_of
 from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out, unobserved
 from ctrans.training.parallel import get_parallel
-from ctrans.training.processes import Processes, processes
+from ctrans.training.processes import Processes, get_device, processes
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, check_continues, check_experts, check_low_rank, check_warm_up, resumed, with_settings
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 from ctrans.weights.low_rank import adapt
+from solvers.checked import checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Trained:
         return list(log.read(self.directory))
 
 
+@checked
 def train(
     model: GPTConfig | GPT,
     config: TrainConfig | None = None,
@@ -109,6 +111,7 @@ def train(
     )
 
 
+@checked
 def resume(
     out: str | Path,
     data: Given = None,
@@ -192,6 +195,6 @@ def begun(planned: Plan, device: torch.device) -> Iterator[tuple[TrainingRun, Pr
 
 def carry_out_plan(planned: Plan, *, device: str | torch.device = "cpu", observe: Observer = unobserved) -> Trained:
     """Starts the run and trains to its end."""
-    with begun(planned, torch.device(device)) as (run, progress):
+    with begun(planned, get_device(str(device))) as (run, progress):
         run = dataclasses.replace(run, observe=observe)
         return Trained(run, carry_out(run, progress))

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from solvers import ConfigError, Solution
+from solvers.checked import is_dense
+from solvers.errors import shown
 
 
 @runtime_checkable
@@ -95,11 +97,15 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
     """
     if own_loss(model) is not None:
         return
+    if not is_dense(targets):
+        raise ConfigError(f"the targets are {shown(targets)}: give a tensor of int64")
     if targets.shape != tokens.shape:
         shapes = f"shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}"
         raise ConfigError(f"targets have {shapes}: give one target per token")
     if targets.dtype != torch.int64:
         raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64")
+    if targets.device != tokens.device:
+        raise ConfigError(f"the targets are on {targets.device} and the tokens on {tokens.device}: move one to the other")
     if not (targets != -1).any():
         raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
 

@@ -14,16 +14,17 @@ import time
 import warnings
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.record import keep
 from solvers import ConfigError, SolveError
-from tests.campaigns import broken_disk, damaged, hostile, kills, lives, studies, wrong_calls, wrong_requests
-from tests.campaigns.harness import BYTES, SECONDS, Part, ask_apart
+from tests.campaigns import broken_disk, damaged, hostile, kills, lives, odd_calls, studies, wrong_calls, wrong_requests
+from tests.campaigns.harness import BYTES, SECONDS, Part, apart, ask_apart, draw_all
 
-REQUESTS, CALLS, FLIPS, KILLS, OVERWRITING = 10_000, 10_000, 1_000, 400, 100
+REQUESTS, CALLS, ODD_CALLS, FLIPS, KILLS, OVERWRITING = 10_000, 10_000, 10_000, 1_000, 400, 100
 """How much of each is the whole; of the hostile files, and of the operations at which a run is killed, it is all."""
 STATE = Path("out/campaigns")
 TELL = 5
@@ -134,6 +135,22 @@ def of_lives(place, part):
     return faults
 
 
+def of_odd_calls(place, part):
+    """Calls of every public function and class with odd values, generated from the signatures."""
+    calls, faults = [], []
+    draw_all(part.of(ODD_CALLS), part.drawn, odd_calls.calls(), calls.append)
+    for batch in batches(calls):
+        acts = [partial(odd_calls.measured, *call) for call in batch]
+        for call, (answer, how, _) in zip(batch, apart(acts), strict=True):
+            if answer is None:
+                answer = "ended otherwise", [f"{odd_calls.said(*call)}: {how}"], SECONDS, 0
+            end, found, seconds, held = answer
+            done[end] += 1
+            most["seconds"], most["bytes"] = max(most["seconds"], round(seconds, 1)), max(most["bytes"], held)
+            faults += found
+    return faults
+
+
 CAMPAIGNS = {
     "kills": (of_kills, 8),
     "studies": (of_studies, 8),
@@ -143,6 +160,7 @@ CAMPAIGNS = {
     "requests": (of_requests, 40),
     "calls": (of_calls, 10),
     "lives": (of_lives, 10),
+    "odd_calls": (of_odd_calls, 20),
 }
 """Each by its name, with its number of parts: a function of a directory and a `Part` that counts in `done` what it does, and returns the
 faults in words. In this order: the copies of this process that are killed must not find one that has differentiated."""

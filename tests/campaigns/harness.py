@@ -121,11 +121,16 @@ def memory(name):
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
 
 
+def reset_memory():
+    """What this process holds now; VmHWM begins anew."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return memory("VmRSS")
+
+
 def ask(args, *, refused=None):
     """The answer to a request; `refused` is whether it has to be refused, None where it may be either."""
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # VmHWM begins anew
-    before, started = memory("VmRSS"), time.monotonic()
+    before, started = reset_memory(), time.monotonic()
     result = CliRunner().invoke(main, args, prog_name="ctrans", input="y\n" * 9)
     seconds, held = time.monotonic() - started, IMPORTS + memory("VmHWM") - before
     faults = []

@@ -57,7 +57,7 @@ def test_damaged_checkpoints_are_read_by_nobody(tmp_path):
         assert not accepted, f"seed {SEED}: {what} is read by {accepted}"
 
 
-SHARES = {"kills": 0.01, "broken_disk": 0.002, "hostile_files": 0.05, "requests": 0.005, "calls": 0.02}
+SHARES = {"kills": 0.01, "broken_disk": 0.002, "hostile_files": 0.05, "requests": 0.005, "calls": 0.02, "odd_calls": 0.02}
 """How much of a campaign is a draw of it, in the order in which one process carries them out: kills come first (`CAMPAIGNS`)."""
 
 

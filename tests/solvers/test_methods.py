@@ -131,7 +131,7 @@ def test_pid_is_the_control_of_a_known_sequence_of_errors_in_log_form():
         (lambda: PID(d=-0.1), "PID has d = -0.1"),
         (lambda: PI(safety=0), "PI has safety = 0: give a number between 0 and 1"),
         (lambda: PI(grow=1), "PI has grow = 1"),
-        (lambda: Cautious(shrink=math.nan), "Cautious has shrink = nan"),
+        (lambda: Cautious(shrink=math.nan), "shrink = nan: give a finite number"),
         (lambda: Cautious(damping=True), "damping = True"),
         (lambda: RungeKutta(RK4, adaptive=True), "without embedded weights cannot estimate its error"),
         (lambda: RungeKutta(DOPRI5, adaptive=True, controller=PI), "give a rule such as PI"),

@@ -7,17 +7,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth import spread
 from ctrans.fields import reference_kernels
+from ctrans.option import BELOW_ONE, Positive
 from ctrans.stability.backward.parameter_gradients import requiring_gradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE
 from ctrans.stability.backward.singular_values import Linearisation, jacobian_products, leading_singular
-from ctrans.walk import Instrument, Model, Turn, own_loss
+from ctrans.walk import Instrument, Model, Turn, check_targets, own_loss
 from solvers import ConfigError, SolveError
+from solvers.checked import Finite, checked
 
 PARTS = 8
 """Number of parts of the tokens. Adam's second moments are the mean of the parts' squared
@@ -33,7 +37,8 @@ TOLERANCE = 0.05
 """Default relative error of lambda_max. It is finer than usual grids of learning rates."""
 
 
-def edge(learning_rate: float = 1.0, momentum: float = 0.0) -> float:
+@checked
+def edge(learning_rate: Positive = 1.0, momentum: Annotated[float, BELOW_ONE] = 0.0) -> float:
     """2 (1 + b)/((1 - b) lr): the largest curvature at which gradient descent with momentum b,
     averaged as in Adam, is stable.
 
@@ -101,6 +106,7 @@ class GaussNewton(Instrument):
         self.found = curvature(model, at.tokens, at.targets, tolerance=self.tolerance)
 
 
+@checked
 def curvature(model: Model, tokens: Tensor, targets: Tensor, *, tolerance: float = TOLERANCE) -> Curvature:
     """`GaussNewton` at these tokens and targets. Targets of -1 do not count."""
     if not isinstance(model, nn.Module):
@@ -108,6 +114,7 @@ def curvature(model: Model, tokens: Tensor, targets: Tensor, *, tolerance: float
             f"a {type(model).__name__} is no nn.Module, so its weights are unknown and its attention cannot switch to a kernel with "
             "second derivatives: give an nn.Module"
         )
+    check_targets(model, tokens, targets)
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]
     with requiring_gradients(weights), reference_kernels(model):
         logits = _Logits(model, weights, tokens, targets)
@@ -120,7 +127,8 @@ def curvature(model: Model, tokens: Tensor, targets: Tensor, *, tolerance: float
     return Curvature(plain, adam, effective_rank(kernel), len(kernel))
 
 
-def effective_rank(kernel: Tensor) -> float:
+@checked
+def effective_rank(kernel: Annotated[Float[Tensor, "size size"], Finite]) -> float:
     """exp(-sum_i s_i log s_i), s the eigenvalues' shares: 1 for rank one, the size if all are
     equal, nan for a zero matrix.
     """

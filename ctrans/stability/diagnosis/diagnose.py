@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from ctrans.as_found import leaving_as_found
@@ -24,6 +25,7 @@ from ctrans.stability.diagnosis.reading import cut, place_of
 from ctrans.stability.diagnosis.weight_readings import weight_readings
 from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.deprecated import old_member, old_names
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
@@ -107,6 +109,7 @@ class Diagnosis:
         return "\n".join(lines)
 
 
+@checked
 class Examination:
     """Instruments of a diagnosis, for the whole text (`whole`) and for the tokens of Jacobians
     (`part`), in a walk of their own or together with others. Call `conclude` after the walk.
@@ -154,6 +157,7 @@ class Examination:
         return Diagnosis(CHECKS.judge(readings), readings, unknown)
 
 
+@checked
 def lane_of_attempts(model: Model, tokens: Tensor, targets: Any, instruments: Sequence[Instrument]) -> Lane:
     """A lane with each instrument in an `Attempt`. Without a loss those that look back say why."""
     attempts = [each if isinstance(each, Attempt) else Attempt(each) for each in instruments]
@@ -167,9 +171,10 @@ def lane_of_attempts(model: Model, tokens: Tensor, targets: Any, instruments: Se
 
 
 @leaving_as_found
+@checked
 def diagnose(
     model: Model,
-    tokens: Tensor,
+    tokens: Shaped[Tensor, "*batch tokens"],
     targets: Any = None,
     *,
     weight_decay: float | None = None,
@@ -192,12 +197,15 @@ def diagnose(
     return examination.conclude()
 
 
+@checked
 def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
     """Merges diagnoses of several texts or seeds. A finding of any walk counts, with the number of
     walks that saw it and each walk's value.
 
     `readings` are those of the first walk.
     """
+    if not diagnoses:
+        raise ConfigError("diagnoses = []: give at least one")
     first, count = diagnoses[0], len(diagnoses)
     findings = []
     for name, check in CHECKS.items():

@@ -22,6 +22,7 @@ from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import moments
 from ctrans.walk import Attempt, DescribedModel, States, kept_of, observe
 from solvers import ConfigError, Method, Norm, Solution, Status
+from solvers.checked import checked
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the reference solution of the ODE is computed, in float64."""
@@ -68,6 +69,7 @@ class Simulation:
 
 @torch.no_grad()
 @leaving_as_found
+@checked
 def simulate(
     model: DescribedModel,
     tokens: Tensor,

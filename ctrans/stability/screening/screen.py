@@ -28,7 +28,8 @@ from ctrans.stability.screening.screening_checks import STEP_QUANTITIES, STEPS, 
 from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
 from solvers import ConfigError, SolveError
-from solvers.errors import look_up
+from solvers.checked import checked
+from solvers.errors import look_up, shown
 
 Found = TypeVar("Found")
 
@@ -84,6 +85,7 @@ class Screening:
 
 
 @leaving_as_found
+@checked
 def screen(
     model: DescribedModel,
     tokens: Tensor,
@@ -114,6 +116,8 @@ def screen(
     """
     own = own_loss(model) is not None  # its targets may have any shape
     for name, value in (("targets", tokens if own else targets), ("other text", tokens if other is None else other)):
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"the {name} is {shown(value)}: give a tensor of the tokens' shape")
         if value.shape != tokens.shape:
             raise ConfigError(
                 f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give the same shape"
@@ -123,7 +127,7 @@ def screen(
         kind = str(state.dtype).removeprefix("torch.")
         raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: use float32 or float64")
     chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
-    case = Case(model, tokens, targets, other, chosen, seed, trained)
+    case = Case(model, tokens, targets, other, chosen, int(seed), trained)
     plans = {name: _or_verdict(partial(step.plan, case)) for name, step in STEPS.items()}
     lanes = _lanes(case, plans)
     walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
@@ -162,6 +166,7 @@ def _rate(model: DescribedModel, steps: Mapping[str, StepVerdict], trained: bool
         return None, str(error)
 
 
+@checked
 def visits(model: DescribedModel) -> int:
     """How often `screen` calls `progress`: once per segment forward and once backward."""
     return 2 * len(model.depth.sublayers)
@@ -207,6 +212,7 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane
     return [lane_of_attempts(case.model, *case.batch(name), instruments) for name, instruments in wanted.items() if instruments]
 
 
+@checked
 def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:
     """The screenings by model's name as `ctrans screen` writes them, with the description and
     limits of each quantity.

@@ -1,0 +1,279 @@
+"""Arguments of public functions are checked against their annotations: one place for the errors of
+wrong types, shapes and limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+import torch
+from jaxtyping import AbstractArray, jaxtyped
+from torch import Tensor, nn
+
+from solvers.errors import ConfigError, shown, unknown, with_article
+from solvers.transforms import batched
+
+Made = TypeVar("Made", bound=Callable[..., Any])
+NUMBERS = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a finite number"),
+    complex: (complex, "a number"),
+}
+ALIKE: dict[type, Any] = {bytes: (bytes, bytearray, memoryview), Path: os.PathLike}
+"""What serves as well as a type."""
+PATHS = (str, os.PathLike)
+PLAIN = {bool: "True or False", str: "text", bytes: "bytes", types.NoneType: "None", Tensor: "a dense tensor with numbers"}
+
+
+def checked(made: Made) -> Made:
+    """The function or class, which raises ConfigError for an argument that its annotation excludes.
+
+    - numbers: no bool is one, and a float is finite. Numbers of numpy and tensors without axes are
+      numbers
+    - tensors: dense, with numbers, and of the dtype and shape of the annotation; sizes of one name
+      agree between arguments
+    - `Annotated[type, limits]`: also checked by `limits.check(name, value)`
+    - a sequence: whatever has a length and entries by their number, but no text
+    - lists and dictionaries: every entry, unless they are iterators
+
+    It checks nothing in `torch.compile`. For a class it checks the constructor.
+
+    beartype 0.23 and strict pydantic 2.14 both let nan, sparse and meta tensors pass and exclude
+    numpy's integers. beartype also takes True for a number, and looks at one entry of a list.
+    """
+    if isinstance(made, type):
+        constructed: Any = made
+        constructed.__init__ = _checked(constructed.__init__, made if dataclasses.is_dataclass(made) else constructed.__init__)
+        return made
+    checking: Made = _checked(made, inspect.unwrap(made))
+    return checking
+
+
+def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
+    """The function that checks its arguments against the annotations of a function or a dataclass."""
+    by_place = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    signature = inspect.signature(made)
+    places = [name for name, each in signature.parameters.items() if each.kind in by_place]
+
+    @functools.wraps(made)
+    def call(*arguments: Any, **named: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            checks, sizes = _checks(annotated)
+            try:
+                with jaxtyped("context") if sizes else NOTHING:  # in which names of sizes are bound
+                    for name, value in (*zip(places, arguments, strict=False), *named.items()):
+                        if name in checks:
+                            checks[name](name, value)
+            except ConfigError:
+                if _binds(signature, arguments, named):
+                    raise  # else Python's own error for a missing or an unknown argument comes first
+        return made(*arguments, **named)
+
+    return call
+
+
+def _binds(signature: inspect.Signature, arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True
+
+
+NOTHING = contextlib.nullcontext()
+SEVERAL = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+UNIONS = (Union, types.UnionType)
+Test = Callable[[Any], bool]
+
+
+@functools.cache
+def _checks(made: Callable[..., Any]) -> tuple[dict[str, Callable[[str, Any], None]], bool]:
+    """A check for each annotated parameter but `*args` and `**options`, and whether some name sizes."""
+    hints = typing.get_type_hints(made, include_extras=True)
+    known = {name: each for name, each in inspect.signature(made).parameters.items() if hints.get(name, Any) is not Any}
+    checks = {name: _check(hints[name]) for name, each in known.items() if each.kind not in SEVERAL}
+    return checks, any("jaxtyping" in repr(hints[name]) for name in checks)
+
+
+def _check(hint: Any) -> Callable[[str, Any], None]:
+    """The function that raises ConfigError unless a value has the annotated type and is within its
+    limits.
+    """
+    fits, members = _test(hint), typing.get_args(hint) if typing.get_origin(hint) in (*UNIONS, Literal) else (hint,)
+    limits = [each for member in members for each in getattr(member, "__metadata__", ()) if hasattr(each, "check")]
+
+    def check(name: str, value: Any) -> None:
+        if not fits(value):
+            if typing.get_origin(hint) is Literal and isinstance(value, str):
+                raise unknown(name, value, members)
+            raise ConfigError(f"{name} = {shown(value)}: give {' or '.join(_words(hint))}")
+        for each in limits:
+            if value is not None:
+                each.check(name, item(value))
+
+    return check
+
+
+@functools.cache
+def _test(hint: Any) -> Test:
+    """The function that says whether a value has the annotated type."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    kind = origin or hint
+    if origin is Annotated:
+        return _is_number(Real) if NOT_FINITE in parts else _test(parts[0])
+    if origin in UNIONS:
+        fits = functools.reduce(_either, map(_test, parts))
+        return fits if Path not in parts else lambda value: fits(value) and not (isinstance(value, PATHS) and "\0" in str(value))
+    if origin is Literal:
+        types_of = tuple({type(part) for part in parts})
+        return lambda value: isinstance(value, types_of) and value in parts
+    if hint in NUMBERS:
+        number = _is_number(NUMBERS[hint][0])
+        return number if hint is not float else lambda value: number(value) and _finite(value)
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        array: Any = hint
+        return lambda value: isinstance(value, array) and (has_numbers(value) or not isinstance(value, Tensor))
+    if kind is typing.get_origin(Callable[..., Any]):
+        return callable
+    if hint is bool:
+        return lambda value: (
+            (type(value) in (bool, int) and value in (0, 1)) or type(value).__name__ in ("bool", "bool_")
+        )  # numpy's
+    if not isinstance(kind, type) or kind in (Any, object, type) or not _can_be_checked(kind):
+        return lambda value: kind is not type or isinstance(value, type)
+    if kind is tuple and parts and parts[-1] is not ...:
+        entries = [_test(part) for part in parts]
+        return lambda value: _is_sequence(value) and len(value) == len(entries) and all(map(_holds, entries, value))
+    if issubclass(kind, Mapping) and parts:
+        key, entry = map(_test, parts)
+        return lambda value: isinstance(value, kind) and all(key(name) and entry(each) for name, each in value.items())
+    if issubclass(kind, Iterable) and parts:
+        return _several(kind, _test(parts[0]), text=str in parts)
+    if issubclass(kind, Tensor):
+        return lambda value: isinstance(value, kind) and has_numbers(value)
+    if issubclass(kind, nn.Module):
+        return lambda value: isinstance(getattr(value, "_orig_mod", value), kind)  # what torch.compile wraps
+    wanted = ALIKE.get(kind, kind)
+    return lambda value: isinstance(value, wanted)
+
+
+def _several(kind: type, entry: Test, *, text: bool) -> Test:
+    """The function that says whether a value has entries that pass a test. An iterator's are left in it."""
+
+    def fits(value: Any) -> bool:
+        if isinstance(value, (str, bytes)):
+            return text and isinstance(value, str)
+        if not (_is_sequence(value) if kind in (Sequence, tuple) else isinstance(value, kind)):
+            return False
+        try:
+            return isinstance(value, Iterator) or all(map(entry, value))
+        except TypeError:  # a tensor without axes
+            return False
+
+    return fits
+
+
+def _is_sequence(value: Any) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+
+
+def _is_number(kind: type) -> Test:
+    plain = (int,) if kind is Integral else (int, float)  # what does not wait for an abstract class
+    return lambda value: type(value) in plain or (isinstance(item(value), kind) and not isinstance(item(value), bool))
+
+
+def item(value: Any) -> Any:
+    """The number in a tensor or an array without axes, and anything else as it is."""
+    if getattr(value, "shape", None) != () or (isinstance(value, Tensor) and (batched() or not has_numbers(value))):
+        return value
+    return value.item()
+
+
+def _either(one: Test, other: Test) -> Test:
+    return lambda value: one(value) or other(value)
+
+
+def _holds(test: Test, value: Any) -> bool:
+    return test(value)
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond floats
+        return False
+
+
+def is_dense(value: object) -> bool:
+    """Whether the value is a tensor that is neither sparse, nested nor quantised."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_nested or value.is_quantized)
+
+
+def has_numbers(value: object) -> bool:
+    """Whether the value is a dense tensor that is not on the meta device."""
+    return is_dense(value) and not value.is_meta  # type: ignore[attr-defined]
+
+
+NOT_FINITE = "nan, inf and -inf too"
+AnyFloat = Annotated[float, NOT_FINITE]
+"""A number that need not be finite, such as a figure of a report."""
+
+
+class FiniteEntries:
+    """The limits of a tensor without nan and infinite entries."""
+
+    words = ""
+
+    @staticmethod
+    def check(name: str, value: Tensor | float) -> None:
+        """Raises ConfigError for an entry that is not finite."""
+        if not bool(torch.as_tensor(value).isfinite().all()):
+            raise ConfigError(f"{name} has entries that are not finite: give finite ones")
+
+
+Finite = FiniteEntries()
+"""Limits for `Annotated[Tensor, Finite]`."""
+
+
+def _can_be_checked(kind: type) -> bool:
+    protocol = getattr(kind, "_is_protocol", False)
+    return not protocol or getattr(kind, "_is_runtime_protocol", False)
+
+
+def _words(hint: Any) -> list[str]:
+    """The values that an annotation allows, in words."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return [word for each in parts[1:] if (word := getattr(each, "words", ""))] or _words(parts[0])
+    if origin in (Union, types.UnionType):
+        return list(dict.fromkeys(word for part in parts for word in _words(part)))
+    if origin is Literal:
+        return [repr(part) for part in parts]
+    if hint in NUMBERS:
+        return [NUMBERS[hint][1]]
+    if hint in PLAIN:
+        return [PLAIN[hint]]
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        array: Any = hint
+        kind = "dense tensor" if array.array_type is Tensor else "numpy array"
+        types_of = f" and a type such as {array.dtypes[-1]}" if isinstance(array.dtypes, tuple) else ""
+        return [f"a {kind} of shape ({array.dim_str}){types_of}"]
+    kind = origin or hint
+    if kind is typing.get_origin(Callable[..., Any]):
+        return ["a function"]
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return ["a dictionary"]
+    if isinstance(kind, type) and issubclass(kind, (Collection, Iterable)) and parts:
+        return ["a list" if parts[0] is Any else f"a list, each entry {' or '.join(_words(parts[0]))}"]
+    return [with_article(getattr(kind, "__name__", str(kind)))]

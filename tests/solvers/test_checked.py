@@ -1,0 +1,216 @@
+"""Arguments checked against annotations: what is right passes, what is wrong is named, and a check costs little."""
+
+import collections
+import enum
+import inspect
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from ctrans.option import Count, NotNegative
+from ctrans.training.data import share_of
+from solvers import PI, AnyFloat, Cautious, ConfigError, Finite, Segment, checked, odeint_dense, solve
+from solvers.checked import _checks
+from tests.helpers import unchecked
+
+
+class Word(str):
+    """A text of a class of its own."""
+
+
+class Name(enum.StrEnum):
+    PRE = "pre"
+
+
+@runtime_checkable
+class HasSize(Protocol):
+    size: int
+
+
+class Sized:
+    size = 3
+
+
+RIGHT = [
+    (int, [3, np.int64(3), np.uint8(3), torch.tensor(3), np.array(3), -(10**400)]),
+    (float, [3, 0.5, np.float32(0.5), np.float64(0.5), Fraction(1, 3), torch.tensor(0.5), np.array(0.5)]),
+    (AnyFloat, [math.inf, -math.inf, math.nan, np.float32(math.nan), 1]),
+    (complex, [1j, 1.0, 2]),
+    (bool, [True, np.True_, 0, 1]),
+    (str, ["x", Word("x"), Name.PRE, np.str_("x")]),
+    (bytes, [b"x", bytearray(b"x"), memoryview(b"x")]),
+    (str | Path, ["x", Path("x"), Word("x"), next(os.scandir("/"))]),
+    (Literal["pre", "post"], ["pre", Name.PRE, np.str_("post")]),
+    (Sequence[int], [[1], (1, 2), range(3), np.arange(3), torch.arange(3), collections.deque([1]), []]),
+    (Sequence[nn.Module], [nn.ModuleList([nn.Identity()]), nn.Sequential(nn.Identity())]),
+    (Iterable[int], [iter([1]), (k for k in [1]), {1}, {1: 2}.values()]),
+    (tuple[int, float], [(1, 0.5), [1, 2]]),
+    (Mapping[str, int], [{"a": 1}, collections.OrderedDict(a=1), collections.ChainMap({"a": 1}), {}]),
+    (Callable[[int], int], [abs, int, nn.Identity()]),
+    (nn.Module, [nn.Identity(), nn.ModuleList(), torch.compile(nn.Identity())]),
+    (HasSize, [Sized(), torch.nn.Parameter()]),
+    (Tensor, [torch.ones(2), nn.Parameter(torch.ones(2)), torch.ones(3, 2).t(), torch.zeros(0), torch.ones(1).expand(9)]),
+    (Annotated[Tensor, Finite], [torch.ones(2), torch.zeros(0)]),
+    (Float[Tensor, "*batch width"], [torch.ones(2), torch.ones(2, 3).double(), torch.ones(2).bfloat16()]),
+    (Count, [1, np.int32(7), torch.tensor(2), 10**9]),
+    (NotNegative, [0, 0.0, np.float32(2), torch.tensor(0.5)]),
+]
+WRONG = [
+    (
+        int,
+        [True, 2.0, "3", None, torch.tensor(2.0), torch.ones(1), np.arange(2), torch.tensor(True), torch.ones((), device="meta")],
+    ),
+    (float, [True, math.nan, math.inf, 10**400, "1", 1j, torch.tensor(math.nan), torch.tensor([0.5]), np.True_]),
+    (bool, ["yes", None, 2, 1.0]),
+    (str, [b"x", None, 3, Path("x")]),
+    (str | Path, ["a\0b", Path("a\0b"), 3, b"x"]),
+    (Literal["pre", "post"], ["peri", 3, None, ["pre"]]),
+    (Sequence[int], ["12", [1] * 99 + ["x"], {1}, iter([1]), {1: 2}, 3, torch.tensor(3), [True]]),
+    (tuple[int, float], [(1,), (1, 2, 3), ("x", 1)]),
+    (Mapping[str, int], [{1: 2}, {"a": "b"}, [("a", 1)]]),
+    (Callable[[int], int], [3, "abs", None]),
+    (nn.Module, [abs, nn.Identity, None]),
+    (HasSize, [object(), None]),
+    (
+        Tensor,
+        [np.ones(2), [1.0], torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.nested.nested_tensor([torch.ones(2)])],
+    ),
+    (Annotated[Tensor, Finite], [torch.tensor([1.0, math.inf]), torch.tensor(math.nan)]),
+    (Float[Tensor, "*batch width"], [torch.ones(2, dtype=torch.int64), torch.tensor(1.0), torch.ones(2).to_sparse()]),
+    (Count, [0, -1, 10**9 + 1, 10**5000, True, 1.5, torch.tensor(0), np.int64(-3)]),
+    (NotNegative, [-1, math.inf, math.nan, torch.tensor(-1.0)]),
+]
+
+
+def of(hint):
+    def function(value):
+        return value
+
+    function.__annotations__ = {"value": hint}
+    return checked(function)
+
+
+@pytest.mark.parametrize(("hint", "values"), RIGHT, ids=[str(hint) for hint, _ in RIGHT])
+def test_what_has_the_annotated_type_passes_unchanged(hint, values):
+    for value in values:
+        assert of(hint)(value) is value
+        assert of(hint | None)(value) is value
+    assert of(hint | None)(None) is None
+
+
+@pytest.mark.parametrize(("hint", "values"), WRONG, ids=[str(hint) for hint, _ in WRONG])
+def test_what_has_another_type_is_named_with_what_is_allowed(hint, values):
+    for value in values:
+        with pytest.raises(ConfigError, match=r"^value .*: give |^unknown value .*: .*choose one of ") as raised:
+            of(hint)(value)
+        assert len(str(raised.value)) < 400
+
+
+def test_an_iterator_is_left_as_it_is():
+    assert list(of(Iterable[int])(iter([1, 2]))) == [1, 2]
+
+
+SIZES = """
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from solvers import checked
+
+@checked
+def product(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"], *, ids: Int[Tensor, " rows"] | None = None) -> Tensor:
+    return a @ b
+
+print(tuple(product(torch.ones(2, 3), torch.ones(3, 4), ids=torch.arange(2)).shape))
+for b, rows in ((torch.ones(2, 4), 2), (torch.ones(3, 4), 3)):
+    try:
+        product(torch.ones(2, 3), b, ids=torch.arange(rows))
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_sizes_of_one_name_agree_between_arguments():
+    """In a process of its own: the run-time checks of the tests have names of sizes of their own."""
+    lines = subprocess.run([sys.executable, "-c", SIZES], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0] == "(2, 4)"
+    assert re.match(r"b = a tensor of shape \(2, 4\).*: give a dense tensor of shape \(inner columns\)", lines[1])
+    assert re.match(r"ids = a tensor of shape \(3,\).*: give a dense tensor of shape \(rows\)", lines[2])
+
+
+def test_arguments_are_named_however_they_are_given():
+    @checked
+    def function(a: int, /, b: int = 1, *rest: int, c: int = 2, **more: int) -> None: ...
+
+    function(1, 2, "not", "checked", c=3, d="nor is this")
+    for call in (lambda: function("x"), lambda: function(1, "x"), lambda: function(1, c="x"), lambda: function(1, b="x")):
+        with pytest.raises(ConfigError, match=r"^[abc] = 'x': give a whole number$"):
+            call()
+    with pytest.raises(TypeError, match="missing"):
+        function()
+    with pytest.raises(TypeError, match="multiple values"):
+        solve("x", segments=[], x0=None)
+
+
+def test_what_a_function_raises_by_itself_comes_through():
+    @checked
+    def function(a: int) -> None:
+        raise KeyError(a)
+
+    with pytest.raises(KeyError):
+        function(1)
+
+
+def test_a_function_keeps_its_name_signature_and_docstring():
+    assert solve.__name__ == "solve"
+    assert "step_control" in inspect.signature(solve).parameters
+    assert solve.__doc__.startswith("x1 = x0")
+
+
+def test_a_solve_checks_its_arguments_once(monkeypatch):
+    """Not its steps and segments: the number of checks is that of the arguments."""
+    counted = collections.Counter()
+
+    def counting(made):
+        counted[made.__qualname__] += 1
+        return _checks(made)
+
+    segments = [Segment(k, k + 1, lambda t, x: -x) for k in range(50)]
+    monkeypatch.setattr(sys.modules["solvers.checked"], "_checks", counting)
+    solve(segments, torch.ones(2), method="rk4", steps=20)
+    assert counted == {"solve": 1, "StepControl": 1}
+
+
+def test_a_solve_is_mapped_and_differentiated_as_without_checks():
+    def end(x, length=1.0):
+        return solve([Segment(0, length, lambda t, x: -x)], x, method="rk4").x1.sum()
+
+    x = torch.randn(4, 3)
+    expected = (x * 0.375).sum(1)  # 1 - h + h^2/2 - h^3/6 + h^4/24 at h = 1
+    torch.testing.assert_close(vmap(end)(x), expected)
+    torch.testing.assert_close(grad(end)(x), torch.full((4, 3), 0.375))
+
+
+def test_limits_that_may_be_infinite_or_plain_numbers():
+    assert PI(grow=math.inf).grow == Cautious(grow=math.inf).grow == math.inf
+    curve = odeint_dense(lambda t, y: -y, torch.ones(1), 0.0, torch.tensor(1.0))
+    assert float(curve(torch.tensor(1.0))) == pytest.approx(math.exp(-1), rel=1e-6)
+    assert unchecked(share_of)(np.int64(8), torch.tensor(2)) == 4
+
+
+@pytest.mark.parametrize("steps", [10**13, 10**40, 10**5000], ids=["13", "40", "5000 digits"])
+def test_more_steps_than_any_machine_takes_are_refused(steps):
+    with pytest.raises(ConfigError, match=r"steps = .*: give at most"):
+        solve([Segment(0, 1, lambda t, x: -x)], torch.ones(2), steps=steps)
