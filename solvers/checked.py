@@ -143,7 +143,7 @@ def _test(hint: Any) -> Test:
         return number if hint is not float else lambda value: number(value) and _finite(value)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         array: Any = hint
-        return lambda value: isinstance(value, array) and (has_numbers(value) or not isinstance(value, Tensor))
+        return lambda value: (not isinstance(value, Tensor) or has_numbers(value)) and isinstance(value, array)
     if kind is typing.get_origin(Callable[..., Any]):
         return callable
     if hint is bool:
@@ -185,7 +185,8 @@ def _several(kind: type, entry: Test, *, text: bool) -> Test:
 
 
 def _is_sequence(value: Any) -> bool:
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+    has_entries = hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+    return has_entries and (not isinstance(value, Tensor) or has_numbers(value)) and getattr(value, "shape", None) != ()
 
 
 def _is_number(kind: type) -> Test:
@@ -195,9 +196,9 @@ def _is_number(kind: type) -> Test:
 
 def item(value: Any) -> Any:
     """The number in a tensor or an array without axes, and anything else as it is."""
-    if getattr(value, "shape", None) != () or (isinstance(value, Tensor) and (batched() or not has_numbers(value))):
-        return value
-    return value.item()
+    if isinstance(value, Tensor) and (batched() or not has_numbers(value)):
+        return value  # a nested tensor has not even a shape
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _either(one: Test, other: Test) -> Test:

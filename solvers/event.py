@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from solvers.checked import checked
-from solvers.errors import ConfigError, SolveError
+from solvers.errors import ConfigError, SolveError, shown
 from solvers.run import Accepted, Run, Stopped, as_tensor
 from solvers.segment import Segment
 from solvers.solution import Status
@@ -55,7 +55,7 @@ class Event:
         if not callable(self.function):
             raise ConfigError(f"an event's function is {self.function!r}: give a function of time and state")
         if isinstance(self.direction, bool) or self.direction not in (-1, 0, 1):
-            raise ConfigError(f"an event's direction is {self.direction!r}: give 1 (upward), -1 (downward) or 0 (either)")
+            raise ConfigError(f"an event's direction is {shown(self.direction)}: give 1 (upward), -1 (downward) or 0 (either)")
 
     def value(self, t: Tensor, x: Tensor) -> Tensor:
         """g(t, x) as a 0-dimensional tensor, with t in the type that fields get. Raises ConfigError

@@ -27,6 +27,7 @@ from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.shapes import UnbatchedRows
 from ctrans.control.tangent import LinearSpace
 from ctrans.norm import NORMS, Norm
+from ctrans.option import Count, Seed
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import look_up
@@ -142,8 +143,8 @@ def certify(
     features: Float[Tensor, "tokens features"] | None = None,
     norm: Norm | str | None = None,
     state: UnbatchedRows | None = None,
-    pairs: int = PAIRS,
-    seed: int = 0,
+    pairs: Count = PAIRS,
+    seed: Seed = 0,
 ) -> Certificate:
     """Evidence for an admissible set's verdict at the costate P: H and its maximiser, compared with
     ascents and growth.

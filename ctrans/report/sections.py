@@ -275,7 +275,7 @@ def decoded(value: Any) -> Any:
 @checked
 def finite(values: Sequence[AnyFloat | None] | None) -> list[float]:
     """The values that are finite numbers."""
-    return [value for value in values or [] if value is not None and math.isfinite(value)]
+    return [value for value in (() if values is None else values) if value is not None and math.isfinite(value)]
 
 
 @checked
@@ -296,7 +296,7 @@ def cell(value: Any, mark: Mark = "") -> Cell:
         return Cell("yes" if value else "no", float(value), mark)
     if isinstance(value, (int, float)):
         return Cell(digits(value), None if math.isnan(value) else float(value), mark)
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value):
         return Cell("–", None, mark)
     if isinstance(value, (list, tuple)):
         return Cell(", ".join(cell(each).text for each in value), None, mark)

@@ -79,7 +79,7 @@ WRONG = [
     (str | Path, ["a\0b", Path("a\0b"), 3, b"x"]),
     (Literal["pre", "post"], ["peri", 3, None, ["pre"]]),
     (Sequence[int], ["12", [1] * 99 + ["x"], {1}, iter([1]), {1: 2}, 3, torch.tensor(3), [True]]),
-    (tuple[int, float], [(1,), (1, 2, 3), ("x", 1)]),
+    (tuple[int, float], [torch.tensor(1.0), np.array(1.0), torch.ones(2).to_sparse(), (1,), (1, 2, 3), ("x", 1)]),
     (Mapping[str, int], [{1: 2}, {"a": "b"}, [("a", 1)]]),
     (Callable[[int], int], [3, "abs", None]),
     (nn.Module, [abs, nn.Identity, None]),
@@ -117,6 +117,12 @@ def test_what_has_another_type_is_named_with_what_is_allowed(hint, values):
         with pytest.raises(ConfigError, match=r"^value .*: give |^unknown value .*: .*choose one of ") as raised:
             of(hint)(value)
         assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("hint", [hint for hint, _ in WRONG if hint is not HasSize], ids=str)
+def test_a_nested_tensor_is_named_for_every_type(hint):
+    with pytest.raises(ConfigError, match=r"^value = a tensor of shape \? .* that is not dense: give "):
+        of(hint)(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
 
 def test_an_iterator_is_left_as_it_is():

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ctrans.as_found import leaving_as_found
 from ctrans.findings import Finding
+from ctrans.option import Seed
 from ctrans.stability.diagnosis.diagnose import Diagnosis, lane_of_attempts
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
@@ -93,7 +94,7 @@ def screen(
     effort: str | Effort = "full",
     *,
     other: Tensor | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     trained: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Screening:
