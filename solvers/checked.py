@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 import torch
 from jaxtyping import AbstractArray, jaxtyped
@@ -231,10 +231,11 @@ AnyFloat = Annotated[float, NOT_FINITE]
 """A number that need not be finite, such as a figure of a report."""
 
 
+@dataclasses.dataclass(frozen=True)
 class FiniteEntries:
     """The limits of a tensor without nan and infinite entries."""
 
-    words = ""
+    words: ClassVar[str] = ""
 
     @staticmethod
     def check(name: str, value: Tensor | float) -> None:
