@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.option import LARGEST, SMALLEST, Range
+from ctrans.option import SMALLEST, WEIGHT, Range
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
@@ -230,7 +230,7 @@ def spread(count: int, wanted: int) -> list[int]:
 def check_dt(dt: float) -> float:
     """dt as a float. Raises ConfigError unless it is positive and finite."""
     given = float(dt) if isinstance(dt, Fraction) else dt
-    Range(SMALLEST, LARGEST, "a positive finite residual scale, such as 1 or 0.1").check("dt", given)
+    Range(SMALLEST, WEIGHT.high, "a positive residual scale of at most 1e37, such as 1 or 0.1").check("dt", given)
     return float(dt)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from solvers.capture import Captured, untraced, without_graph
 from solvers.chain import Arrival, Backward, Chain
 from solvers.checked import checked
-from solvers.errors import ConfigError, SolveError, check_positive
+from solvers.errors import ConfigError, SolveError, check_positive, shown
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method
 from solvers.run import Run
@@ -78,7 +78,7 @@ class Adjoint(Gradient):
             if getattr(self, name) is not None:
                 check_positive(f"the adjoint's {name}", getattr(self, name))
         if self.method is not None and not isinstance(self.method, Method):
-            raise ConfigError(f"method = {self.method!r} of the adjoint: give a method, as METHODS['rk4'], or None")
+            raise ConfigError(f"method = {shown(self.method)} of the adjoint: give a method, as METHODS['rk4'], or None")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for implicit methods, and for segments that project the state after

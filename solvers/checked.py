@@ -30,10 +30,17 @@ NUMBERS = {
     float: (Real, "a finite number"),
     complex: (complex, "a number"),
 }
-ALIKE: dict[type, Any] = {bytes: (bytes, bytearray, memoryview), Path: os.PathLike}
-"""What serves as well as a type."""
+BYTES = (bytes, bytearray, memoryview)
+"""What serves as bytes."""
 PATHS = (str, os.PathLike)
-PLAIN = {bool: "True or False", str: "text", bytes: "bytes", types.NoneType: "None", Tensor: "a dense tensor with numbers"}
+PLAIN = {
+    bool: "True or False",
+    str: "text",
+    bytes: "bytes",
+    types.NoneType: "None",
+    Tensor: "a dense tensor with numbers",
+    Path: "a path whose names have at most 255 bytes",
+}
 
 
 def checked(made: Made) -> Made:
@@ -76,17 +83,18 @@ def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
                         if name in checks:
                             checks[name](name, value)
             except ConfigError:
-                if _binds(signature, arguments, named):
+                if binds(made, *arguments, **named):
                     raise  # else Python's own error for a missing or an unknown argument comes first
         return made(*arguments, **named)
 
     return call
 
 
-def _binds(signature: inspect.Signature, arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:
+def binds(made: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+    """Whether the function has such arguments."""
     try:
-        signature.bind(*arguments, **named)
-    except TypeError:
+        inspect.signature(made).bind(*arguments, **named)
+    except (TypeError, ValueError):  # ValueError: some built-in functions have no signature
         return False
     return True
 
@@ -131,16 +139,15 @@ def _test(hint: Any) -> Test:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     kind = origin or hint
     if origin is Annotated:
-        return _is_number(Real) if NOT_FINITE in parts else _test(parts[0])
+        return _is_number(Real, _is_float) if NOT_FINITE in parts else _test(parts[0])
     if origin in UNIONS:
         fits = functools.reduce(_either, map(_test, parts))
-        return fits if Path not in parts else lambda value: fits(value) and not (isinstance(value, PATHS) and "\0" in str(value))
+        return fits if Path not in parts else lambda value: fits(value) and (not isinstance(value, PATHS) or _is_path(value))
     if origin is Literal:
         types_of = tuple({type(part) for part in parts})
         return lambda value: isinstance(value, types_of) and value in parts
     if hint in NUMBERS:
-        number = _is_number(NUMBERS[hint][0])
-        return number if hint is not float else lambda value: number(value) and _finite(value)
+        return _is_number(NUMBERS[hint][0], math.isfinite if hint is float else _any)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         array: Any = hint
         return lambda value: (not isinstance(value, Tensor) or has_numbers(value)) and isinstance(value, array)
@@ -159,12 +166,15 @@ def _test(hint: Any) -> Test:
         key, entry = map(_test, parts)
         return lambda value: isinstance(value, kind) and all(key(name) and entry(each) for name, each in value.items())
     if issubclass(kind, Iterable) and parts:
-        return _several(kind, _test(parts[0]), text=str in parts)
+        several = _several(kind, _test(parts[0]), text=str in parts)
+        return several if Tensor not in parts else lambda value: not isinstance(value, Tensor) and several(value)
     if issubclass(kind, Tensor):
         return lambda value: isinstance(value, kind) and has_numbers(value)
     if issubclass(kind, nn.Module):
         return lambda value: isinstance(getattr(value, "_orig_mod", value), kind)  # what torch.compile wraps
-    wanted = ALIKE.get(kind, kind)
+    if kind is Path:
+        return lambda value: isinstance(value, os.PathLike) and _is_path(value)
+    wanted = BYTES if kind is bytes else kind
     return lambda value: isinstance(value, wanted)
 
 
@@ -189,9 +199,18 @@ def _is_sequence(value: Any) -> bool:
     return has_entries and (not isinstance(value, Tensor) or has_numbers(value)) and getattr(value, "shape", None) != ()
 
 
-def _is_number(kind: type) -> Test:
+def _is_number(kind: type, limits: Test) -> Test:
     plain = (int,) if kind is Integral else (int, float)  # what does not wait for an abstract class
-    return lambda value: type(value) in plain or (isinstance(item(value), kind) and not isinstance(item(value), bool))
+
+    def is_one(value: Any) -> bool:
+        number = value if type(value) in plain else item(value)
+        try:
+            fits = type(number) in plain or (isinstance(number, kind) and not isinstance(number, bool))
+            return fits and limits(number)
+        except OverflowError:  # an integer beyond floats
+            return False
+
+    return is_one
 
 
 def item(value: Any) -> Any:
@@ -209,11 +228,22 @@ def _holds(test: Test, value: Any) -> bool:
     return test(value)
 
 
-def _finite(value: Any) -> bool:
+def _any(value: Any) -> bool:
+    return True
+
+
+def _is_float(value: Any) -> bool:
+    float(value)  # raises OverflowError
+    return True
+
+
+def _is_path(value: Any) -> bool:
+    """Whether a file system can have it."""
     try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond floats
+        names = os.fsencode(value)
+    except UnicodeEncodeError:
         return False
+    return b"\0" not in names and len(names) < 4096 and all(len(name) <= 255 for name in names.split(b"/"))
 
 
 def is_dense(value: object) -> bool:

@@ -14,7 +14,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 from solvers.checked import AnyFloat, checked
-from solvers.errors import ConfigError
+from solvers.errors import ConfigError, shown
 
 STRETCH = 1.08
 """How much a step may exceed the proposal to reach a segment's end. The safety factors leave room
@@ -58,7 +58,7 @@ class _ByFactors:
             inside = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
             useless = (value == 0 and name in NOT_ZERO) or (value == 1 and name in NOT_ONE)
             if not inside or useless:
-                raise ConfigError(f"{type(self).__name__} has {name} = {value!r}: give a number between {low} and {high}")
+                raise ConfigError(f"{type(self).__name__} has {name} = {shown(value)}: give a number between {low} and {high}")
 
 
 LIMITS: dict[str, tuple[float, float]] = dict.fromkeys(("safety", "retry", "damping", "shrink", "beta", "d"), (0, 1))

@@ -13,7 +13,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from solvers.errors import ConfigError
+from solvers.errors import ConfigError, shown
 from solvers.march import Gradient
 from solvers.method import Method
 from solvers.run import Accepted
@@ -32,7 +32,7 @@ def check_times(times: Times, segments: Sequence[Segment], method: Method, gradi
     """
     given = times.detach().tolist() if isinstance(times, Tensor) and times.dim() == 1 else times
     if not isinstance(given, Sequence) or not all(isinstance(t, Real) and math.isfinite(t) for t in given) or not given:
-        raise ConfigError(f"times = {times!r}: give a list of finite numbers, or a tensor of one axis")
+        raise ConfigError(f"times = {shown(times)}: give a list of finite numbers, or a tensor of one axis")
     start, end = segments[0].start, segments[-1].end
     sign = check_one_way(segments)
     if any(sign * (b - a) <= 0 for a, b in pairwise(given)):

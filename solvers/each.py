@@ -21,7 +21,7 @@ from solvers.attempts import Attempts
 from solvers.checked import checked
 from solvers.controller import StepSize
 from solvers.deprecated import with_old_keywords
-from solvers.errors import ConfigError, SolveError
+from solvers.errors import ConfigError, SolveError, shown
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_state
@@ -95,7 +95,7 @@ def solve_each(
     control = with_old_keywords("solve_each", step_control or StepControl(), old).with_tolerances(rtol, atol)
     for name, tolerance in (("rtol", control.rtol), ("atol", control.atol)):
         if tolerance is not None and not isinstance(tolerance, Real):
-            raise ConfigError(f"{name} = {tolerance!r}: give one number, for all entries of a row")
+            raise ConfigError(f"{name} = {shown(tolerance)}: give one number, for all entries of a row")
     limits = control.limits(chosen, method, x0)
     if x0.dim() == 0 or any(segment.learned for segment in segments) or batched() or in_forward_mode():
         raise ConfigError(

@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from solvers.errors import ConfigError, look_up
+from solvers.errors import ConfigError, look_up, shown
 
 Norm = Callable[[Tensor], Tensor]
 """Maps a tensor of scaled errors to a number. The tensor has the state's shape. In the adjoint's
@@ -51,5 +51,5 @@ def get_norm(norm: str | Norm) -> Norm:
     if callable(norm):
         return norm
     if not isinstance(norm, str):
-        raise ConfigError(f"norm = {norm!r}: give a function of a tensor, or one of {', '.join(sorted(ERROR_NORMS))}")
+        raise ConfigError(f"norm = {shown(norm)}: give a function of a tensor, or one of {', '.join(sorted(ERROR_NORMS))}")
     return look_up("norm", norm, ERROR_NORMS)

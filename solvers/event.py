@@ -53,7 +53,7 @@ class Event:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise ConfigError(f"an event's function is {self.function!r}: give a function of time and state")
+            raise ConfigError(f"an event's function is {shown(self.function)}: give a function of time and state")
         if isinstance(self.direction, bool) or self.direction not in (-1, 0, 1):
             raise ConfigError(f"an event's direction is {shown(self.direction)}: give 1 (upward), -1 (downward) or 0 (either)")
 

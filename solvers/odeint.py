@@ -17,7 +17,7 @@ from torch import Tensor
 from solvers.checked import checked
 from solvers.controller import PI
 from solvers.error_norm import rms
-from solvers.errors import ConfigError, SolveError, check_positive, look_up, unknown
+from solvers.errors import ConfigError, SolveError, check_positive, look_up, shown, unknown
 from solvers.event import Event
 from solvers.gradients import get_gradient
 from solvers.march import Gradient
@@ -100,13 +100,13 @@ def odeint(
     """
     _check_times(t)
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
-        raise ConfigError(f"event_fn = {event_fn!r} with {len(t)} times: give a function of t and y, and two times")
+        raise ConfigError(f"event_fn = {shown(event_fn)} with {len(t)} times: give a function of t and y, and two times")
     if method in NAMES and method not in ITS_METHODS:
         calls = {"backprop": torchdiffeq.odeint, "adjoint": torchdiffeq.odeint_adjoint}
         call = calls.get(gradient) if isinstance(gradient, str) else None
         if call is None:
             raise ConfigError(
-                f"method {method!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {gradient!r}"
+                f"method {method!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {shown(gradient)}"
             )
         return their_result(call, func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn)
     chosen = ITS_METHODS.get("dopri5" if method is None else method)
@@ -325,7 +325,7 @@ def _by_entry(name: str, given: Tolerance, y0: Tensor, tree: Tree | None) -> flo
         given = tuple(given)
     _, whole = spread(name, given, y0, tree)
     if isinstance(whole, bool) or not isinstance(whole, (int, float, Tensor)):
-        raise ConfigError(f"{name} = {whole!r}: give a positive number, or a tensor of them that broadcasts with y0")
+        raise ConfigError(f"{name} = {shown(whole)}: give a positive number, or a tensor of them that broadcasts with y0")
     return whole
 
 

@@ -4,7 +4,7 @@ package's `odeint`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from solvers.adjoint import Adjoint
-from solvers.checked import checked
-from solvers.errors import ConfigError, look_up
+from solvers.checked import binds, checked
+from solvers.errors import ConfigError, look_up, shown
 from solvers.methods import METHODS
 from solvers.odeint import ALL_METHODS, ITS_METHODS, Func, Problem, odeint, their_result
 from solvers.step_control import Tolerance
@@ -36,7 +36,7 @@ def odeint_adjoint(
     adjoint_atol: float | None = None,
     adjoint_method: str | None = None,
     adjoint_options: Mapping[str, Any] | None = None,
-    adjoint_params: Sequence[Tensor] | None = None,
+    adjoint_params: Iterable[Tensor] | None = None,
 ) -> Any:
     """`odeint` with the gradient of the adjoint ODE. The backward solve may have its own tolerances
     and method.
@@ -51,6 +51,8 @@ def odeint_adjoint(
     - `adjoint_params`: accepted but not needed, since all tensors that func depends on get
       gradients. So func may be any function
     """
+    if adjoint_params is not None:
+        adjoint_params = tuple(adjoint_params)  # an iterator's, too
     if method in NAMES and method not in ITS_METHODS:
         own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
         request = {"rtol": rtol, "atol": atol, "method": method, "options": options, "event_fn": event_fn, **own}
@@ -60,7 +62,7 @@ def odeint_adjoint(
         allowed = (None, "seminorm") if name == "norm" else (same.get(name),)
         if not any(value is one or (isinstance(value, (str, int, float)) and value == one) for one in allowed):
             raise ConfigError(
-                f"adjoint_options has {name} = {value!r}: the backward solve uses those of the forward solve, and norm 'seminorm': "
+                f"adjoint_options has {name} = {shown(value)}: the backward solve uses those of the forward solve, and norm 'seminorm': "
                 "leave it out"
             )
     if not all(isinstance(parameter, Tensor) for parameter in adjoint_params or ()):
@@ -84,8 +86,12 @@ def odeint_event(
     """(event_t, states at t0 and there), as `torchdiffeq.odeint_event`. `odeint_interface` may be
     `odeint_adjoint`. See `odeint`.
     """
-    if not isinstance(t0, Tensor) or t0.dim() != 0:
-        raise ConfigError(f"t0 is {t0!r}: give a tensor without axes")
+    if t0.dim() != 0:
+        raise ConfigError(f"t0 is {shown(t0)}: give a tensor without axes")
+    if not binds(getattr(odeint_interface, "forward", odeint_interface), func, y0, t0, event_fn=event_fn):
+        raise ConfigError(
+            f"odeint_interface = {shown(odeint_interface)} does not take the arguments of odeint: give odeint or odeint_adjoint"
+        )
     t = torch.stack([t0, t0.detach() + (-1 if reverse_time else 1)])
     return odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
 

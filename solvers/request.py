@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from solvers.errors import ConfigError
+from solvers.errors import ConfigError, shown
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.step_control import StepControl, check_whole
@@ -55,4 +55,4 @@ def check_solver(
 def check_callable(what: str, given: object) -> None:
     """Raises ConfigError unless `given` is callable or None."""
     if given is not None and not callable(given):
-        raise ConfigError(f"{what} = {given!r}: give a function, or None")
+        raise ConfigError(f"{what} = {shown(given)}: give a function, or None")

@@ -15,7 +15,7 @@ from torch import Tensor
 from solvers.capture import untraced, without_graph
 from solvers.chain import Arrival, Backward, Chain
 from solvers.checked import checked
-from solvers.errors import ConfigError, SolveError
+from solvers.errors import ConfigError, SolveError, shown
 from solvers.march import Gradient, Progress, march
 from solvers.method import HasReversibleForm, Method, ReversibleForm
 from solvers.run import Run, Step, dtype_name
@@ -56,7 +56,7 @@ class Reversible(Gradient):
 
     def __post_init__(self) -> None:
         if isinstance(self.coupling, bool) or not isinstance(self.coupling, (int, float)) or not 0 < self.coupling <= 1:
-            raise ConfigError(f"coupling = {self.coupling!r}: give a number above 0 and at most 1, such as {COUPLING}")
+            raise ConfigError(f"coupling = {shown(self.coupling)}: give a number above 0 and at most 1, such as {COUPLING}")
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for methods of other packages, and for segments that project the

@@ -14,7 +14,7 @@ from torch import Tensor
 from solvers.attempts import Attempts
 from solvers.checked import checked
 from solvers.controller import CONTROLLERS, Controller, StepSize
-from solvers.errors import ConfigError
+from solvers.errors import ConfigError, shown
 from solvers.implicit import NotSolved, implicit_stage
 from solvers.method import BOUNDED, FIXED
 from solvers.reversible_scheme import Finish, ReversibleScheme
@@ -51,7 +51,7 @@ class RungeKutta:
                 "a method without embedded weights cannot estimate its error: give the tableau embedded weights, or adaptive=False"
             )
         if not isinstance(self.controller, Controller) or isinstance(self.controller, type):
-            raise ConfigError(f"controller = {self.controller!r}: give a rule such as PI(safety=0.9) or Cautious()")
+            raise ConfigError(f"controller = {shown(self.controller)}: give a rule such as PI(safety=0.9) or Cautious()")
         object.__setattr__(self, "used", max(i for i, b in enumerate(self.tableau.b) if b) + 1)
 
     @property

@@ -12,7 +12,8 @@ from numbers import Rational, Real
 
 from torch import Tensor
 
-from solvers.errors import ConfigError
+from solvers.checked import has_numbers
+from solvers.errors import ConfigError, shown
 from solvers.learned_time import Clock, with_learned_times
 
 Field = Callable[[Tensor, Tensor], Tensor]
@@ -61,7 +62,7 @@ class Segment:
             given = getattr(self, name)
             if not callable(given) and (given is not None or name == "field"):
                 raise ConfigError(
-                    f"a segment's {name} is {given!r}: give a function" + (" of time and state" * (name == "field"))
+                    f"a segment's {name} is {shown(given)}: give a function" + (" of time and state" * (name == "field"))
                 )
         if t0 == t1:
             raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
@@ -139,12 +140,12 @@ def check_segments(segments: Sequence[Segment]) -> None:
 
 def _exact(name: str, time: object) -> Fraction:
     try:
-        if isinstance(time, Tensor):
-            time = time.detach().item() if time.dim() == 0 else f"a tensor of shape {tuple(time.shape)}"
+        if has_numbers(time) and time.dim() == 0:
+            time = time.detach().item()
         if not isinstance(time, (Real, Decimal)) or isinstance(time, bool):
             raise TypeError
         exact = Fraction(time if isinstance(time, Rational) else float(time))
         float(exact)
         return exact
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"segment time {name} = {time!r} is not a finite number") from None
+        raise ConfigError(f"segment time {name} = {shown(time)} is not a finite number") from None

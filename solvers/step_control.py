@@ -169,8 +169,8 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
     except (RuntimeError, TypeError, ValueError):
         state = f"shape {tuple(x.shape)}" if tree is None else f"{len(tree.shapes)} tensors"
         raise ConfigError(
-            f"{name} = {given!r} does not fit a state of {state}: give one number, a tensor that broadcasts with it, or one of both for "
-            "each of its tensors"
+            f"{name} = {shown(given)} does not fit a state of {state}: give one number, a tensor that broadcasts with it, or one of both "
+            "for each of its tensors"
         ) from None
     if whole.requires_grad:
         raise ConfigError(f"{name} requires a gradient, which a tolerance does not have: give {name}.detach()")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from solvers.errors import ConfigError, check_positive
+from solvers.errors import ConfigError, check_positive, shown
 from solvers.event import Event, Events, moved
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method
@@ -31,7 +31,7 @@ def check_stops(
     """
     events = (events,) if isinstance(events, Event) else events
     if not isinstance(events, Sequence) or not all(isinstance(event, Event) for event in events):
-        raise ConfigError(f"events = {events!r}: give an Event(function of t and x), or a list of them")
+        raise ConfigError(f"events = {shown(events)}: give an Event(function of t and x), or a list of them")
     if steady is not None:
         check_positive("steady", steady, "a positive finite number, the norm of dx/dt at which to stop")
     check_callable("on_step", on_step)

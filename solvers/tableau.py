@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from solvers.checked import checked
-from solvers.errors import ConfigError
+from solvers.checked import checked, item
+from solvers.errors import ConfigError, shown
 
 TOLERANCE = 1e-13
 """The largest error of a condition: coefficients are published to 16 digits."""
@@ -235,11 +235,10 @@ def tableau(
     """
 
     def floats(values: Sequence[Coefficient]) -> tuple[float, ...]:
-        return tuple(float(Fraction(value)) for value in values)
+        return tuple(float(_exact(value)) for value in values)
 
-    def node(row: Sequence[Coefficient]) -> float:
-        # rounded to 15 digits: decimals whose sum misses 1 in the last place still give exactly 1
-        return round(float(sum((Fraction(value) for value in row), Fraction(0))), 15)
+    def node(row: Sequence[Coefficient]) -> float:  # 15 digits: decimals whose sum misses 1 in the last place give 1
+        return round(float(sum(map(_exact, row), Fraction(0))), 15)
 
     return Tableau(
         order,
@@ -251,10 +250,19 @@ def tableau(
         tuple(map(floats, dense)),
         None if coarse is None else floats(coarse),
         coarse_order,
-        float(Fraction(gamma)),
+        float(_exact(gamma)),
         tuple(map(floats, inner)),
         tuple(map(node, inner)),
     )
+
+
+def _exact(coefficient: Coefficient) -> Fraction:
+    try:
+        exact = Fraction(item(coefficient))
+        float(exact)
+        return exact
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise ConfigError(f"the coefficient {shown(coefficient)} is no finite number: give one, or a fraction as '1/3'") from None
 
 
 def rows(text: str) -> list[list[str]]:
@@ -288,10 +296,7 @@ def density(tree: RootedTree) -> int:
     """gamma(tree) = (number of nodes) * product of the densities of its branches. The order
     condition is sum b phi = 1/gamma.
     """
-    product = _nodes(tree)
-    for branch in tree:
-        product *= density(branch)
-    return product
+    return _nodes(tree) * math.prod(map(density, tree))
 
 
 def _nodes(tree: RootedTree) -> int:

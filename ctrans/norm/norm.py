@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ctrans.option import COUNT, LARGEST, Range
+from ctrans.option import COUNT, WEIGHT, Range
 from solvers import ConfigError
 from solvers.deprecated import adopt_old_members, old_member
 
@@ -312,11 +312,11 @@ def row_length(x: Float[Tensor, "*batch width"], *, keepdim: bool = False) -> Fl
 
 
 def check_norm(width: int, eps: float) -> tuple[int, float]:
-    """Width and eps. Raises ConfigError unless the width is at least 1 and eps is finite and at
-    least 0.
+    """Width and eps. Raises ConfigError unless the width is at least 1 and eps is between 0
+    and 1e37: beyond float32 it would make all rows zero.
     """
     COUNT.check("width", width, whole=True)
-    Range(0, LARGEST, "a finite number of at least 0, such as 1e-5").check("eps", eps)
+    Range(0, WEIGHT.high, "a number from 0 to 1e37, such as 1e-5").check("eps", eps)
     return width, float(eps)
 
 

@@ -30,6 +30,8 @@ PLACES, LENGTH = 1024, 1024
 """The fingerprint of a split hashes `PLACES` stretches of `LENGTH` tokens: all of it up to a
 million tokens.
 """
+MOST_IDS = 1 << 24
+"""Token ids are below this number. The largest vocabularies have some 10^6."""
 COUNTED = 1 << 22
 """The largest number of tokens of each split, from its start, whose frequencies are counted."""
 TRAIN, VALIDATION = "train.bin", "val.bin"
@@ -42,7 +44,8 @@ Index = Annotated[int, Range(0, COUNT.high)]
 class Data:
     """A training and a validation split, and sequences of `context` tokens drawn from them.
 
-    Raises ConfigError if a split is shorter than a sequence and its targets.
+    Raises ConfigError if a split is shorter than a sequence and its targets, or has an id below 0
+    or from `MOST_IDS`.
     """
 
     train: Tokens
@@ -57,6 +60,9 @@ class Data:
                     f"{self.name} has {len(tokens)} tokens for {what} and a sequence needs {self.context + 1}: "
                     "lower context, or give more text"
                 )
+            limits = np.iinfo(tokens.dtype)
+            if limits.min < 0 or limits.max >= MOST_IDS:
+                self.check_vocabulary(MOST_IDS)
 
     @property
     def _splits(self) -> dict[str, Tokens]:
@@ -103,9 +109,10 @@ class Data:
                 if lowest < 0:
                     raise ConfigError(f"{self.name} has token {lowest} in its {what} tokens: give ids from 0")
                 if highest >= size:
+                    fix = f"--vocab-size {highest + 1} or more, or other data" if highest < MOST_IDS else f"ids below {MOST_IDS}"
                     raise ConfigError(
                         f"{self.name} has token {highest} in its {what} tokens {start} to {min(start + PIECE, len(tokens)) - 1} "
-                        f"and the vocabulary ends at {size - 1}: give --vocab-size {highest + 1} or more, or other data"
+                        f"and the vocabulary ends at {size - 1}: give {fix}"
                     )
 
     def fingerprint(self) -> str:

@@ -4,6 +4,7 @@ head(X_T), and a loss.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -106,16 +107,24 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
         raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64")
     if targets.device != tokens.device:
         raise ConfigError(f"the targets are on {targets.device} and the tokens on {tokens.device}: move one to the other")
+    if targets.device.type != "cpu":
+        return  # the checks of entries would wait for the device
     if not (targets != -1).any():
         raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
+    most = getattr(getattr(model, "config", None), "vocab_size", math.inf)
+    if int(targets.min()) < -1 or int(targets.max()) >= most:
+        span = f"targets run from {int(targets.min())} to {int(targets.max())}"
+        raise ConfigError(
+            f"{span}: give token ids, which start at 0{f' and end at {most - 1}' if most < math.inf else ''}, or -1"
+        )
 
 
 def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
-    """Why these tokens and targets have no loss under this model, tested by its head at X_0; None
-    if they have one.
+    """Why this model has no loss for targets of this shape, tested by its head at X_0; None if it
+    has one. Raises ConfigError for wrong targets (`check_targets`).
     """
+    check_targets(model, tokens, targets)
     try:
-        check_targets(model, tokens, targets)
         with torch.no_grad():
             terminal_loss(model, model.embed(tokens), targets)
     except ConfigError as error:

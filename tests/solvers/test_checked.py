@@ -2,6 +2,7 @@
 
 import collections
 import enum
+import functools
 import inspect
 import math
 import os
@@ -20,9 +21,25 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+import ctrans
 from ctrans.option import Count, NotNegative
+from ctrans.report.sections import percent
 from ctrans.training.data import share_of
-from solvers import PI, AnyFloat, Cautious, ConfigError, Finite, Segment, checked, odeint_dense, solve
+from solvers import (
+    PI,
+    AnyFloat,
+    Cautious,
+    ConfigError,
+    Finite,
+    Segment,
+    checked,
+    odeint,
+    odeint_adjoint,
+    odeint_dense,
+    odeint_event,
+    solve,
+    tableau,
+)
 from solvers.checked import _checks
 from tests.helpers import unchecked
 
@@ -220,3 +237,48 @@ def test_limits_that_may_be_infinite_or_plain_numbers():
 def test_more_steps_than_any_machine_takes_are_refused(steps):
     with pytest.raises(ConfigError, match=r"steps = .*: give at most"):
         solve([Segment(0, 1, lambda t, x: -x)], torch.ones(2), steps=steps)
+
+
+HUGE = 10**5000  # Python prints no more than 4,300 digits
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Segment(HUGE, 1, lambda t, x: -x), "t0 = a number of 5001 digits"),
+        (lambda: Segment(0, torch.nested.nested_tensor([torch.ones(2)]), lambda t, x: -x), r"t1 = a tensor of shape \?"),
+        (lambda: tableau(1, [[]], [1], gamma=HUGE), "the coefficient a number of 5001 digits"),
+        (lambda: tableau(1, [[]], ["one"]), "the coefficient 'one'"),
+        (lambda: tableau(1, [[]], ["1/0"]), "the coefficient '1/0'"),
+        (lambda: percent(HUGE), "value = a number of 5001 digits"),
+        (lambda: ctrans.resume("n" * 300), "at most 255 bytes"),
+        (lambda: ctrans.resume(Path("a", "n" * 300, "b")), "at most 255 bytes"),
+        (lambda: ctrans.resume("/".join(["name"] * 1000)), "at most 255 bytes"),
+    ],
+    ids=["time", "nested time", "gamma", "word", "quotient", "share", "name", "name in a path", "path"],
+)
+def test_what_neither_python_nor_the_system_can_hold_is_named(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_parameters_of_an_adjoint_come_in_any_order_of_things_but_not_as_one_tensor():
+    rate = torch.tensor(2.0, requires_grad=True)
+    t, y0 = torch.linspace(0, 1, 2), torch.ones(1)
+    for params in ((rate,), iter([rate]), {"rate": rate}.values(), ()):
+        (end,) = odeint_adjoint(lambda t, y: -rate * y, y0, t, adjoint_params=params)[1]
+        (found,) = torch.autograd.grad(end, rate)
+        assert float(found) == pytest.approx(-math.exp(-2), rel=1e-5)
+    for method in (None, "dopri8"):  # rows of a tensor have no gradient of the whole
+        with pytest.raises(ConfigError, match=r"adjoint_params = a tensor of shape \(3, 8\)"):
+            odeint_adjoint(lambda t, y: -y, y0, t, method=method, adjoint_params=torch.ones(3, 8))
+
+
+def test_an_event_is_solved_by_whatever_takes_the_arguments_of_odeint():
+    func, event, y0, t0 = lambda t, y: -y, lambda t, y: y - 0.5, torch.ones(1), torch.tensor(0.0)
+    for interface in (odeint, functools.partial(odeint, rtol=1e-9), lambda *given, **named: odeint(*given, **named)):
+        time, _ = odeint_event(func, y0, t0, event_fn=event, odeint_interface=interface)
+        assert float(time) == pytest.approx(math.log(2), rel=1e-5)
+    for interface in (print, torch.nn.Linear(2, 2)):
+        with pytest.raises(ConfigError, match="does not take the arguments of odeint"):
+            odeint_event(func, y0, t0, event_fn=event, odeint_interface=interface)

@@ -1,5 +1,7 @@
 """Data: batches as functions of the step, an honest split, and files that are not what they should be."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrans.training import data
-from ctrans.training.data import from_bin, from_text
+from ctrans.training.data import Data, from_bin, from_text
 from solvers import ConfigError
 
 
@@ -129,3 +131,14 @@ def test_the_fingerprint_sees_every_token_of_a_text_of_usual_size(place):
     text = bytearray(200_000)
     text[place] = 1
     assert from_text(bytes(text), 4).fingerprint() != BLANK
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**24, 2**40])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_ids_that_no_vocabulary_has_are_refused_before_they_are_counted(split, wrong):
+    splits = {"train": np.arange(99) % 7, "validation": np.arange(99) % 7}
+    splits[split] = np.append(splits[split], wrong)
+    with pytest.raises(ConfigError, match=rf"token {wrong} in its \w+ tokens.*give ids"):
+        Data(**splits, context=8, name="x")
+    splits[split][-1] = 2**24 - 1
+    assert all(math.isfinite(loss) for loss in Data(**splits, context=8, name="x").floors().values())

@@ -414,3 +414,22 @@ def test_a_quiet_sublayer_makes_no_loud_one_of_its_neighbour_at_an_end():
     findings = {finding.check: finding for finding in diagnose(model, *text()).findings}
     assert "sublayer output too large" not in findings
     assert {reading.segment for reading in findings["sublayer output too small"].readings} == {2, 3}
+
+
+WRONG_TARGETS = {
+    "fewer": lambda y: y[:, 1:],
+    "flat": lambda y: y.flatten(),
+    "negative": lambda y: y - 99,
+    "none": lambda y: y * 0 - 1,
+    "beyond the vocabulary": lambda y: y + 99,
+    "floats": lambda y: y.float(),
+    "a list": lambda y: y.tolist(),
+    "meta": lambda y: y.to("meta"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TARGETS)
+def test_wrong_targets_are_an_error_and_not_a_missing_loss(name):
+    tokens, targets = text()
+    with pytest.raises(ConfigError, match="target"):
+        diagnose(healthy(), tokens, WRONG_TARGETS[name](targets))
