@@ -138,6 +138,8 @@ def _test(hint: Any) -> Test:
     """The function that says whether a value has the annotated type."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     kind = origin or hint
+    if isinstance(hint, TypeVar):
+        return _test(hint.__bound__ or Any)
     if origin is Annotated:
         return _is_number(Real, _is_float) if NOT_FINITE in parts else _test(parts[0])
     if origin in UNIONS:
@@ -285,6 +287,7 @@ def _can_be_checked(kind: type) -> bool:
 
 def _words(hint: Any) -> list[str]:
     """The values that an annotation allows, in words."""
+    hint = (hint.__bound__ or Any) if isinstance(hint, TypeVar) else hint
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return [word for each in parts[1:] if (word := getattr(each, "words", ""))] or _words(parts[0])

@@ -40,7 +40,7 @@ def shown(value: object) -> str:
         where = " on meta" * value.is_meta
         layout = "" if value.layout is torch.strided and not value.is_nested else " that is not dense"
         return f"a tensor of shape {tuple(value.shape) if not value.is_nested else '?'} and {value.dtype}{where}{layout}"
-    if isinstance(value, int) and value.bit_length() > 64:
+    if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
     if isinstance(value, (Real, str, bytes, PurePath)) or value is None:
         text = repr(value)

@@ -140,7 +140,7 @@ def check_segments(segments: Sequence[Segment]) -> None:
 
 def _exact(name: str, time: object) -> Fraction:
     try:
-        if has_numbers(time) and time.dim() == 0:
+        if isinstance(time, Tensor) and has_numbers(time) and time.dim() == 0:
             time = time.detach().item()
         if not isinstance(time, (Real, Decimal)) or isinstance(time, bool):
             raise TypeError

@@ -40,6 +40,7 @@ from ctrans.control.shapes import UnbatchedRows
 from ctrans.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
+from solvers.checked import checked
 
 STARTS = 16
 """Random directions of a unit, in addition to those along which X and P have most in common."""
@@ -236,6 +237,7 @@ def product_svd(
 
 
 @torch.no_grad()
+@checked
 def decay_threshold(path: Path, P: UnbatchedRows, *, bias: bool = False, gains: bool = False) -> DecayThreshold:
     """dt lam* of a path at P, dt times the costate of its output. lam* is linear in P."""
     lower, upper = path.threshold(P)

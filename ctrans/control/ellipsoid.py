@@ -24,6 +24,7 @@ from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.trust_region import in_ball, on_sphere
 from ctrans.norm import GroupRMSNorm, SphereNorm
 from solvers import ConfigError
+from solvers.checked import checked
 
 CLOSENESS = 1e-11
 """A norm with eps keeps |u|^2 below d by a share eps/variance. Ascents begin at inputs where it is
@@ -161,6 +162,7 @@ class SphereImage(NormImage):
         return torch.where(hidden, rest, u)
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ellipsoid(SphereImage):
     """{f : |Gamma^-1 (f_j - beta)|^2 = d}, RMSNorm's image: H(P) = sum_j sqrt(d) |gamma * p_j|
@@ -174,6 +176,7 @@ class Ellipsoid(SphereImage):
             )
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class EllipsoidSlice(SphereImage):
     """{f : |Gamma^-1 (f_j - beta)|^2 = d, 1' Gamma^-1 (f_j - beta) = 0}, LayerNorm's image (Kan,
@@ -185,6 +188,7 @@ class EllipsoidSlice(SphereImage):
             raise ConfigError("an ellipsoid's slice is the image of a LayerNorm of width 2 or more: use Ellipsoid for RMSNorm")
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class EllipsoidHull(SphereImage):
     """{beta + gamma * u : |u|^2 <= d, C u = u} for each token: the closure of the outputs of a norm
@@ -350,6 +354,7 @@ def convex_hull(image: NormImage) -> NormImage:
     return image.hull
 
 
+@checked
 def ellipsoid_value(norm: SphereNorm, P: TokenRows) -> PerBatch:
     """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for both norms (eq. 99); for
     LayerNorm an upper bound.

@@ -31,6 +31,7 @@ from ctrans.fields import HasOutputProjection
 from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
+from solvers.checked import checked
 
 FeatureRows = Float[Tensor, "*batch tokens features"]
 """h, the input of the last linear map."""
@@ -140,6 +141,7 @@ class LastMap(AdmissibleSet):
         return self.features @ self.weights(P).mT
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrobeniusBall(LastMap, VelocitySet):
     """{h W' : |W|_F <= R}: H(P) = R |h'P|_F, attained by W* = -R P'h/|h'P|_F.
@@ -199,6 +201,7 @@ class FrobeniusBall(LastMap, VelocitySet):
         return z / (frobenius(z) / self.radius).clamp_min(1)
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class LastMapDecay(LastMap):
     """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* =

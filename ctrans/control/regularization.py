@@ -20,6 +20,7 @@ from ctrans.control.sets_by_norm import image_of
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
 from solvers import ConfigError
+from solvers.checked import checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Regularization:
                 check_positive(name, value)
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class KineticCost(AdmissibleSet):
     """H(P) = max over f in a set of -<P, f> - lam/2 |f|^2, attained at the point of the set nearest
@@ -109,6 +111,7 @@ class KineticCost(AdmissibleSet):
         return dataclasses.replace(chart, cost=lambda z, f: self.kinetic / 2 * f.square().sum(chart.axes))
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class GainDecay(Supremum):
     """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j in

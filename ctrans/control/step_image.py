@@ -11,8 +11,10 @@ from torch import Tensor
 from ctrans.control.admissible import GainSlope, Posedness, VelocitySet, check_costate, check_positive
 from ctrans.control.ascent import Chart
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
+from solvers.checked import checked
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepImage(VelocitySet):
     """{(z - X)/dt : z in the norm's image}: the velocities of X_{k+1} = N(X_k + dt r) over all raw

@@ -18,6 +18,7 @@ from ctrans.control.ascent import Chart
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
 from solvers import ConfigError
+from solvers.checked import checked
 
 
 class LinearSpace(VelocitySet):
@@ -96,6 +97,7 @@ class WholeSpace(LinearSpace):
         return raw
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class TangentSpace(LinearSpace):
     """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the

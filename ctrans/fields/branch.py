@@ -12,6 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.norm.norm import GainParameters
+from ctrans.option import Count
+from solvers.checked import checked
 
 
 class BranchGains(nn.Module, abc.ABC):
@@ -40,10 +42,11 @@ class BranchGains(nn.Module, abc.ABC):
         return self.gamma * u + self.beta
 
 
+@checked
 class OwnGains(GainParameters, BranchGains):
     """Trained gains, initialised at 1 and 0. beta stays 0 without `bias`."""
 
-    def __init__(self, width: int, bias: bool):
+    def __init__(self, width: Count, bias: bool):
         super().__init__()
         self.make_gains(width, bias)
 

@@ -19,7 +19,9 @@ from ctrans.fields.protocols import (
     SupportsTokenSubset,
     mixes_tokens,
 )
+from ctrans.option import Count, Seed
 from solvers import ConfigError
+from solvers.checked import checked
 
 SIZES = (0.1, 1.0, 10.0)
 """Standard deviations of the entries of the test states."""
@@ -27,7 +29,8 @@ BATCH, TOKENS = 2, 5
 
 
 @torch.no_grad()
-def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> None:
+@checked
+def check_map(field: nn.Module, kind: Kind, width: Count, *, seed: Seed = 0) -> None:
     """Raises ConfigError with the map, the fault and the fix, unless at random states of that width
 
     - f(x) is a tensor of x's shape, the same at each call, and independent for each sequence
@@ -42,14 +45,18 @@ def check_map(field: nn.Module, kind: Kind, width: int, *, seed: int = 0) -> Non
     >>> check_map(RunningMean(GPTConfig(width=16)), "attention", 16)
     """
     weight = next(field.parameters(), torch.zeros(()))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     for size in SIZES:
         x = (size * torch.randn(BATCH, TOKENS, width, generator=generator)).to(weight)
-        y = check_shape(field, kind, x, field(x))
+        try:
+            y = check_shape(field, kind, x, field(x))
+        except RuntimeError as error:  # of torch, for another width or type
+            raise _refusal(field, kind, f"fails at states {tuple(x.shape)}: {error}", f"give a map of width {width}") from error
         for found, fix in _faults(field, kind, x, y):
             raise _refusal(field, kind, found, fix)
 
 
+@checked
 def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
     """The output y of a map. Raises ConfigError, with the map and the shapes, unless y is a tensor
     of x's shape.

@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from ctrans.fields.attention import check_temperature
 from ctrans.fields.joined_heads import JoinedHeads
 from ctrans.fields.protocols import TokenBound
+from ctrans.option import Count
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.deprecated import old_member
 
 FIRST_SHARE = 0.8
 """The initial lambda, as in the paper's deeper layers."""
 
 
+@checked
 class DifferentialAttention(JoinedHeads):
     """f(x)_i = W_O [sum_j (a_hij - l_h a'_hij)(V_h x_j + b_v,h)]_h + b_O, a and a' softmaxes of
     <q_i, k_j>/(tau sqrt(d_h/2)).
@@ -32,7 +35,7 @@ class DifferentialAttention(JoinedHeads):
     plain = old_member("plain", "use_reference_kernel")
     why_not = "its rows are differences of two softmaxes and sum to 1 - lambda"
 
-    def __init__(self, width: int, heads: int, *, causal: bool = True, temperature: float = 1.0, bias: bool = True):
+    def __init__(self, width: Count, heads: Count, *, causal: bool = True, temperature: float = 1.0, bias: bool = True):
         super().__init__(width, heads, causal=causal, bias=bias)
         if width // heads % 2:
             raise ConfigError(f"heads of width {width // heads} have no halves for differential attention: choose an even width")

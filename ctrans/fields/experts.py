@@ -18,6 +18,8 @@ from ctrans.fields.projected_map import ProjectedMap
 from ctrans.fields.protocols import Matrix, TokenBound
 from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions, Routing
 from ctrans.fields.spectral_norm import spectral_norm
+from ctrans.option import Count
+from solvers.checked import checked
 from solvers.deprecated import old_member
 from solvers.errors import look_up
 
@@ -27,6 +29,7 @@ SCORES_SLOPE = math.sqrt(0.5)
 """
 
 
+@checked
 class MixtureOfExperts(ProjectedMap):
     """f(x) = sum_{e in S(x)} g_e(x) W_2,e h_e(x) + sum_{shared e} W_2,e h_e(x) + b_2, on each token
     alone.
@@ -57,7 +60,7 @@ class MixtureOfExperts(ProjectedMap):
     why_not = "its gates choose between experts, so it is no sum of units"
 
     def __init__(
-        self, width: int, hidden: int, *, options: ExpertOptions | None = None, activation: str = "gelu", bias: bool = True
+        self, width: Count, hidden: Count, *, options: ExpertOptions | None = None, activation: str = "gelu", bias: bool = True
     ):
         super().__init__()
         self.options = options = ExpertOptions() if options is None else options

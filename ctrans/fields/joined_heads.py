@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from ctrans.fields.projected_map import ProjectedMap, scale_linear
 from ctrans.fields.protocols import HeadMatrices, Matrix
 from ctrans.fields.spectral_norm import norm_of_product
+from ctrans.option import Count
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import look_up
 
 
+@checked
 class JoinedHeads(ProjectedMap):
     """f(x) = W_O [head h applied to the values V_g x + b_v,g of its group]_h + b_O, linear in the
     values.
@@ -30,7 +33,7 @@ class JoinedHeads(ProjectedMap):
     scalings: ClassVar[Mapping[str, bool]] = {"V": True, "WV": True}
     """Kan's V, and W and V together. Both turn f into c f."""
 
-    def __init__(self, width: int, heads: int, *, groups: int | None = None, causal: bool = True, bias: bool = True):
+    def __init__(self, width: Count, heads: Count, *, groups: Count | None = None, causal: bool = True, bias: bool = True):
         super().__init__()
         if heads < 1 or width % heads:
             raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")

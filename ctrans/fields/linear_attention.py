@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from ctrans.fields.joined_heads import JoinedHeads
 from ctrans.fields.protocols import HeadMatrices, Matrix, TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
+from ctrans.option import Count
+from solvers.checked import checked
 
 CHUNK = 64
 """Tokens whose weights are multiplied out. The tokens before them are one matrix of d_h x (d_h + 1)
@@ -111,6 +113,7 @@ class LinearAttention(KernelAttention):
         return math.fsum(path * (1 + (radius * turn if turn else 0.0)) for path, turn in zip(self.paths(), turns, strict=True))
 
 
+@checked
 class GatedLinearAttention(KernelAttention):
     """`KernelAttention` that forgets: g_h = sigmoid(G_h x + c_h)^(1/16). Always causal.
 
@@ -120,7 +123,7 @@ class GatedLinearAttention(KernelAttention):
     the weights of all earlier tokens, so each Lipschitz constant grows with their number.
     """
 
-    def __init__(self, width: int, heads: int, *, bias: bool = True):
+    def __init__(self, width: Count, heads: Count, *, bias: bool = True):
         super().__init__(width, heads, bias=bias)
         self.keep = nn.Linear(width, heads, bias=bias)
 

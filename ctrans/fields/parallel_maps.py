@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from ctrans.fields.branch import Branch, BranchGains
 from ctrans.fields.protocols import ExplainsUnsupported, ExposesWeights, HasBound, HasOutputProjection, Kind, Matrix, TokenBound
+from solvers.checked import checked
 
 
+@checked
 class ParallelMaps(nn.Module):
     """f(u) = attention(A u) + ffn(B u), for X + dt (attention(N X) + FFN(N X)). A and B are
     `BranchGains` or the identity.

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from solvers.checked import checked
+
 EXACT = 1024
 """Up to this smaller side, the eigenvalues of the Gram matrix are computed."""
 SLACK = 0.05
@@ -48,6 +50,7 @@ def norms_found_once() -> Iterator[None]:
         _found.reset(token)
 
 
+@checked
 def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
     """The norm |M|_2: to a relative 1e-8 up to a smaller side of `EXACT`, otherwise an upper bound,
     at most 5% too large.
@@ -57,6 +60,7 @@ def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
     return _once(_norm, matrix.detach())
 
 
+@checked
 def norm_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]) -> float:
     """The norm |A B|_2, as `spectral_norm` computes it. If A has few columns, no matrix of the
     product's size is formed.

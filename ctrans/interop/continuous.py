@@ -27,6 +27,7 @@ from ctrans.ode_block import in_context
 from ctrans.scheme import Scheme
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError, Gradient, Method
+from solvers.checked import checked
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -42,6 +43,7 @@ class Flow:
     """Whether `continuize` turned config.use_cache off."""
 
 
+@checked
 def continuize(
     model: Model,
     layers: int | Iterable[int] | None = None,
@@ -99,6 +101,7 @@ def continuize(
     return model
 
 
+@checked
 def discretize(model: Model) -> Model:
     """Reverses `continuize` in place: the blocks keep their current weights and are discrete again.
     Returns the model.

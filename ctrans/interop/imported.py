@@ -38,6 +38,7 @@ from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution
+from solvers.checked import checked
 
 MOST_LENGTHS = 6
 """How many lengths of segments are printed."""
@@ -89,6 +90,7 @@ class Architecture:
         return f", dt = {said}{', ..' if len(self.lengths) > MOST_LENGTHS else ''}"
 
 
+@checked
 class Imported(nn.Module):
     """X_0 = embed(tokens), dX/dt = v_k(X) by the model's own sublayers, logits = head(X_T). For an
     image model, tokens are pixels.

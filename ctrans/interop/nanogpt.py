@@ -154,6 +154,7 @@ def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
     model.load_state_dict({ours[name]: value for name, value in weights.items()})
 
 
+@checked
 def to_nanogpt(model: GPT) -> dict[str, Any]:
     """The model as nanoGPT's checkpoint {"model", "model_args"}, for torch.save(..., "ckpt.pt").
 

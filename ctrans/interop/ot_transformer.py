@@ -16,6 +16,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.stack import stacked
 from ctrans.scheme import trajectory
 from solvers import ConfigError, Solution
+from solvers.checked import checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ class OTConfig:
         )
 
 
+@checked
 class OTTransformer(nn.Module):
     """X_{k+1} = X_k + dt N_f(stack(X_k)), `steps` times with the same weights; logits = W_e X_T
     without a norm.

@@ -29,6 +29,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.weights_file import safetensors_bytes, write_durably
 from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
+from solvers.checked import checked
 
 LLAMA = GPTConfig(placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
 GPT2 = GPTConfig(placement="pre")
@@ -189,6 +190,7 @@ def target_of(config: GPTConfig) -> Target:
     )
 
 
+@checked
 def to_transformers(model: GPT) -> Any:
     """The library's model with copies of these weights, in their dtype and in eval mode. Raises
     ConfigError for a model without a counterpart.
@@ -205,6 +207,7 @@ def to_transformers(model: GPT) -> Any:
     return made.eval()
 
 
+@checked
 def write_transformers(model: GPT, directory: str | Path) -> str:
     """Writes config.json and model.safetensors, which `AutoModelForCausalLM.from_pretrained` reads.
     Each file is written completely or not at all.
@@ -242,6 +245,7 @@ def _written(model: GPT) -> tuple[Target, Any, Weights]:
     return target, config, weights
 
 
+@checked
 def to_gpt(model: nn.Module | str | Path) -> GPT:
     """Our GPT with copies of the weights of a Llama, Granite or GPT-NeoX model, or of one saved in
     a directory.

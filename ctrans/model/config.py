@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from fractions import Fraction
 from typing import ClassVar
 
@@ -153,8 +152,6 @@ class GPTConfig(MapSettings, NormOptions):
         check_options(self)
         check_count("vocab_size", self.vocab_size)
         check_dt(self.dt)
-        if not self.segments * self.dt < math.inf:
-            raise ConfigError(f"dt = {self.dt:g} times {self.segments} sublayers is no finite depth-time: lower dt")
         object.__setattr__(self, "placement", spell_for(self.placement, self.depth))
         mixed = next((pair for pair in self.placements if pair.attention != pair.ffn), None)
         if self.parallel_blocks and mixed is not None:

@@ -114,6 +114,8 @@ class GPT(nn.Module):
 
     def head(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state; with several streams, of their mean."""
+        if x.shape[-1] != self.config.width * self.config.state_streams:
+            raise ConfigError(f"x = {shown(x)}: give states of width {self.config.width * self.config.state_streams}")
         if self.config.state_streams > 1:
             x = x.unflatten(-1, (self.config.state_streams, self.config.width)).mean(-2)
         return F.linear(self.final_norm(x), self.head_weight())

@@ -40,6 +40,7 @@ from ctrans.monitor.log_lines import (
 )
 from ctrans.training.log import append_line, writing
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.deprecated import old_member
 
 LOGGER = logging.getLogger("ctrans.monitor")
@@ -158,6 +159,7 @@ class LogWriter:
         return first.get("writer", "") if "header" in first else None
 
 
+@checked
 def read_log(directory: str | Path) -> MonitorLog:
     """Reads the log in that directory, without lines that are incomplete or that no monitor writes.
 

@@ -17,7 +17,10 @@ from ctrans.norm.groups import GroupRMSNorm
 from ctrans.norm.norm import Norm, check_norm
 from ctrans.norm.options import NormOptions
 from ctrans.norm.spheres import LayerNorm, RMSNorm, SphereNorm, SphereOf, WithEps
+from ctrans.option import Count
 from solvers import ConfigError
+from solvers.checked import checked
+from solvers.errors import look_up
 
 NORMS: dict[str, Callable[..., Norm]] = {
     "layernorm": LayerNorm,
@@ -42,14 +45,15 @@ it.
 """
 
 
-def norm_settings(name: str, settings: Any, width: int, heads: int | None = None) -> dict[str, Any]:
+@checked
+def norm_settings(name: str, settings: NormOptions, width: Count, heads: Count | None = None) -> dict[str, Any]:
     """The keyword arguments of the norm besides width, eps and bias, from `settings` with the fields
     of `NormOptions`. The default of its groups is the number of heads.
 
     Raises ConfigError for an option that the norm does not take, with the norms that do, and for
     invalid values.
     """
-    takes: frozenset[str] = getattr(NORMS[name], "options", frozenset())
+    takes: frozenset[str] = getattr(look_up("norm", name, NORMS), "options", frozenset())
     options = {"norm_groups": heads} if "norm_groups" in takes and heads is not None else {}
     for option in (field.name for field in dataclasses.fields(NormOptions)):
         value = getattr(settings, option)
@@ -65,11 +69,13 @@ def norm_settings(name: str, settings: Any, width: int, heads: int | None = None
     return options
 
 
-def make_norm(config: Any) -> Norm:
+@checked
+def make_norm(config: NormOptions) -> Norm:
     """A new norm of the `GPTConfig`'s kind. LayerNorm has no offset if the model has no biases."""
-    kind = NORMS[config.norm]
-    options = norm_settings(config.norm, config, config.width, config.heads)
-    return kind(config.width, config.eps, bias=config.bias and getattr(kind, "has_offset", False), **options)
+    made: Any = config
+    kind = NORMS[made.norm]
+    options = norm_settings(made.norm, made, made.width, made.heads)
+    return kind(made.width, made.eps, bias=made.bias and getattr(kind, "has_offset", False), **options)
 
 
 __all__ = [

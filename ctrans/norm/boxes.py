@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.norm.norm import GainParameters, Norm, check_norm
 from ctrans.norm.options import check_size
+from solvers.checked import checked
 
 ALPHA = 0.5
 """The initial alpha (Zhu et al. 2025)."""
@@ -51,6 +52,7 @@ class BoxNorm(Norm):
         return torch.where(flat, offset, outside).amax(-1)
 
 
+@checked
 class SquashNorm(GainParameters, BoxNorm):
     """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and
     s one number each.

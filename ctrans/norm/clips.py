@@ -14,11 +14,13 @@ from torch import Tensor
 from ctrans.norm.boxes import BoxNorm
 from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm, row_length
 from ctrans.norm.options import check_size
+from solvers.checked import checked
 
 RADIUS = 1.0
 """The default limit of a token's RMS, or of an entry: that of a normalised token."""
 
 
+@checked
 class ClipNorm(ConstantGain, Norm):
     """z = argmin |z - x| over a closed convex set of radius c about 0: N(N(x)) = N(x), Lipschitz
     with constant 1, without parameters.

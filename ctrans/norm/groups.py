@@ -12,9 +12,12 @@ from torch import Tensor
 
 from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
 from ctrans.norm.spheres import SphereOf
+from ctrans.option import Count
 from solvers import ConfigError
+from solvers.checked import checked
 
 
+@checked
 class GroupRMSNorm(GainParameters, DividingNorm):
     """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (for
     heads: RetNet, Qwen's QK-norm).
@@ -26,7 +29,7 @@ class GroupRMSNorm(GainParameters, DividingNorm):
     image = "ellipsoids"
     options = frozenset({"norm_groups"})
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_groups: int | None = None):
+    def __init__(self, width: Count, eps: float = 1e-5, bias: bool = False, *, norm_groups: Count | None = None):
         """`norm_groups` is G; None is two, or one for an odd width."""
         super().__init__()
         check_bias("GroupRMSNorm", bias)

@@ -229,6 +229,7 @@ class RMSNorm(GainParameters, SphereNorm):
         return F.rms_norm(x, (self.width,), self.weight, self.eps)
 
 
+@checked
 class WithEps(SphereNorm):
     """Another sphere norm with a different eps and the same gamma and beta."""
 
@@ -254,6 +255,7 @@ class WithEps(SphereNorm):
         return self.norm.beta
 
 
+@checked
 class SphereOf(SphereNorm):
     """The sphere norm with given gains and offsets, eps and centring, for a part of a token or for
     tensors without training.

@@ -311,7 +311,9 @@ def table(title: str, columns: Iterable[Any], rows: Iterable[Iterable[Any]], mea
     `more` are further fields of `Table`.
     """
     headings = [Column(column) if isinstance(column, str) else column for column in columns]
-    return Table(title, headings, [[cell(value) for value in row] for row in rows], meaning, **more)
+    return Table(
+        title, headings, [[cell(value) for value in row] if isinstance(row, Iterable) else row for row in rows], meaning, **more
+    )
 
 
 @checked

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.residual.velocities import Residual
+from solvers.checked import checked
 
 
 class Streams(Residual, abc.ABC):
@@ -144,6 +145,7 @@ class ManifoldConnections(Streams):
         return 2 * self.write_logits.sigmoid()
 
 
+@checked
 def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: int) -> Float[Tensor, "*batch n n"]:
     """exp(logits) with rows and columns divided by their sums in turn, columns last (Sinkhorn and
     Knopp 1967).

@@ -11,6 +11,7 @@ from ctrans.placement import Placement
 from ctrans.residual.streams import HyperConnections, ManifoldConnections
 from ctrans.residual.velocities import DepthScaled, Gain, Residual, TowardsImage
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.errors import look_up
 
 
@@ -126,11 +127,12 @@ def residual_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+@checked
 def check_image(residual: str, norm: str) -> None:
     """Raises ConfigError for a residual on the image of a norm around the state, if this image has
     no tangent spaces.
     """
-    if RESIDUALS[residual].refuses is not _needs_image:
+    if look_up("residual", residual, RESIDUALS).refuses is not _needs_image:
         return
     able = [name for name, kind in NORMS.items() if kind(2, 1e-5).has_tangent]
     if norm not in able:
@@ -140,11 +142,12 @@ def check_image(residual: str, norm: str) -> None:
         )
 
 
+@checked
 def check_residual(name: str, placements: Sequence[Placement], start: float | None, streams: int | None) -> None:
     """Raises ConfigError for a placement that the residual does not support, or for options that it
     does not have.
     """
-    entry = RESIDUALS[name]
+    entry = look_up("residual", name, RESIDUALS)
     for placement in placements:
         if (why := entry.refuses(placement)) is not None:
             raise ConfigError(f"residual {name!r} with placement {placement.name!r} {why}")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from solvers import ConfigError, Solution
-from solvers.checked import is_dense
+from solvers.checked import checked, is_dense
 from solvers.errors import shown
 
 
@@ -84,6 +84,7 @@ def own_loss(model: Model) -> Callable[[Tensor, Any], Tensor] | None:
     return found
 
 
+@checked
 def terminal_loss(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
     """L(X_T): the model's own loss, or the mean cross-entropy of its logits. Raises as
     `cross_entropy`.
@@ -92,6 +93,7 @@ def terminal_loss(model: Model, x: Float[Tensor, "*batch tokens width"], targets
     return cross_entropy(model, x, targets) if own is None else own(x, targets)
 
 
+@checked
 def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
     """Raises ConfigError unless the model has its own loss, or each token has one target of int64
     and not all are -1.
@@ -119,6 +121,7 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
         )
 
 
+@checked
 def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
     """Why this model has no loss for targets of this shape, tested by its head at X_0; None if it
     has one. Raises ConfigError for wrong targets (`check_targets`).
@@ -132,6 +135,7 @@ def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
     return None
 
 
+@checked
 def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
     """L(X_T): the mean cross-entropy of head(X_T) in nats. Targets of -1 do not count.
 

@@ -24,6 +24,7 @@ from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, States, StepContext, StepContextBack, Turn
 from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
 from solvers import ConfigError
+from solvers.checked import checked
 from solvers.deprecated import call_old_hook
 from solvers.segment import Map
 
@@ -41,6 +42,7 @@ class Lane:
 
 
 @leaving_as_found
+@checked
 def walk(
     model: Model,
     tokens: Tensor,
@@ -68,6 +70,7 @@ def walk(
 
 @torch.no_grad()
 @leaving_as_found
+@checked
 def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback | None = None) -> None:
     """Walks all lanes together, segment by segment. Raises as `walk`. Call each instrument's
     `figures()` afterwards.
@@ -80,6 +83,7 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback
 
 @torch.no_grad()
 @leaving_as_found
+@checked
 def walk_depth(
     depth: Depth,
     x0: Float[Tensor, "*batch tokens width"],
@@ -88,6 +92,10 @@ def walk_depth(
     progress: SegmentCallback | None = None,
 ) -> list[Any]:
     """The figures of instruments that need no loss, after one walk down the depth from X_0."""
+    weight = next(depth.parameters(), x0)
+    if (x0.dtype, x0.device) != (weight.dtype, weight.device):
+        what = f"{x0.dtype} on {x0.device} and the weights {weight.dtype} on {weight.device}"
+        raise ConfigError(f"x0 is {what}: move one to the other")
     _together([_walked(Lane(torch.empty(0, dtype=torch.int64), None, instruments), depth, x0.detach())], progress)
     return [instrument.figures() for instrument in instruments]
 
@@ -102,6 +110,7 @@ def states_of(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Fl
 
 @torch.no_grad()
 @leaving_as_found
+@checked
 def observe(
     depth: Depth,
     states: Sequence[Float[Tensor, "*batch tokens width"]],
@@ -179,7 +188,8 @@ def _walked(lane: Lane, depth: Depth, x0: Tensor, model: Model | None = None) ->
 
 
 @torch.enable_grad()
-def value_and_pullback(function: Map, x: Tensor, p: Tensor | None = None) -> tuple[Tensor, Tensor]:
+@checked
+def value_and_pullback(function: Map, x: Float[Tensor, "*x"], p: Float[Tensor, "*y"] | None = None) -> tuple[Tensor, Tensor]:
     """(y, (dy/dx)' p) for y = function(x). Without p, y is a number and p is 1."""
     x = x.detach().requires_grad_()
     y = function(x)

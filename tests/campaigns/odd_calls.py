@@ -1,7 +1,7 @@
 """Calls of every public function and class with odd values, generated from the signatures.
 
-Public is what `ctrans.__all__`, `solvers.__all__` and the pages of docs/api name, and the helpers of `ALSO`. A new one is called without an
-entry here; `GOOD` has what its required arguments may be, by their names.
+Public is what `__all__` of solvers, ctrans and its packages and the pages of docs/api name, and the helpers of `ALSO`. A new one is
+called without an entry here; `GOOD` has what its required arguments may be, by their names.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import inspect
 import io
 import itertools
 import math
+import pkgutil
 import re
 import time
 import types
@@ -28,7 +29,9 @@ from torch import nn
 import ctrans
 import solvers
 from ctrans import GPT, Attention, FeedForward, RMSNorm, Sublayer, TrainConfig
+from ctrans.placement import PLACEMENTS
 from ctrans.report.sections import Page
+from ctrans.walk import Lane, States
 from tests.campaigns.harness import BYTES, IMPORTS, SECONDS, memory, reset_memory
 from tests.helpers import small_config, tokens
 
@@ -78,7 +81,9 @@ def resolved(path):
 
 def public():
     """Each public function and class that can be called, by its name."""
-    named = {f"{module.__name__}.{name}": getattr(module, name) for module in (ctrans, solvers) for name in module.__all__}
+    packages = [importlib.import_module(each.name) for each in pkgutil.walk_packages(ctrans.__path__, "ctrans.") if each.ispkg]
+    listed = [(module, name) for module in (ctrans, solvers, *packages) for name in getattr(module, "__all__", ())]
+    named = {f"{module.__name__}.{name}": getattr(module, name) for module, name in listed}
     pages = [page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md"))]
     for path in [*ALSO, *(path for page in pages for path in re.findall(r"^::: (\S+)", page, re.M))]:
         found = resolved(path)
@@ -166,9 +171,37 @@ GOOD = {
     "results": lambda: {"command": "x"},
     "page": lambda: Page("title", "asked", [], {}),
     "loss": lambda: None,
+    "state": lambda: torch.ones(3, 8),
+    "states": lambda: [torch.ones(2, 3, 8)] * 3,
+    "features": lambda: torch.ones(3, 8),
+    "gamma": lambda: torch.ones(8),
+    "beta": lambda: torch.zeros(8),
+    "weight": lambda: torch.ones(3, 8),
+    "left": lambda: torch.ones(8, 3),
+    "right": lambda: torch.ones(3, 8),
+    "matrix": lambda: torch.ones(3, 8),
+    "logits": lambda: torch.ones(2, 3, 3),
+    "iterations": lambda: 2,
+    "eps": lambda: 1e-5,
+    "radius": lambda: 1.0,
+    "start": lambda: None,
+    "streams": lambda: None,
+    "instruments": lambda: [States()],
+    "lanes": lambda: [Lane(tokens(), None, [States()])],
+    "module": lambda: Attention(8, 2),
+    "path": lambda: "nowhere",
+    "placements": lambda: [PLACEMENTS["peri"]],
 }
 """Arguments that make sense, by their names. `OWN` has those of a single function."""
+WALKS = ("cross_entropy", "terminal_loss", "value_and_pullback", "walk_depth")
+
+
+def states():
+    return torch.ones(2, 8, 8)
+
+
 OWN = {
+    **{f"ctrans.walk.{name}": {"x": states, "x0": states, "function": lambda: lambda x: x.sum()} for name in WALKS},
     "ctrans.train": {"config": lambda: TrainConfig(iterations=1, batch=2, eval_every=1, eval_windows=1, save_every=1, warmup=0)},
 }
 NUMBERS = [0, -1, 1, 2, 1.5, 10**40, 10**5000, -(10**400), math.nan, math.inf, -math.inf, 1e39, 1e-320, True, Fraction(1, 3), 1j]

@@ -252,7 +252,7 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
         (["simulate", "--method", "tsit5", "--rtol", "1e-9", "--dtype", "float32"], "float32 resolves"),
         (["simulate", "--steps", "0"], "steps = 0"),
         (["simulate", "--seed", "99999999999999999999"], "seed = 9999"),
-        (["simulate", "--dt", "1e308"], "no finite depth-time"),
+        (["simulate", "--dt", "1e308"], "dt = 1e+308: give a positive residual scale of at most 1e37"),
         (["simulate", "--text", "x"], "at least two tokens"),
         (["simulate", "--text", ""], "at least two tokens"),
         (["simulate", "--text", "ab", "--file", "x"], "choose one of"),

@@ -217,9 +217,9 @@ def test_wrong_requests_name_the_value_and_the_fix() -> None:
         costate(model, tokens, targets, method="tsit5", rtol=1e-6)
     with pytest.raises(ConfigError, match=r"shape \(5,\) and tokens \(6,\)"):
         costate(model, tokens, targets[:-1])
-    with pytest.raises(ConfigError, match=r"targets run from 3 to 11, and the head gives 11 numbers per token"):
+    with pytest.raises(ConfigError, match=r"targets run from 3 to 11: give token ids, which start at 0 and end at 10"):
         costate(model, tokens, targets.clamp(3).index_fill(0, torch.tensor(2), 11))
-    with pytest.raises(ConfigError, match=r"targets run from -2 to \d+, and"):
+    with pytest.raises(ConfigError, match=r"targets run from -2 to \d+: give"):
         costate(model, tokens, targets.index_fill(0, torch.tensor(2), -2))
     with pytest.raises(ConfigError, match="every target is -1"):
         costate(model, tokens, torch.full_like(targets, -1))

@@ -1,5 +1,4 @@
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from ctrans.norm import NORMS, LayerNorm, RMSNorm, SphereNorm, norm_settings
+from ctrans.norm import NORMS, LayerNorm, NormOptions, RMSNorm, SphereNorm, norm_settings
 from solvers import ConfigError
 from tests.cases import PAPERS
 from tests.helpers import learned
@@ -261,13 +260,13 @@ def test_an_offset_is_refused_where_there_is_none(name):
         ("group_rmsnorm", {"norm_groups": 4}, "norm_groups = 4: give a whole number that divides the width 6"),
         ("group_rmsnorm", {"norm_groups": 0}, "norm_groups = 0: give a whole number"),
         ("dyt", {"norm_alpha": 0.0}, "norm_alpha = 0.0: give a number from 1e-12"),
-        ("clip_length", {"norm_radius": math.inf}, "norm_radius = inf: give a number"),
-        ("clip_entries", {"norm_radius": True}, "norm_radius = True: give a number"),
+        ("clip_length", {"norm_radius": math.inf}, "norm_radius = inf: give a finite number"),
+        ("clip_entries", {"norm_radius": True}, "norm_radius = True: give a finite number"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name, said, words):
     with pytest.raises(ConfigError, match=words):
-        norm_settings(name, SimpleNamespace(**{"norm_groups": None, "norm_alpha": None, "norm_radius": None, **said}), WIDTH)
+        norm_settings(name, NormOptions(**said), WIDTH)
 
 
 @every

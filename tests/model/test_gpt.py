@@ -126,7 +126,7 @@ def test_the_parameter_count_is_the_number_of_matrix_entries():
         ({"width": 4_000_000, "heads": 1}, "GB and this machine has"),
         ({"norm": {}}, "unknown norm"),
         ({"causal": "yes"}, "causal = 'yes'"),
-        ({"dt": 1e308}, "no finite depth-time"),
+        ({"dt": 1e308}, "dt = 1e[+]308: give a positive residual scale of at most 1e37"),
     ],
 )
 def test_configurations_that_make_no_sense_are_named(changes, words):
