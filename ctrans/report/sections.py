@@ -262,7 +262,7 @@ def decoded(value: Any) -> Any:
     text `printable`, also inside of lists and objects. Whole numbers beyond float are infinite.
     """
     if isinstance(value, Mapping):
-        return {printable(name): decoded(each) for name, each in value.items()}
+        return {printable(str(name)): decoded(each) for name, each in value.items()}
     if isinstance(value, list):
         return [decoded(each) for each in value]
     if isinstance(value, int) and abs(value) > sys.float_info.max:

@@ -26,6 +26,7 @@ from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.deprecated import call_old_hook
+from solvers.errors import shown
 from solvers.segment import Map
 
 SegmentCallback = Callable[[int], None]
@@ -193,5 +194,7 @@ def value_and_pullback(function: Map, x: Float[Tensor, "*x"], p: Float[Tensor, "
     """(y, (dy/dx)' p) for y = function(x). Without p, y is a number and p is 1."""
     x = x.detach().requires_grad_()
     y = function(x)
+    if y.shape != (() if p is None else p.shape):
+        raise ConfigError(f"p = {shown(p)}: give one of the shape {tuple(y.shape)} of the function's value")
     (gradient,) = torch.autograd.grad(y, x, p)
     return y.detach(), gradient
