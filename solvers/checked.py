@@ -169,7 +169,10 @@ def _test(hint: Any) -> Test:
         return lambda value: isinstance(value, kind) and all(key(name) and entry(each) for name, each in value.items())
     if issubclass(kind, Iterable) and parts:
         several = _several(kind, _test(parts[0]), text=str in parts)
-        return several if Tensor not in parts else lambda value: not isinstance(value, Tensor) and several(value)
+        things = parts[0] is Tensor or dataclasses.is_dataclass(parts[0])
+        return (
+            several if not things else lambda value: not hasattr(value, "shape") and several(value)
+        )  # one array is no list of these
     if issubclass(kind, Tensor):
         return lambda value: isinstance(value, kind) and has_numbers(value)
     if issubclass(kind, nn.Module):

@@ -21,6 +21,7 @@ from ctrans.monitor.gauges import Hook
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.monitor import Monitor, check_options
 from solvers import ConfigError
+from solvers.checked import checked
 
 LOGGER = logging.getLogger("ctrans.monitor")
 PRINTERS = (transformers.PrinterCallback, transformers.ProgressCallback)
@@ -44,6 +45,7 @@ class TrainerCallback(transformers.TrainerCallback):
     of float16 is that of the trainer's scaler.
     """
 
+    @checked
     def __init__(self, *, every: int = 50, out: str | Path | None = None, batch: Mapping[str, Any] | None = None, **options: Any):
         self.options = {"save": self._ask_to_save, **options, "every": every, "out": out}
         check_options(self.options)

@@ -125,6 +125,8 @@ def observe(
     Nothing is integrated, so the states may come from any method. `kept` has the tokens that are
     text and not padding; None if all are.
     """
+    if not len(states):
+        raise ConfigError("states = []: give at least X_0")
     _begin(instruments, depth, states[0], kept)
     for (k, sublayer, time, h), x, y in zip(_segments(depth), states, states[1:], strict=False):
         for instrument in instruments:
