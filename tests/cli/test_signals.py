@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -54,7 +55,8 @@ def test_a_signal_ends_one_long_operation_with_a_line(name, tmp_path):
         "--json",
         str(tmp_path / "j"),
     ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # under nohup children ignore it
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
     assert process.stderr.readline() == "begun\n"
     started = time.monotonic()
     _, error = process.communicate(timeout=100)
