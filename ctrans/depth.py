@@ -238,3 +238,15 @@ def check_count(name: str, value: int, most: int = 10**9) -> int:
     """The value. Raises ConfigError unless it is a whole number from 1 to `most`."""
     Range(1, most).check(name, value, whole=True)
     return value
+
+
+def check_matches(name: str, x: Tensor, weights: Iterable[Tensor]) -> None:
+    """Raises ConfigError unless some weight has the dtype and the device of x, or there is none.
+    Weights that are loaded on demand have neither yet. Autocast converts all dtypes but float64.
+    """
+    kinds = {(each.dtype, each.device) for each in weights if not each.is_meta}
+    if x.dtype is not torch.float64 and torch.is_autocast_enabled(x.device.type):
+        kinds |= {(x.dtype, device) for _, device in kinds}
+    if kinds and (x.dtype, x.device) not in kinds:
+        has = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ConfigError(f"{name} is {x.dtype} on {x.device} and the weights are {has}: move one to the other")

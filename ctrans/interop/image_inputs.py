@@ -20,7 +20,9 @@ from torch import Tensor
 from ctrans.depth import check_count
 from ctrans.given_files import check_file, read_array, read_json
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, one_line
+from ctrans.option import WEIGHT
 from solvers import ConfigError
+from solvers.errors import shown
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
 """File suffixes of images, and their formats."""
@@ -128,10 +130,17 @@ def _by_channel(entries: dict[str, Any], name: str, channels: int, directory: Pa
     if found is None:
         return (HALF,) * channels
     numbers = [found] * channels if isinstance(found, (int, float)) else found
-    fits = isinstance(numbers, list) and len(numbers) == channels and all(isinstance(each, (int, float)) for each in numbers)
+    fits = isinstance(numbers, list) and len(numbers) == channels and all(map(_is_level, numbers))
     if not fits or (name == "image_std" and min(numbers) <= 0):
-        raise ConfigError(f"{str(Path(directory or '') / PREPARED)!r} says {name} = {str(found)[:60]}: give {channels} numbers")
+        raise ConfigError(
+            f"{str(Path(directory or '') / PREPARED)!r} says {name} = {shown(found)}: give {channels} finite numbers"
+            + (" above 0" if name == "image_std" else "")
+        )
     return tuple(map(float, numbers))
+
+
+def _is_level(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < WEIGHT.high
 
 
 def read_images(path: Path) -> Any:

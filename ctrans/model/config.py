@@ -284,6 +284,6 @@ class GPTConfig(MapSettings, NormOptions):
         return any(placement.residual_gain for placement in placements_in(self.placement))
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: object) -> None:
     """Raises ConfigError unless the seed is a whole number from 0 to 2^63 - 1."""
     SEED.check("seed", seed, whole=True)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ctrans.depth import Depth, Sublayers
+from ctrans.depth import Depth, Sublayers, check_matches
 from ctrans.fields import FIELDS, Kind, OwnGains, ParallelMaps
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
@@ -116,8 +116,7 @@ class GPT(nn.Module):
         """Logits of the final hidden state; with several streams, of their mean."""
         if x.shape[-1] != self.config.width * self.config.state_streams:
             raise ConfigError(f"x = {shown(x)}: give states of width {self.config.width * self.config.state_streams}")
-        if x.dtype is torch.float64 is not self.head_weight().dtype:
-            raise ConfigError(f"x = {shown(x)}, and the model has weights of {self.head_weight().dtype}: convert one of them")
+        check_matches("x", x, [self.head_weight()])
         if self.config.state_streams > 1:
             x = x.unflatten(-1, (self.config.state_streams, self.config.width)).mean(-2)
         return F.linear(self.final_norm(x), self.head_weight())

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.as_found import leaving_as_found
-from ctrans.depth import Depth
+from ctrans.depth import Depth, check_matches
 from ctrans.fields import norms_found_once
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, States, StepContext, StepContextBack, Turn
@@ -93,10 +93,7 @@ def walk_depth(
     progress: SegmentCallback | None = None,
 ) -> list[Any]:
     """The figures of instruments that need no loss, after one walk down the depth from X_0."""
-    weight = next(depth.parameters(), x0)
-    if (x0.dtype, x0.device) != (weight.dtype, weight.device):
-        what = f"{x0.dtype} on {x0.device} and the weights {weight.dtype} on {weight.device}"
-        raise ConfigError(f"x0 is {what}: move one to the other")
+    check_matches("x0", x0, depth.parameters())
     _together([_walked(Lane(torch.empty(0, dtype=torch.int64), None, instruments), depth, x0.detach())], progress)
     return [instrument.figures() for instrument in instruments]
 

@@ -13,6 +13,7 @@ from PIL import Image
 from ctrans.interop import from_transformers
 from ctrans.interop.families import small_model
 from ctrans.interop.image_inputs import images_for
+from solvers import ConfigError
 from tests.cli.test_commands import run, strict
 from tests.helpers import learned
 
@@ -111,6 +112,14 @@ def test_bytes_are_shifted_and_scaled_as_the_directory_says(there, tmp_path):
     assert np.allclose(x.numpy(), expected)
 
 
+@pytest.mark.parametrize("name", ["image_mean", "image_std"])
+@pytest.mark.parametrize("value", ["1" * 401, "NaN", "true", "[0.5, 0.5]", '["a", 1, 1]', "1e300"])
+def test_settings_that_no_channel_can_have_are_named(name, value, there, tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(f'{{"{name}": {value}}}')
+    with pytest.raises(ConfigError, match=f"preprocessor_config.json.*({name}.*give 3 finite numbers|NaN)"):
+        images_for(there / "bytes.npy", (3, 8, 8), torch.float64, tmp_path)
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "count"), [("simulate", 4), ("screen", 2)])
 def test_as_many_images_are_read_as_a_small_folder_has(name, count, there):
@@ -133,18 +142,18 @@ def test_as_many_images_are_read_as_a_small_folder_has(name, count, there):
             "holds 4 images, and 9 are wanted: give more, or lower --batch to 4",
         ),
         (["--model", "vit", "--images", "absent"], "cannot read"),
-        (["--model", "vit", "--images", "empty"], "has no images: files that end in .png"),
+        (["--model", "vit", "--images", "empty"], "has no images: give files that end in .png"),
         (["--model", "vit", "--images", "none"], "is no complete image"),
         (["--model", "vit", "--images", "hollow"], "is no complete image"),
         (["--model", "vit", "--images", "bomb"], "0.png' is"),
         (["--model", "vit", "--images", "pipe"], "it is a pipe"),
-        (["--model", "vit", "--images", "wide.npy"], "has shape (4, 3, 9, 9), and the model reads (count, 3, 8, 8)"),
+        (["--model", "vit", "--images", "wide.npy"], "has shape (4, 3, 9, 9), but the model reads (count, 3, 8, 8)"),
         (["--model", "vit", "--images", "nan.npy"], "not finite"),
         (["--model", "vit", "--images", "objects.npy"], "is no array of numpy.save"),
         (["--model", "vit", "--images", "words.npy"], "give bytes (uint8) or floats"),
         (["--model", "vit", "--images", "cut.npy"], "is no array of numpy.save"),
         (["--model", "vit", "--images", "text.npy"], "is no array of numpy.save"),
-        (["--model", "whisper", "--images", "folder"], "the model reads arrays (8, 12), no images"),
+        (["--model", "whisper", "--images", "folder"], "the model reads arrays (8, 12) and not images"),
     ],
 )
 def test_wrong_and_hostile_files_get_a_line(args, words, there):

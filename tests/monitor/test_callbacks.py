@@ -4,6 +4,7 @@ import logging
 import os
 import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,6 +43,15 @@ def trained(tmp_path, callbacks, model=None, data=None, told=True, **arguments):
         callback.logs_to(trainer)
     trainer.train()
     return trainer
+
+
+@pytest.mark.parametrize("out", [np.ones(30), 3, "n" * 300], ids=["array", "number", "long name"])
+def test_a_place_for_the_log_that_no_system_holds_is_named(out):
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    with pytest.raises(ConfigError, match=r"^out = .*give text or a path"):
+        TrainerCallback(out=out)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True}])

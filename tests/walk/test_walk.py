@@ -15,7 +15,7 @@ from ctrans.stability.backward.lyapunov import LyapunovExponents
 from ctrans.stability.backward.parameter_gradients import ParameterGradients
 from ctrans.stability.forward.carried import CarriedStates
 from ctrans.stability.screening.screen import screen
-from ctrans.walk import states_of, walk, walk_depth
+from ctrans.walk import cross_entropy, observe, states_of, walk, walk_depth
 from solvers import METHODS, ConfigError
 from tests.helpers import small_model, tokens
 
@@ -148,3 +148,34 @@ def test_an_input_that_is_not_finite_is_a_finding():
 def test_half_precision_is_refused_by_name():
     with pytest.raises(ConfigError, match="'bfloat16' is too coarse"):
         screen(small_model("pre", dtype=torch.bfloat16), tokens(), tokens(seed=1), "quick")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("weights", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_state_of_another_precision_than_the_weights_is_named(kind, weights):
+    model, x = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=8, heads=2)).to(weights), torch.ones(2, 3, 8, dtype=kind)
+    for call in (lambda: model.head(x), lambda: states_of(model.depth, x), lambda: cross_entropy(model, x, tokens()[:2, :3])):
+        if kind is weights:
+            call()
+        else:
+            with pytest.raises(ConfigError, match=rf"{kind} on cpu and the weights are {weights} on cpu"):
+                call()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_autocast_takes_states_of_either_precision(kind):
+    model, x = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=8, heads=2)), torch.ones(2, 3, 8, dtype=kind)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert states_of(model.depth, x)[-1].isfinite().all()
+        assert model.head(x).isfinite().all()
+
+
+def test_a_state_of_the_precision_of_some_weights_is_taken():
+    model = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=8, heads=2)).bfloat16()
+    model.depth.sublayers[0].input_norm.float()
+    assert states_of(model.depth, torch.ones(2, 3, 8, dtype=torch.bfloat16))[-1].isfinite().all()
+
+
+def test_no_states_are_named():
+    with pytest.raises(ConfigError, match=r"states = .*give"):
+        observe(small_model("pre").depth, [], [])
