@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT
+from ctrans.model.gpt import GPT, next_token_loss
 from ctrans.stability.forward.weight_scaling import log_slope
 from ctrans.training.data import Data
 from ctrans.training.settings import TrainConfig
@@ -114,7 +113,7 @@ def coordinate_check(
             if at.t == updates:
                 break
             optimiser.zero_grad(set_to_none=True)
-            F.cross_entropy(model(tokens)[0].flatten(0, 1), targets.flatten()).backward()
+            next_token_loss(model(tokens)[0], targets).backward()
             optimiser.step()
         if progress is not None:
             progress(f"width {width}")

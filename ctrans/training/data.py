@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -137,35 +138,38 @@ class Data:
         return float(-np.log(_frequencies(learned, size)[targets]).mean())
 
     def depthless_loss(self) -> float:
-        """-mean log p(target | token) in nats per target of the validation split: the loss of a
-        table of pairs. A model without depth knows the current token, too, and nothing else but
-        its position.
+        """-mean log p(target | known) in nats per target of the validation split: the loss of a
+        table of what a model without depth knows. That is the current token and, in rows, its place.
 
         p(v | u) = (n_uv + p_v)/(n_u + 1), with the counts n and the frequencies p of the training
         split. Both splits count over their first `COUNTED` tokens. It is no bound: a trained model
         without depth may smooth its table better.
         """
-        (tokens, learned), (asked, targets), size = self._counted()
-        pairs, of_pair = np.unique(tokens * size + learned, return_counts=True)
+        (known, learned), (asked, targets), size = self._counted()
+        pairs, of_pair = np.unique(known * size + learned, return_counts=True)
         wanted = asked * size + targets
         at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
         seen = np.where(pairs[at] == wanted, of_pair[at], 0)
-        of_token = np.bincount(tokens, minlength=size)[asked]
-        return float(-np.log((seen + _frequencies(learned, size)[targets]) / (of_token + 1)).mean())
+        of_known = np.bincount(known, minlength=1 + int(asked.max()))[asked]
+        return float(-np.log((seen + _frequencies(learned, size)[targets]) / (of_known + 1)).mean())
+
+    def guess_loss(self) -> float:
+        """ln(number of different targets of the training split), in nats: the loss of a guess among
+        the answers. Counts as `frequencies_loss` does.
+        """
+        return math.log(len(np.unique(self._counted()[0][1])))
 
     def floors(self) -> dict[str, float]:
-        """Both losses, by their names in results."""
+        """The frequencies' and the depthless loss, by their names in results."""
         return {"frequencies_loss": self.frequencies_loss(), "depthless_loss": self.depthless_loss()}
 
     def _counted(self) -> tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens], int]:
-        """The tokens that have a target and their targets, of the start of each split; and the
-        number of token ids.
-        """
+        """`_pairs` of the start of each split, and 1 + the largest target."""
         train, validation = (self._pairs(tokens[:COUNTED].astype(np.int64)) for tokens in self._splits.values())
-        return train, validation, 1 + max(int(each.max()) for each in (*train, *validation))
+        return train, validation, 1 + max(int(targets.max()) for _, targets in (train, validation))
 
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
-        """The tokens that have a target, and the targets."""
+        """What a model without depth knows at each target, as a number, and the targets."""
         return tokens[:-1], tokens[1:]
 
     def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:

@@ -1,4 +1,5 @@
-"""Tasks where the current token says nothing about its target. A model without depth can only guess.
+"""Tasks whose answers lie in the other tokens of a row. A model without depth knows a token and its
+place, and can only guess the rest.
 
 The rows are drawn once from a counter-based generator, the same on every machine. A validation row
 is independent of the training rows.
@@ -13,10 +14,12 @@ from jaxtyping import Float, Integer
 
 from ctrans.training.rows import Labelled
 
-PAIRS, KEYS, VALUES = 8, 16, 16
+PAIRS, KEYS, VALUES = 4, 8, 8
 """Associative recall: pairs of a row, and how many keys and values there are."""
 MODULUS, SUMS = 23, 8
 """Modular addition: the modulus, and how many sums a row has."""
+SYMBOLS, COUNTED_TO, SYMBOLS_OF_ROW = 6, 4, 16
+"""Counting: how many symbols there are, the modulus of the count, and the symbols of a row."""
 ROWS, HELD_OUT = 40_000, 1_000
 """Rows of the training and of the validation split."""
 
@@ -38,7 +41,7 @@ def recall() -> Labelled:
     pairs = np.stack([keys, values], axis=2)
     asked = np.take_along_axis(pairs, order[:, :, None], axis=1)
     rows = np.concatenate([pairs, asked], axis=1).reshape(count, -1)
-    return _data(rows, tuple(range(2 * PAIRS, 4 * PAIRS, 2)), "the recall task")
+    return _next(rows, tuple(range(2 * PAIRS, 4 * PAIRS, 2)), "the recall task")
 
 
 def modular() -> Labelled:
@@ -50,7 +53,20 @@ def modular() -> Labelled:
     """
     a, b = (_uniform(np.random.Philox(key=2), 2, ROWS + HELD_OUT, SUMS) * MODULUS).astype(np.int64)
     rows = np.stack([a, b, np.full_like(a, MODULUS), (a + b) % MODULUS], axis=2).reshape(len(a), -1)
-    return _data(rows, tuple(range(2, 4 * SUMS, 4)), "the modular task")
+    return _next(rows, tuple(range(2, 4 * SUMS, 4)), "the modular task")
+
+
+def counting() -> Labelled:
+    """Counting: `SYMBOLS_OF_ROW` symbols, and for each how often it came before, modulo `COUNTED_TO`.
+
+    The symbols are independent and uniform. The answers are no tokens of the row. At place i the
+    count is binomial (i, 1/SYMBOLS), whatever the symbol. So no function of the token and its
+    position has less than the mean over places of the entropy of that count, modulo `COUNTED_TO`.
+    """
+    symbols = (_uniform(np.random.Philox(key=3), ROWS + HELD_OUT, SYMBOLS_OF_ROW) * SYMBOLS).astype(np.int64)
+    came = np.cumsum(symbols[:, :, None] == np.arange(SYMBOLS), axis=1)  # with the symbol itself
+    before = np.take_along_axis(came, symbols[:, :, None], axis=2)[:, :, 0] - 1
+    return _split(symbols, SYMBOLS + before % COUNTED_TO, tuple(range(SYMBOLS_OF_ROW)), "the counting task")
 
 
 def _uniform(draws: np.random.Philox, *shape: int) -> Float[np.ndarray, "..."]:
@@ -58,7 +74,13 @@ def _uniform(draws: np.random.Philox, *shape: int) -> Float[np.ndarray, "..."]:
     return (draws.random_raw(math.prod(shape)) >> 11).reshape(shape) * 2.0**-53
 
 
-def _data(rows: Integer[np.ndarray, "rows tokens"], asked: tuple[int, ...], name: str) -> Labelled:
-    """The last token of a row is a target only, so the context is one token less."""
-    flat = rows.astype(np.uint8)
-    return Labelled(flat[:ROWS].reshape(-1), flat[ROWS:].reshape(-1), rows.shape[1] - 1, name, asked)
+def _next(rows: Integer[np.ndarray, "rows tokens"], asked: tuple[int, ...], name: str) -> Labelled:
+    """Each token asked has the next one as its target. The last token of a row is a target only."""
+    return _split(rows[:, :-1], rows[:, [place + 1 for place in asked]], asked, name)
+
+
+def _split(
+    tokens: Integer[np.ndarray, "rows context"], targets: Integer[np.ndarray, "rows asked"], asked: tuple[int, ...], name: str
+) -> Labelled:
+    flat = np.concatenate([tokens, targets], axis=1).astype(np.uint8)
+    return Labelled(flat[:ROWS].reshape(-1), flat[ROWS:].reshape(-1), tokens.shape[1], name, asked)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Integer
-from torch import Tensor, from_numpy
+import torch
+from jaxtyping import Float, Int, Integer
+from torch import Tensor
 
 from ctrans.option import Count
 from ctrans.training.data import Data, Tokens
@@ -15,33 +16,40 @@ from solvers.checked import checked
 
 @dataclasses.dataclass(frozen=True)
 class Labelled(Data):
-    """Rows of `context` + 1 tokens, one after the other, each the target of the one before it.
-
-    Only the tokens in the places `asked` of a row have a target, by default the last but one. The
-    others have target -1.
+    """Rows, one after the other: `context` tokens, and then the targets of those in the places
+    `asked`, by default of the last one. All other tokens have target -1.
     """
 
     asked: tuple[int, ...] = ()
 
     @property
-    def _asked(self) -> Bool[np.ndarray, " context"]:
-        return np.isin(np.arange(self.context), self.asked or (self.context - 1,))
+    def _asked(self) -> list[int]:
+        return list(self.asked or (self.context - 1,))
+
+    @property
+    def _row(self) -> int:
+        """The number of tokens and targets of a row."""
+        return self.context + len(self._asked)
 
     def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
-        rows = len(self.train) // (self.context + 1)
-        return (u * rows).astype(np.int64) * (self.context + 1)
+        return (u * (len(self.train) // self._row)).astype(np.int64) * self._row
 
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
-        rows = tokens[: len(tokens) // (self.context + 1) * (self.context + 1)].reshape(-1, self.context + 1)
-        return rows[:, :-1][:, self._asked].reshape(-1), rows[:, 1:][:, self._asked].reshape(-1)
+        """A model without depth knows a token and its place."""
+        rows = tokens[: len(tokens) // self._row * self._row].reshape(-1, self._row)
+        known = rows[:, self._asked] * self.context + self._asked
+        return known.reshape(-1), rows[:, self.context :].reshape(-1)
 
     @checked
     def validation_windows(self, count: Count) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
         """At most `count` rows of the validation split and their targets, evenly spaced and fixed."""
-        rows = len(self.validation) // (self.context + 1)
+        rows = len(self.validation) // self._row
         chosen = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))
-        return self._windows(self.validation, chosen * (self.context + 1))
+        return self._windows(self.validation, chosen * self._row)
 
     def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]) -> tuple[Tensor, Tensor]:
-        read, following = super()._windows(tokens, starts)
-        return read, following.where(from_numpy(self._asked), -1)
+        rows = torch.from_numpy(np.stack([tokens[start : start + self._row] for start in starts]).astype(np.int64))
+        read = rows[:, : self.context]
+        targets = torch.full_like(read, -1)
+        targets[:, self._asked] = rows[:, self.context :]
+        return read, targets

@@ -9,7 +9,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ctrans.training.data import Data
-from ctrans.training.depth_tasks import KEYS, MODULUS, PAIRS, SUMS, VALUES, modular, recall
+from ctrans.training.depth_tasks import (
+    COUNTED_TO,
+    KEYS,
+    MODULUS,
+    PAIRS,
+    SUMS,
+    SYMBOLS,
+    SYMBOLS_OF_ROW,
+    VALUES,
+    counting,
+    modular,
+    recall,
+)
 from ctrans.training.digits import CONTEXT, VOCABULARY, digits
 
 
@@ -38,6 +50,7 @@ TASKS: dict[str, Task] = {
         {"batch": 32, "iterations": 500, "warmup": 50, "eval_every": 50, "eval_windows": 360},
     ),
     "recall": Task(recall, {"vocab_size": KEYS + VALUES, "context": 4 * PAIRS - 1}, OF_ROWS),
+    "counting": Task(counting, {"vocab_size": SYMBOLS + COUNTED_TO, "context": SYMBOLS_OF_ROW}, OF_ROWS),
     "modular": Task(modular, {"vocab_size": MODULUS + 1, "context": 4 * SUMS - 1}, OF_ROWS),
 }
 """Tasks by name."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ctrans.training.data import Data, from_text
-from ctrans.training.depth_tasks import KEYS, MODULUS, PAIRS, SUMS, VALUES, modular, recall
+from ctrans.training.depth_tasks import COUNTED_TO, KEYS, MODULUS, PAIRS, SUMS, SYMBOLS, SYMBOLS_OF_ROW, VALUES, counting, modular, recall
 from ctrans.training.rows import Labelled
 from ctrans.training.tasks import TASKS
 from tests.cli.test_commands import run, strict
