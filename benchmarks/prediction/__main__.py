@@ -46,7 +46,7 @@ from ctrans.stability.screening.predicted_rate import Predictor
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
 from ctrans.study.database import FILE, Store, open_store
-from ctrans.study.outcomes import losses, outcomes_of
+from ctrans.study.outcomes import losses, outcomes_of, stable_rule
 from ctrans.training.data_sources import read_source
 from solvers import ConfigError, SolveError
 
@@ -159,7 +159,13 @@ def found(store: Store) -> Allowed:
 def _show(stage: str, regime: str, plan: Prospect, store: Store, formats: Sequence[str], out: Path) -> None:
     here, runs = found(store), plan.kept(store)
     outcomes = outcomes_of(runs)
-    result: dict[str, Any] = {**begins(plan), "outcomes": outcomes, "losses": losses(runs), "prediction": here}
+    result: dict[str, Any] = {
+        **begins(plan),
+        "outcomes": outcomes,
+        "losses": losses(runs),
+        "prediction": here,
+        "stable_rule": stable_rule(runs, None),
+    }
     files = {"study.json": (to_json(result) + "\n").encode()}
     for each in formats:
         files |= {name: make() for name, make in export.files(each, store, outcomes).items()}

@@ -130,7 +130,8 @@ FLOORS = {
         {"type": ["number", "null"]},
     ),
     "depthless_loss": described(
-        "The loss of a table that knows only the current token, as a model without depth does; null if the data are not known.",
+        "The loss of a table that knows only the current token and, for a task's rows, its place, as a model without depth does; null if "
+        "the data are not known.",
         {"type": ["number", "null"]},
     ),
 }
@@ -201,6 +202,11 @@ RESULT_KEYS: dict[str, Schema] = {
         "states": a_map("By case that measured moments: segments, and over its trained models the mean |x|.", SPREAD),
         "verdict": Verdict | None,
         **FLOORS,
+        "stable_rule": described(
+            "The rule of the largest stable learning rates, its depthless floor and the loss of a guess in nats per target, and by case "
+            "why it has no such rate; null before the first run.",
+            OBJECT_OR_NULL,
+        ),
         "prediction": described("Of the experiment benchmarks/prediction; null otherwise.", OBJECT_OR_NULL),
     },
     "coordinate-check": {

@@ -18,11 +18,12 @@ from ctrans.study.carry_out import Prospect, prospect
 from ctrans.study.database import FILE, Finished, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
-from ctrans.study.outcomes import curves, losses, outcomes_of, states
+from ctrans.study.outcomes import Floor, curves, losses, outcomes_of, stable_rule, states
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, Preset
 from ctrans.study.study_file import read_study
 from ctrans.study.training import FAILED
+from ctrans.training.data import Data
 from ctrans.training.data_sources import read_source
 from solvers import ConfigError
 from solvers.errors import unknown
@@ -128,7 +129,9 @@ def _check(request: StudyRequest, directory: Path) -> None:
 def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -> None:
     """Writes and prints the results of the runs so far."""
     runs = plan.kept(store)
-    outcomes, failed = outcomes_of(runs), [run for run in runs if run.result.ending == FAILED]
+    data = _data(plan, runs)
+    floor = None if data is None else Floor(data.depthless_loss(), data.guess_loss())
+    outcomes, failed = outcomes_of(runs, floor), [run for run in runs if run.result.ending == FAILED]
     result = {
         **begins(plan),
         "failed": len(failed),
@@ -136,7 +139,8 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "losses": losses(runs),
         "curves": curves(runs),
         "states": states(runs),
-        **_floors(plan, runs),
+        **({} if data is None else data.floors()),
+        "stable_rule": stable_rule(runs, floor),
         "verdict": _verdict(request, plan, runs),
     }
     files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
@@ -156,18 +160,16 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) ->
     return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes)
 
 
-def _floors(plan: Prospect, runs: Sequence[Finished]) -> dict[str, float]:
-    """What a model reaches that knows the frequencies of targets, or the current token, and nothing
-    else. Empty before the first run, and without the runs' data.
-    """
+def _data(plan: Prospect, runs: Sequence[Finished]) -> Data | None:
+    """The data of the runs; None before the first run, and where they are missing or others."""
     if not runs:
-        return {}
+        return None
     context = runs[0].run.model.context
     try:
         data = read_source(plan.study.source, context)
     except ConfigError:
-        return {}
-    return data.floors() if data.fingerprint() == plan.fingerprints[context] else {}
+        return None
+    return data if data.fingerprint() == plan.fingerprints[context] else None
 
 
 command.help = (command.help or "").replace("{presets}", ", ".join(PRESETS))

@@ -36,8 +36,9 @@ class TrainRequest(WrittenRequest):
         "text",
         "text: predict each next token. digits: a small vision Transformer classifies scikit-learn's 1,797 images of handwritten "
         "digits, 8 x 8 pixels. Each pixel is a patch, the class token comes last, and all tokens attend to all. Every evaluation "
-        "prints the accuracy on the held-out fifth. recall: 8 keys with a value each, then the keys in another order, each of which asks "
-        "for its value. modular: sums modulo 23. A model without depth only guesses at these two. ctrans downloads nothing.",
+        "prints the accuracy on the held-out fifth. recall: 4 keys with a value each, then the keys in another order, each of which asks "
+        "for its value. counting: how often each symbol came before, modulo 4. modular: sums modulo 23. A model without depth only "
+        "guesses at these. ctrans downloads nothing.",
         group="Data",
         choices={"text": None, **TASKS},
     )

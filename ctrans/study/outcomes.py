@@ -7,13 +7,16 @@ its first step, and l* the best loss of the case. With l(eta) = l_0 for a run th
 
     sensitivity = mean over eta of min(l(eta), l_0) - l*.
 
-A rate is stable if all its runs finished at min(l, l_0) <= l* + SHARE (l_0 - l*). The largest
-stable rate is the end of the unbroken row of stable rates from the best rate upwards. A case with
-one rate has neither figure.
+The largest stable rate has one of two rules (`RULES`). By the depthless floor F: going up from the
+best rate, the rate at which the mean loss crosses (l* + F)/2 (`rate_by_floor`). Without a floor, by
+the share of the gain: a rate is stable if all its runs finished at min(l, l_0) <= l* + SHARE (l_0 -
+l*). The largest one is the end of the unbroken row of stable rates from the best rate upwards. A
+case with one rate has neither figure.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -23,12 +26,73 @@ from typing import Any
 from ctrans.study.database import Finished
 from ctrans.study.training import FAILED
 
+BY_FLOOR, BY_SHARE = "depthless floor", "share of the gain"
+RULES = {
+    BY_FLOOR: "the mean loss is nearer to the best one than to that of a model without depth",
+    BY_SHARE: "every seed kept at least nine tenths of what the best rate gained",
+}
+"""When a learning rate is stable, by rule."""
+DEEPER = 0.1
+"""The share of the depthless floor that the best loss must lie below it. The level between them is
+then at least a twentieth of the floor below it. Trained models without depth ended within that: at
+most 0.026 of the floor below (text, recall, counting; their best of several rates).
+"""
 SHARE = 0.1
 """The share of the best run's gain that a stable run may miss."""
 LEARNED = 0.1
 """The best run of a case must end this number of nats below the loss of token frequencies.
 Otherwise its losses and rates mean nothing.
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class Floor:
+    """The mean losses in nats per target of a model without `depth`, and of a `guess` among the
+    answers, which is that of no training.
+    """
+
+    depth: float
+    guess: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StableRate:
+    """The largest stable learning rate; None with the `reason`. With `at_least` it is the largest
+    rate that was tried, and the true one is higher.
+    """
+
+    rate: float | None
+    at_least: bool = False
+    reason: str = ""
+
+
+def rate_by_floor(ends: Mapping[float, Sequence[float]], floor: Floor) -> StableRate:
+    """The rate, going up from the best one, at which the mean over seeds of min(l, guess) crosses
+    (l* + F)/2, linear in log rate. nan and inf count as the guess.
+
+    - `ends`: the losses at the end over seeds, by learning rate
+    - `floor`: F and the guess
+
+    l* is the lowest mean. The rate is None if l* > (1 - DEEPER) F.
+    """
+    means = {
+        rate: statistics.fmean(min(loss, floor.guess) if loss < math.inf else floor.guess for loss in ends[rate])
+        for rate in sorted(ends)
+        if ends[rate]
+    }
+    if not means:
+        return StableRate(None, reason="no run is done")
+    best = min(means.values())
+    if best > (1 - DEEPER) * floor.depth:
+        return StableRate(
+            None, reason=f"the best loss {best:.3g} is less than {DEEPER:.0%} below the depthless floor {floor.depth:.3g}"
+        )
+    level = (best + floor.depth) / 2
+    above = list(itertools.dropwhile(lambda point: point[1] > best, means.items()))
+    for (low, before), (high, after) in itertools.pairwise(above):
+        if after > level:
+            return StableRate(low * (high / low) ** ((level - before) / (after - before)))
+    return StableRate(above[-1][0], at_least=True)
 
 
 def by_case(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
@@ -98,10 +162,27 @@ def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def case_outcomes(runs: Sequence[Finished]) -> dict[str, float | None]:
-    """The outcomes of the runs of one case. The largest stable rate is None if no rate is known to
-    be stable.
+def stable_rate(runs: Sequence[Finished], floor: Floor) -> StableRate:
+    """`rate_by_floor` of the runs of one case. None if one failed, whose loss is unknown, or with one
+    rate.
     """
+    ends = {rate: [math.nan if run.last is None else run.last for run in each] for rate, each in by_rate(runs).items()}
+    if failed := sum(run.result.ending == FAILED for run in runs):
+        return StableRate(None, reason=f"{failed} of {len(runs)} runs failed")
+    return rate_by_floor(ends, floor) if len(ends) > 1 else StableRate(None, reason="it has one learning rate")
+
+
+def case_outcomes(runs: Sequence[Finished], floor: Floor | None = None) -> dict[str, float | None]:
+    """The outcomes of the runs of one case. The largest stable rate is None if no rate is known to
+    be stable. With a `floor`, `at least` is 1 if it is the largest rate that was tried.
+    """
+    if floor is not None:
+        found = stable_rate(runs, floor)
+        return {**_by_share(runs), "largest stable learning rate": found.rate, "at least": float(found.at_least)}
+    return _by_share(runs)
+
+
+def _by_share(runs: Sequence[Finished]) -> dict[str, float | None]:
     rates = by_rate(runs)
     means = {rate: statistics.fmean(map(end_loss, each)) for rate, each in rates.items()}
     known = {rate: mean for rate, mean in means.items() if not math.isnan(mean)}
@@ -131,6 +212,14 @@ def _stable(runs: Sequence[Finished], best: float, first: float) -> bool:
     return all(run.last is not None and end_loss(run) <= best + SHARE * (first - best) for run in runs)
 
 
-def outcomes_of(runs: Sequence[Finished]) -> dict[str, dict[str, float | None]]:
+def outcomes_of(runs: Sequence[Finished], floor: Floor | None = None) -> dict[str, dict[str, float | None]]:
     """`case_outcomes` of each case."""
-    return {case: case_outcomes(each) for case, each in by_case(runs).items()}
+    return {case: case_outcomes(each, floor) for case, each in by_case(runs).items()}
+
+
+def stable_rule(runs: Sequence[Finished], floor: Floor | None) -> dict[str, Any]:
+    """The rule of the largest stable rates, its floor, and why cases have none by that rule."""
+    rates = {} if floor is None else {case: stable_rate(each, floor) for case, each in by_case(runs).items()}
+    unknown = {case: found.reason for case, found in rates.items() if found.rate is None}
+    begins = {"rule": BY_SHARE if floor is None else BY_FLOOR, "unknown": unknown}
+    return {**begins, "depthless_loss": floor and floor.depth, "guess_loss": floor and floor.guess}

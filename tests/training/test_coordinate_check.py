@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import scipy.stats
 
@@ -10,6 +11,7 @@ from ctrans import GPTConfig
 from ctrans.report.pages.coordinate_page import growth_words
 from ctrans.training.coordinate_check import Power, coordinate_check, power_of
 from ctrans.training.data import from_text
+from ctrans.training.rows import Labelled
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
 from tests.cli.test_commands import run
@@ -77,3 +79,15 @@ def test_the_command_names_the_place_that_grows_most(tmp_path):
     assert (tmp_path / "coordinate-check.png").stat().st_size > 10_000
     refused = run("coordinate-check", "--widths", 20, "--widths", 40)
     assert (refused.exit_code, "multiples of a head's width 16" in refused.stderr) == (2, True)
+
+
+def test_tokens_without_a_target_have_no_part_in_the_update():
+    rows = np.random.default_rng(0).integers(0, 256, (20, 9))
+    other = np.concatenate([rows[:, :8], (rows[:, 8:] + 1) % 256], axis=1)
+    found = [
+        coordinate_check(CONFIG, (32, 64), Labelled(each.reshape(-1), each.reshape(-1), 8, "rows"), SETTINGS, updates=1)
+        for each in (rows, other)
+    ]
+    assert found[0][0] == found[1][0]  # the same tokens
+    assert found[0][1].changes != found[1][1].changes  # and other targets
+    assert min(found[0][1].changes[32]) > 0

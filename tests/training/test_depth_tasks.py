@@ -6,9 +6,25 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
+from ctrans.model.config import GPTConfig
+from ctrans.study.description import PlannedRun
+from ctrans.study.training import train_run
 from ctrans.training.data import Data, from_text
-from ctrans.training.depth_tasks import COUNTED_TO, KEYS, MODULUS, PAIRS, SUMS, SYMBOLS, SYMBOLS_OF_ROW, VALUES, counting, modular, recall
+from ctrans.training.depth_tasks import (
+    COUNTED_TO,
+    KEYS,
+    MODULUS,
+    PAIRS,
+    SUMS,
+    SYMBOLS,
+    SYMBOLS_OF_ROW,
+    VALUES,
+    counting,
+    modular,
+    recall,
+)
 from ctrans.training.rows import Labelled
+from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS
 from tests.cli.test_commands import run, strict
 
@@ -17,7 +33,10 @@ SMALL = ["--width", "64", "--heads", "4", "--depth", "2", "--dt", "1", "--learni
 
 
 def rows_of(data):
-    return np.concatenate([data.train, data.validation]).reshape(-1, data.context + 1).astype(int)
+    """The rows as sequences. Where a row's targets are its next tokens, with the last target."""
+    both = np.concatenate([data.train, data.validation])
+    rows = both.reshape(-1, data.context + len(data.asked)).astype(int)
+    return np.concatenate([rows[:, : data.context], rows[:, -1:]], axis=1)
 
 
 def test_each_answer_of_recall_is_the_value_that_its_key_had():
@@ -42,7 +61,7 @@ def test_each_sum_is_right():
 def test_the_targets_are_the_answers_and_no_other_token(make, places):
     data = make()
     tokens, targets = data.batch(5, 0, batch=16, seed=2)
-    rows = {tuple(row) for row in data.train.reshape(-1, data.context + 1).tolist()}
+    rows = {tuple(row) for row in rows_of(data).tolist()}
     for read, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
         assert [place for place, target in enumerate(wanted) if target >= 0] == [*places]
         full = [*read, wanted[-1]]
@@ -50,8 +69,36 @@ def test_the_targets_are_the_answers_and_no_other_token(make, places):
         assert all(full[place + 1] == wanted[place] for place in places)
 
 
+def test_each_answer_of_counting_is_how_often_its_symbol_came_before():
+    tokens, targets = counting().batch(3, 0, batch=64, seed=1)
+    for row, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
+        assert wanted == [SYMBOLS + row[:place].count(symbol) % COUNTED_TO for place, symbol in enumerate(row)]
+
+
 def test_the_rows_are_the_same_on_every_machine():
-    assert [recall().fingerprint()[:16], modular().fingerprint()[:16]] == ["12306e8021ad46fa", "a9640be3c426c8c4"]
+    made = [make().fingerprint()[:16] for make in (recall, counting, modular)]
+    assert made == ["d47c4d29bbcd329d", "7969b29ac8441b58", "3e653f2ef9e8b694"]
+
+
+def test_the_depthless_floor_of_counting_is_the_entropy_of_the_count_given_the_place():
+    entropies = []
+    for place in range(SYMBOLS_OF_ROW):
+        p = [0.0] * COUNTED_TO
+        for k in range(place + 1):
+            p[k % COUNTED_TO] += math.comb(place, k) * (1 / SYMBOLS) ** k * (1 - 1 / SYMBOLS) ** (place - k)
+        entropies.append(-sum(q * math.log(q) for q in p if q))
+    assert counting().depthless_loss() == pytest.approx(sum(entropies) / SYMBOLS_OF_ROW, abs=4e-3)
+    assert counting().guess_loss() == pytest.approx(math.log(COUNTED_TO))
+
+
+def test_a_trained_model_without_depth_ends_no_lower_than_the_floor():
+    """The floor is of token and place: a floor of tokens alone, 1.28, would not bind."""
+    task = TASKS["counting"]
+    data = task.data()
+    model = GPTConfig(width=16, heads=2, depth=1, placement="pre", dt=1e-6, positions="learned", **task.architecture)
+    settings = {**task.settings, "iterations": 200, "warmup": 20, "eval_every": 200, "eval_windows": 500, "learning_rate": 1e-2}
+    result = train_run(PlannedRun(model, TrainConfig(**settings), {}), data)
+    assert data.depthless_loss() - 0.005 < result.evaluations[-1]["validation_loss"] < data.depthless_loss() + 0.1
 
 
 @pytest.mark.parametrize("name", FLOORS)
@@ -83,6 +130,18 @@ def test_the_floors_of_rows_count_their_answers_only():
     data = Labelled(rows.reshape(-1), rows[:2].reshape(-1), 2, "rows")
     expected = by_dictionary([(1, 2), (1, 3), (1, 2), (1, 2)], [(1, 2), (1, 3)], 4)
     assert (data.depthless_loss(), data.frequencies_loss()) == pytest.approx(expected)
+    assert data.guess_loss() == pytest.approx(math.log(2))
+
+
+def test_the_floor_of_rows_is_that_of_a_table_by_place_and_token():
+    rows = np.random.default_rng(1).integers(0, 3, (200, 4 + 2))
+    train, validation, asked = rows[:150], rows[150:], (1, 3)
+    data = Labelled(train.reshape(-1), validation.reshape(-1), 4, "rows", asked)
+    pairs = [
+        [((place, row[place]), row[4 + i]) for row in part.tolist() for i, place in enumerate(asked)]
+        for part in (train, validation)
+    ]
+    assert (data.depthless_loss(), data.frequencies_loss()) == pytest.approx(by_dictionary(*pairs, 3))
 
 
 def test_a_large_vocabulary_costs_no_square_of_it():

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Mark, Plot, Table, Words, cell, digits, table
-from ctrans.study.outcomes import LEARNED
+from ctrans.study.outcomes import LEARNED, RULES
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, Effect
 
 HOLDS: dict[bool | None, Cell] = {
@@ -24,7 +24,7 @@ OUTCOMES = {
     "failed": "trainings that ended with an error",
     "best loss": "lowest mean over seeds of the validation loss at the end, in nats a token",
     "best learning rate": "the learning rate with the best loss",
-    "largest stable learning rate": "up to this rate every seed kept at least nine tenths of what the best rate gained",
+    "largest stable learning rate": "the highest rate up to which trainings are stable, by the rule below",
     "sensitivity": "mean over learning rates of the loss above the best, in nats a token; small is easy to tune",
 }
 EFFECTS = (
@@ -51,7 +51,7 @@ PLACES = {
 
 FLOORS = {
     "frequencies_loss": ("how often each target comes", "their losses cannot be compared"),
-    "depthless_loss": ("the current token, as one without depth", "their losses say little about depth"),
+    "depthless_loss": ("the current token and its place, as one without depth", "their losses say little about depth"),
 }
 """By key: what a model of this loss knows, and what follows for cases that reach no lower."""
 
@@ -65,7 +65,7 @@ def _study(prefix: str, study: JSONObject) -> list[Chapter]:
     cost = [_costs(study["cost"])] if study["cost"] else []
     return [
         Chapter(f"{prefix}Result", [_answer(study), *_claim(study["verdict"]), *cost]),
-        Chapter(f"{prefix}By case", [_outcomes(study["outcomes"]), *_plateau(study)]),
+        Chapter(f"{prefix}By case", [_outcomes(study["outcomes"]), *_rule(study), *_plateau(study)]),
         Chapter(f"{prefix}Charts", [_chart(study, key) for key in PLACES], picture="study"),
     ]
 
@@ -111,7 +111,28 @@ def _costs(cost: JSONObject) -> Table:
 def _outcomes(outcomes: Mapping[str, JSONObject]) -> Table:
     columns = ["case", *(Column(name, meaning) for name, meaning in OUTCOMES.items())]
     known = {case: {**each, "failed": each.get("failed") or None} for case, each in outcomes.items()}  # only where some failed
-    return table("", columns, [[case_name(case), *map(each.get, OUTCOMES)] for case, each in known.items()])
+    return table("", columns, [[case_name(case), *(_outcome(name, each) for name in OUTCOMES)] for case, each in known.items()])
+
+
+def _outcome(name: str, case: JSONObject) -> Cell:
+    value = case.get(name)
+    if name == "largest stable learning rate" and value is not None and case.get("at least"):
+        return Cell(f"at least {digits(value)}", value)
+    return cell(value)
+
+
+def _rule(study: JSONObject) -> list[Words]:
+    """The rule of the largest stable rates, with its floor, and which cases have none."""
+    rule = study.get("stable_rule")
+    if rule is None:
+        return []
+    said = f"Rule of the largest stable learning rate: {rule['rule']}. Up to this rate, {RULES[rule['rule']]}"
+    if rule["depthless_loss"] is not None:
+        said += (
+            f", which is {digits(rule['depthless_loss'])} nats. Losses count up to that of a guess, {digits(rule['guess_loss'])}"
+        )
+    none = [f"{case_name(case)}: {reason}" for case, reason in rule["unknown"].items()]
+    return [Words(f"{said}."), *([Words("These cases have no such rate:", none)] if none else [])]
 
 
 def _no_lower(study: JSONObject, key: str) -> list[str]:

@@ -14,7 +14,7 @@ FIGURES = {
     "first_validation_loss": Column("first loss", "validation loss before the first iteration, nats a token"),
     "validation_loss": Column("last loss", "validation loss at the end"),
     "best_validation_loss": Column("best loss", "the lowest validation loss"),
-    "depthless_loss": Column("loss without depth", "what a table reaches that knows only the current token"),
+    "depthless_loss": Column("loss without depth", "what a table reaches that knows only the current token and its place"),
     "best_step": Column("best iteration", "the iteration with the best loss"),
     "accuracy": Column("accuracy", "share of the held-out answers that are right"),
     "parameters": Column("parameters"),
