@@ -139,7 +139,8 @@ class Data:
 
     def depthless_loss(self) -> float:
         """-mean log p(target | known) in nats per target of the validation split: the loss of a
-        table of what a model without depth knows. That is the current token and, in rows, its place.
+        table of what a model without depth knows. That is the current token and, in rows, its
+        place.
 
         p(v | u) = (n_uv + p_v)/(n_u + 1), with the counts n and the frequencies p of the training
         split. Both splits count over their first `COUNTED` tokens. It is no bound: a trained model

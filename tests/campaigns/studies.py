@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from ctrans.cli import study as command
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import FILE, SCHEMA, open_store
-from ctrans.study.outcomes import outcomes_of
+from ctrans.study.outcomes import Floor, outcomes_of
 from ctrans.study.study_file import read_study
 from tests.campaigns import kills
 from tests.campaigns.damaged import TEXT
@@ -220,8 +220,10 @@ class Undisturbed:
         if isinstance(answer, Answer) and answer.code != 0:
             return []
         found = json.loads(answer.out) if isinstance(answer, Answer) else answer
+        rule = found["stable_rule"] or {}
+        floor = Floor(rule["depthless_loss"], rule["guess_loss"]) if rule.get("depthless_loss") is not None else None
         for part in self.parts:
-            if len(part) == found["done"] and (outcomes_of(part) == found["outcomes"] or not figures):
+            if len(part) == found["done"] and (outcomes_of(part, floor) == found["outcomes"] or not figures):
                 return part
         faults.append(f"figures of no runs that there were: {str(found['outcomes'])[:2000]}")
         return []

@@ -1,6 +1,7 @@
 """`ctrans study` as users type it, on stores whose runs are made up, so that nothing is trained but what must be."""
 
 import csv
+import math
 
 import pytest
 
@@ -9,6 +10,7 @@ from ctrans.study.database import open_store
 from ctrans.study.presets.table import PRESETS
 from ctrans.study.study_file import read_study
 from ctrans.study.training import RunResult
+from ctrans.training.depth_tasks import recall
 from tests.cli.test_commands import run, strict
 
 TOML = """
@@ -95,6 +97,30 @@ def test_a_preset_says_claim_effects_and_verdict(tmp_path):
     assert verdict["effects"][0]["mean"] == pytest.approx(4.0 - 2.51)
     assert "Xiong et al., ICML 2020" in result.output.replace("\n", " ")
     assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+def test_a_result_shows_the_rule_of_the_largest_stable_rate_and_the_floor_of_its_own_data(tmp_path):
+    (tmp_path / "mine.toml").write_text(TOML.replace("context = 8\n", "").replace("[base]", 'task = "recall"\n[base]'))
+    study = read_study(tmp_path / "mine.toml")
+    loss = {("pre", 1e-3): 0.08, ("pre", 1e-2): 0.5, ("peri", 1e-3): 0.08, ("peri", 1e-2): 5.0}
+    kept(tmp_path / "out", study, lambda each: loss[each.model.placement, each.training.learning_rate])
+    result = run("study", tmp_path / "mine.toml", "--report", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    found = strict((tmp_path / "out" / "study.json").read_text())
+    floor, guess = recall().depthless_loss(), math.log(8)
+    assert found["stable_rule"] == {
+        "rule": "depthless floor",
+        "unknown": {},
+        "depthless_loss": floor,
+        "guess_loss": pytest.approx(guess),
+    }
+    pre, peri = (found["outcomes"][f'{{"placement": "{name}"}}'] for name in ("pre", "peri"))
+    assert (pre["largest stable learning rate"], pre["at least"]) == (1e-2, 1)
+    assert peri["largest stable learning rate"] == pytest.approx(1e-3 * 10 ** (((0.08 + floor) / 2 - 0.08) / (guess - 0.08)))
+    said = " ".join(result.output.split())
+    assert "at least 0.01" in said
+    assert "Rule of the largest stable learning rate: depthless floor" in said
+    assert "2.08" in said
 
 
 def test_a_report_after_a_kill_has_outcomes_and_no_verdict_of_half_a_study(tmp_path):

@@ -150,7 +150,7 @@ def test_a_large_vocabulary_costs_no_square_of_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["recall", "modular"])
+@pytest.mark.parametrize("task", ["recall", "counting", "modular"])
 def test_depth_passes_the_floor_and_no_depth_does_not(task, tmp_path):
     args = ["train", "--task", task, *SMALL, "--json", "-"]
     deep = strict(run(*args, "--out", tmp_path / "deep").stdout)

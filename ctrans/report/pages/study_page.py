@@ -132,6 +132,8 @@ def _rule(study: JSONObject) -> list[Words]:
             f", which is {digits(rule['depthless_loss'])} nats. Losses count up to that of a guess, {digits(rule['guess_loss'])}"
         )
     none = [f"{case_name(case)}: {reason}" for case, reason in rule["unknown"].items()]
+    if len(none) == len(study["outcomes"]) and len(alike := set(rule["unknown"].values())) == 1:
+        return [Words(f"{said}. No case has such a rate: {alike.pop()}.")]
     return [Words(f"{said}."), *([Words("These cases have no such rate:", none)] if none else [])]
 
 
