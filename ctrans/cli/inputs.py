@@ -16,6 +16,8 @@ from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.opened import Opened
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import check_buildable
 from ctrans.model.text import read_text, windows
 from ctrans.training.processes import get_device
 from solvers import ConfigError
@@ -241,11 +243,16 @@ def read_batch(request: ModelRequest, found: Sequence[ModelSource], *, targets: 
     """`batch` sequences for each of these walks, as long as all of the models can read, with their
     targets if asked for. Sets the number of threads that the largest model needs for one walk.
 
-    Raises ConfigError as `read_inputs`.
+    Raises ConfigError as `read_inputs`, and for a GPT whose weights and activations of one sublayer
+    do not fit in this machine's memory.
     """
     text, device = read_inputs(request, found), get_device(request.device)
     length = min(source.context for source in found)
     read = text.pairs(request.batch, length, walks) if targets else [text.sequences(request.batch, length, walks)]
+    for source in found:
+        if isinstance(source.config, GPTConfig) and device.type == "cpu":
+            shape = (len(read[0]) // walks, read[0].shape[1])
+            check_buildable(source.config, request.seed, on_demand=source.streamed, shape=shape, dtype=get_dtype(request.dtype))
     x, *y = (part.to(device) for part in read)
     settle_threads(found, x[::walks], get_dtype(request.dtype))
     return Batch(request, found, text, x, y[0] if y else None)

@@ -4,7 +4,9 @@ placement needs one, and a head.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -14,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ctrans.depth import Depth, Sublayers, check_matches
 from ctrans.fields import FIELDS, Kind, OwnGains, ParallelMaps
@@ -27,7 +30,7 @@ from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
-from ctrans.weights.on_demand import Piece, Shelf, check_fits, put_on_demand, skeletons
+from ctrans.weights.on_demand import SHARE, Piece, Shelf, check_fits, memory, put_on_demand, skeletons
 from solvers import ConfigError, Solution
 from solvers.checked import checked, is_dense
 from solvers.errors import shown
@@ -321,13 +324,60 @@ def weights_of_block(config: GPTConfig) -> int:
     return sum(weight.numel() for made in maps for weight in made.parameters() if weight.dim() > 1)
 
 
-def check_buildable(config: GPTConfig, seed: int, *, on_demand: bool = False) -> None:
+class _Largest(TorchFunctionMode):
+    """Keeps the bytes of the largest tensor that the first thousand operations make. The fused
+    attention kernel makes no scores.
+    """
+
+    size, left = 0, 1000
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("enough")  # a map in a loop over tokens
+        fused = func is F.scaled_dot_product_attention
+        made = torch.empty_like(args[0]) if fused else func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.size = max(self.size, made.untyped_storage().nbytes())  # a view has those of its base
+        return made
+
+
+def first_activations(config: GPTConfig, sequences: int, tokens: int, dtype: torch.dtype) -> int:
+    """The bytes of the largest tensor in one attention and FFN of so many sequences: a lower bound
+    of what a pass needs. It is found on device "meta", where tensors have no numbers.
+    """
+    largest = _Largest()
+    with largest, contextlib.suppress(RuntimeError, NotImplementedError):  # what numbers decide
+        x = torch.empty(sequences, tokens, config.width, dtype=dtype, device="meta")
+        with torch.device("meta"):
+            maps = [table[getattr(config, kind)](config).to(dtype) for kind, table in FIELDS.items()]
+        for made in maps:
+            made(x)
+    return largest.size
+
+
+def check_buildable(
+    config: GPTConfig,
+    seed: int,
+    *,
+    on_demand: bool = False,
+    shape: tuple[int, int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Raises ConfigError for an invalid seed, and for weights that do not fit in this machine's
-    memory.
+    memory; with the shape (sequences, tokens) of an input, for weights and first activations.
     """
     check_seed(seed)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
     weights = number_of_weights(config)
     if on_demand:
         weights -= (config.weights_in_depth - 1) * weights_of_block(config)
     less = "" if on_demand else ", or have them drawn on demand (on_demand=True, --stream)"
-    check_fits(weights * torch.get_default_dtype().itemsize, f"lower width, depth or context{less}")
+    check_fits(weights * dtype.itemsize, f"lower width, depth or context{less}")
+    if (
+        shape is not None
+        and math.prod(shape) * (shape[1] * config.heads + config.hidden_width) * dtype.itemsize * SHARE > memory()
+    ):
+        read = "{:,} sequences of {:,} tokens".format(*shape)
+        needed = weights * dtype.itemsize + first_activations(config, *shape, dtype)
+        check_fits(needed, "lower --batch, --context or --width", f"the weights and one sublayer's activations for {read} need")

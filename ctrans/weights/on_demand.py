@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import functools
 import os
+import resource
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +26,19 @@ SHARE = 4
 """By default weights come on demand if they need more than 1/SHARE of the memory: graphs, gradients
 and copies in float64 need the rest.
 """
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files with the memory limit of a control group, in versions 2 and 1."""
 
 
 def memory() -> int:
-    """This machine's memory in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """The bytes of memory that this process may use: this machine's, or less by the limit of its
+    control group or of `ulimit -v`.
+    """
+    allowed = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_AS)[0]]
+    for limit in LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            allowed.append(int(limit.read_text()))
+    return min(size for size in allowed if size > 0)
 
 
 def too_large_to_stay(weights: float) -> bool:

@@ -7,6 +7,7 @@ was: what each part found is a line of a file in out/campaigns.
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,10 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.record import keep
 from solvers import ConfigError, SolveError
-from tests.campaigns import broken_disk, damaged, hostile, kills, lives, odd_calls, studies, wrong_calls, wrong_requests
+from tests.campaigns import broken_disk, damaged, hostile, kills, lives, mutated, odd_calls, studies, wrong_calls, wrong_requests
 from tests.campaigns.harness import BYTES, SECONDS, Part, apart, ask_apart, draw_all
 
-REQUESTS, CALLS, ODD_CALLS, FLIPS, KILLS, OVERWRITING = 10_000, 10_000, 10_000, 1_000, 400, 100
+REQUESTS, CALLS, ODD_CALLS, MUTATED, FLIPS, KILLS, OVERWRITING = 10_000, 10_000, 10_000, 2_000, 1_000, 400, 100
 """How much of each is the whole; of the hostile files, and of the operations at which a run is killed, it is all."""
 STATE = Path("out/campaigns")
 TELL = 5
@@ -103,6 +104,18 @@ def of_hostile_files(place, part):
     return faults
 
 
+def of_mutated_files(place, part):
+    """Files of every kind, each damaged in one way: a line or an answer, and pages with no tag or attribute of the data's."""
+    faults = []
+    for cases in batches(part.among(mutated.drawn(MUTATED, part.seed))):
+        made = [mutated.made_in(case, part.seed, place / str(k)) for k, case in enumerate(cases)]
+        for k, ((_, what), answer) in enumerate(zip(made, ask_apart([args for args, _ in made]), strict=True)):
+            answer.faults += mutated.faults_of_pages(place / str(k))
+            faults += [f"{what}: {fault}" for fault in check(answer)]
+            shutil.rmtree(place / str(k))
+    return faults
+
+
 def of_requests(place, part):
     """Wrong requests of every command."""
     requests = []
@@ -157,6 +170,7 @@ CAMPAIGNS = {
     "damage": (of_damage, 2),
     "broken_disk": (of_broken_disk, 6),
     "hostile_files": (of_hostile_files, 8),
+    "mutated_files": (of_mutated_files, 20),
     "requests": (of_requests, 40),
     "calls": (of_calls, 10),
     "lives": (of_lives, 10),

@@ -158,7 +158,7 @@ def killed_at_operations(place, old, new, part):
 
 def _placed(run, before):
     shutil.rmtree(run, ignore_errors=True)
-    if before is not None:
+    if before is not None and before.exists():  # killed before it made anything
         shutil.copytree(before, run, symlinks=True)
 
 

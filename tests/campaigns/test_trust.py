@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,13 @@ from torch import nn
 from ctrans.given_files import read_toml
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT
+from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.weights_file import read_weights, safetensors_bytes
 from ctrans.printable import UNSAFE, printable
 from ctrans.report.contents import page_of
 from ctrans.report.html import render
 from ctrans.report.terminal import show
+from ctrans.weights.on_demand import memory
 from solvers import ConfigError
 from tests.campaigns.harness import ask
 from tests.campaigns.hostile import LOOK, architecture, config, edit, file_in, ours_in, safetensors_header
@@ -92,6 +94,44 @@ def test_buffers_count_as_memory(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({**entries, "vocab_size": 9, "max_position_embeddings": 10**6}))
     error = refused(lambda place: [*LOOK, "--architecture", place / "a.json"], tmp_path)
     assert "the buffers need" in error
+
+
+@pytest.mark.parametrize("options", [["--window", "100"], ["--positions", "alibi"], ["--softcap", "30"]])
+def test_a_request_is_refused_before_more_than_the_memory_is_allocated(options, tmp_path):
+    """The masks and scores of 450,000 tokens have 200 GB and more."""
+    small = ["simulate", "--context", "3000000", "--depth", "1", "--width", "16", "--positions", "rotary", *options]
+    assert "the weights and one sublayer's activations for 4 sequences of" in refused(lambda place: small, tmp_path)
+
+
+def test_what_is_refused_is_what_does_not_fit(tmp_path, monkeypatch):
+    """Either side of the threshold: the mask of 2,000 tokens as scores of 8 bytes for 2 heads, and the weights."""
+    config = GPTConfig(width=8, heads=2, depth=1, context=2000, softcap=30.0)
+    size = number_of_weights(config) * 8 + 3 * 2 * 2000**2 * 8
+    for there, fits in ((size - 1, False), (size, True)):
+        monkeypatch.setattr("ctrans.weights.on_demand.memory", lambda there=there: there)
+        monkeypatch.setattr("ctrans.model.gpt.memory", lambda there=there: there)
+        with nullcontext() if fits else pytest.raises(ConfigError, match="lower --batch, --context or --width"):
+            check_buildable(config, 0, shape=(3, 2000), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("limit", ["3000000000\n", "max\n"])
+def test_the_limit_of_a_control_group_counts_as_memory(limit, tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text(limit)
+    whole = memory()
+    monkeypatch.setattr("ctrans.weights.on_demand.LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
+    assert memory() == (min(whole, 3 * 10**9) if limit[0] == "3" else whole)
+
+
+def test_a_file_is_read_within_the_address_space_that_a_process_has():
+    """Half of the machine's memory was reserved to read a few bytes."""
+    code = (
+        "import resource; from pathlib import Path; from ctrans.given_files import read_file; from ctrans.weights.on_demand import memory\n"
+        "pages = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + (64 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (pages, resource.RLIM_INFINITY)); assert memory() == pages\n"
+        f"print(len(read_file(Path({str(ROOT / 'README.md')!r}))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout.strip() == str((ROOT / "README.md").stat().st_size), done.stderr
 
 
 VALUES = [None, True, False, 0, 1, -1, 3, 1.5, 10**30, float("nan"), "", "x", HOSTILE, [], [0], [[1]], {}, {"0": [0]}, "float64"]
