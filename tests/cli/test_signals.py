@@ -55,7 +55,7 @@ def test_a_signal_ends_one_long_operation_with_a_line(name, tmp_path):
         "--json",
         str(tmp_path / "j"),
     ]
-    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # under nohup children ignore it
+    heard = partial(signal.signal, getattr(signal, name), signal.SIG_DFL)  # children of nohup, or of a shell's job, ignore some
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
     assert process.stderr.readline() == "begun\n"
     started = time.monotonic()

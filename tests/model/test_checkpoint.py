@@ -148,7 +148,7 @@ class Trap:
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("fails", ["write", "fsync", "replace"])
 def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(fails, tmp_path, monkeypatch):
-    before = small_model("peri")
+    before, after = small_model("peri"), learned(small_model("peri"), seed=7)
     save(before, tmp_path)
 
     def full(*args):
@@ -159,7 +159,7 @@ def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(fails, tmp_path
     else:
         monkeypatch.setattr(os, fails, full)
     with pytest.raises(ConfigError, match=r"cannot write a checkpoint to .*: No space left on device"):
-        save(learned(small_model("peri"), seed=7), tmp_path)
+        save(after, tmp_path)
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CONFIG, WEIGHTS])
     assert torch.equal(load(tmp_path)(tokens())[0], before(tokens())[0])
