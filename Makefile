@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all campaign architectures gpu lint docs gallery pictures lock release-check setup clean
+.PHONY: simulate train test test-all campaign fuzz architectures gpu lint docs gallery pictures lock release-check setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -24,6 +24,12 @@ test-all: setup
 # wrong requests and calls, hostile files, flipped bits, kills, a disk that fails; the counts are kept in benchmarks/results
 campaign: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.campaigns
+
+# changed bytes to every parser, guided by coverage, for MINUTES; inputs that reach new lines stay in tests/campaigns/corpora
+MINUTES ?= 60
+fuzz: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python -m tests.campaigns.fuzzing --minutes $(MINUTES)
 
 # every named architecture trained 200 steps beside plain pre-LN; goes on where it was stopped
 architectures: setup
