@@ -25,14 +25,14 @@ def _as_users_call_it():
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_parser_reads_its_corpus_or_refuses_it(name, tmp_path):
-    inputs, draws = corpus(name), random.Random(seed := int(time.time()) // 86400)
+    inputs, draws = corpus(name), random.Random(0)
     assert (fuzzing.CORPORA / f"{name}.json.z").exists(), "a corpus is kept by: python -m tests.campaigns.fuzzing --only NAME"
     end = time.process_time() + SECONDS
     for data in inputs[: len(inputs) if name != "family" else 1]:
         assert fault_of(name, data, tmp_path) is None, data
     while time.process_time() < end:
         data = mutated(draws.choice(inputs), TARGETS[name].form, draws, flipped(draws))
-        assert fault_of(name, data, tmp_path) is None, f"seed {seed}: {data}"
+        assert fault_of(name, data, tmp_path) is None, data
 
 
 @pytest.mark.slow
