@@ -76,7 +76,8 @@ def read_state(directory: Path) -> State:
     content = read_json(path)
     try:
         progress, settings, source, fingerprint = (content[name] for name in SAVED)
-        progress, settings = dict(progress), dict(settings)
+        if not isinstance(progress, dict) or not isinstance(settings, dict):
+            raise TypeError("a table is no mapping")
     except (ValueError, TypeError, KeyError):
         raise ConfigError(f"{str(path)!r} is no training state of ctrans") from None
     check_names(progress, Progress, f"key in {STATE}")
