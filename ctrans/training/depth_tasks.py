@@ -20,6 +20,8 @@ MODULUS, SUMS = 23, 8
 """Modular addition: the modulus, and how many sums a row has."""
 SYMBOLS, COUNTED_TO, SYMBOLS_OF_ROW = 6, 4, 16
 """Counting: how many symbols there are, the modulus of the count, and the symbols of a row."""
+ORDERED, OF_SYMBOLS = 8, 16
+"""Sorting: symbols of a row, and how many symbols there are."""
 ROWS, HELD_OUT = 40_000, 1_000
 """Rows of the training and of the validation split."""
 
@@ -67,6 +69,17 @@ def counting() -> Labelled:
     came = np.cumsum(symbols[:, :, None] == np.arange(SYMBOLS), axis=1)  # with the symbol itself
     before = np.take_along_axis(came, symbols[:, :, None], axis=2)[:, :, 0] - 1
     return _split(symbols, SYMBOLS + before % COUNTED_TO, tuple(range(SYMBOLS_OF_ROW)), "the counting task")
+
+
+def sorting() -> Labelled:
+    """Sorting: `ORDERED` independent uniform symbols, then the same in ascending order.
+
+    The targets are the sorted symbols. The first answer is the smallest symbol of the row; each
+    later one follows a known smaller one, so a table of tokens and places knows a part of it.
+    """
+    drawn = (_uniform(np.random.Philox(key=4), ROWS + HELD_OUT, ORDERED) * OF_SYMBOLS).astype(np.int64)
+    rows = np.concatenate([drawn, np.sort(drawn, axis=1)], axis=1)
+    return _next(rows, tuple(range(ORDERED - 1, 2 * ORDERED - 1)), "the sorting task")
 
 
 def _uniform(draws: np.random.Philox, *shape: int) -> Float[np.ndarray, "..."]:

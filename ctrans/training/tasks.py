@@ -13,6 +13,8 @@ from ctrans.training.depth_tasks import (
     COUNTED_TO,
     KEYS,
     MODULUS,
+    OF_SYMBOLS,
+    ORDERED,
     PAIRS,
     SUMS,
     SYMBOLS,
@@ -21,6 +23,7 @@ from ctrans.training.depth_tasks import (
     counting,
     modular,
     recall,
+    sorting,
 )
 from ctrans.training.digits import CONTEXT, VOCABULARY, digits
 
@@ -52,5 +55,6 @@ TASKS: dict[str, Task] = {
     "recall": Task(recall, {"vocab_size": KEYS + VALUES, "context": 4 * PAIRS - 1}, OF_ROWS),
     "counting": Task(counting, {"vocab_size": SYMBOLS + COUNTED_TO, "context": SYMBOLS_OF_ROW}, OF_ROWS),
     "modular": Task(modular, {"vocab_size": MODULUS + 1, "context": 4 * SUMS - 1}, OF_ROWS),
+    "sorting": Task(sorting, {"vocab_size": OF_SYMBOLS, "context": 2 * ORDERED - 1}, OF_ROWS),
 }
 """Tasks by name."""

@@ -14,6 +14,7 @@ from ctrans.training.depth_tasks import (
     COUNTED_TO,
     KEYS,
     MODULUS,
+    ORDERED,
     PAIRS,
     SUMS,
     SYMBOLS,
@@ -22,6 +23,7 @@ from ctrans.training.depth_tasks import (
     counting,
     modular,
     recall,
+    sorting,
 )
 from ctrans.training.rows import Labelled
 from ctrans.training.settings import TrainConfig
@@ -75,9 +77,17 @@ def test_each_answer_of_counting_is_how_often_its_symbol_came_before():
         assert wanted == [SYMBOLS + row[:place].count(symbol) % COUNTED_TO for place, symbol in enumerate(row)]
 
 
+def test_the_answers_of_sorting_are_its_symbols_in_order():
+    tokens, targets = sorting().batch(3, 0, batch=64, seed=1)
+    for row, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
+        answers = sorted(row[:ORDERED])
+        assert wanted == [-1] * (ORDERED - 1) + answers
+        assert row[ORDERED:] == answers[:-1]
+
+
 def test_the_rows_are_the_same_on_every_machine():
-    made = [make().fingerprint()[:16] for make in (recall, counting, modular)]
-    assert made == ["d47c4d29bbcd329d", "7969b29ac8441b58", "3e653f2ef9e8b694"]
+    made = [make().fingerprint()[:16] for make in (recall, counting, modular, sorting)]
+    assert made == ["d47c4d29bbcd329d", "7969b29ac8441b58", "3e653f2ef9e8b694", "ee356e9cdb72a196"]
 
 
 def test_the_depthless_floor_of_counting_is_the_entropy_of_the_count_given_the_place():
@@ -150,7 +160,7 @@ def test_a_large_vocabulary_costs_no_square_of_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["recall", "counting", "modular"])
+@pytest.mark.parametrize("task", ["recall", "counting", "modular", "sorting"])
 def test_depth_passes_the_floor_and_no_depth_does_not(task, tmp_path):
     args = ["train", "--task", task, *SMALL, "--json", "-"]
     deep = strict(run(*args, "--out", tmp_path / "deep").stdout)

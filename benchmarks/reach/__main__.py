@@ -1,0 +1,76 @@
+"""The registered study of PROTOCOL.md: `python -m benchmarks.reach --minutes 60` trains, goes on where it was stopped, and reports.
+
+Each run is a line of benchmarks/results/study-reach/runs.jsonl, with its loss at the end. `--report` prints the tables from these lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from benchmarks.reach.cases import planned
+from benchmarks.reach.report import report
+from ctrans.study.training import train_run
+from ctrans.training.tasks import TASKS
+
+FILE = Path(__file__).parents[1] / "results" / "study-reach" / "runs.jsonl"
+KEYS = ("task", "name", "rate", "seed")
+
+
+def rows() -> list[dict[str, Any]]:
+    """The runs that are done."""
+    return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+
+
+def key(task: str, name: str, rate: float, seed: int) -> tuple[str, str, str, int]:
+    return task, name, f"{rate:.4g}", seed
+
+
+data = functools.cache(lambda task: TASKS[task].data())
+
+
+def train(job: tuple[str, str, Any]) -> dict[str, Any]:
+    """One run as a row. A loss of null is one that is not finite or was not reached."""
+    torch.set_num_threads(1)
+    task, name, run = job
+    result = train_run(run, data(task))
+    loss = result.evaluations[-1]["validation_loss"] if result.ending == "finished" else None
+    kept = loss if loss is not None and math.isfinite(loss) else None
+    about = {"ending": result.ending, "seconds": round(result.seconds, 2)} | ({"message": result.message} if kept is None else {})
+    return {"task": task, "name": name, "rate": run.training.learning_rate, "seed": run.training.seed, "loss": kept, **about}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60, help="then the runs in progress are dropped")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    if not options.report:
+        end, done = time.monotonic() + 60 * options.minutes, {key(*(row[each] for each in KEYS)) for row in rows()}
+        jobs = [job for job in planned() if key(job[0], job[1], job[2].training.learning_rate, job[2].training.seed) not in done]
+        FILE.parent.mkdir(parents=True, exist_ok=True)
+        with multiprocessing.get_context("fork").Pool(options.workers) as pool, FILE.open("a") as file:
+            for number, row in enumerate(pool.imap(train, jobs), 1):
+                file.write(f"{json.dumps(row)}\n")
+                file.flush()
+                print(f"\r{len(done) + number} of {len(done) + len(jobs)} runs", end="", flush=True)
+                if time.monotonic() > end:
+                    break
+    print()
+    report(rows())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The tables of the study, from the rows of its runs, by the rules of PROTOCOL.md."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from benchmarks.reach.cases import PLACEMENTS, STUDIED, architectures
+from ctrans.study.outcomes import Floor, StableRate, rate_by_floor
+from ctrans.training.tasks import TASKS
+
+Rates = Mapping[str, StableRate]
+DRAWS = 2000
+
+
+def report(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Prints and returns the tables."""
+    found = {task: largest_rates(task, rows) for task in STUDIED}
+    lines = [*_table(found), "", *_between(found), "", *_lengths(found), "", *_remedies(found, rows)]
+    print("\n".join(lines))
+    return lines
+
+
+def ends(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, list[float]]]:
+    """The losses by name and rate. A run that diverged is a nan, which counts as a guess; a failed one is an error."""
+    made: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["task"] == task:
+            assert row["ending"] != "failed", row
+            made[row["name"]][row["rate"]].append(math.nan if row["loss"] is None else row["loss"])
+    return made
+
+
+def largest_rates(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, StableRate]:
+    """The largest stable rate of each architecture with at least two rates."""
+    data = TASKS[task].data()
+    floor = Floor(data.depthless_loss(), data.guess_loss())
+    return {name: rate_by_floor(each, floor) for name, each in ends(task, rows).items() if len(each) > 1}
+
+
+def _table(found: Mapping[str, Rates]) -> list[str]:
+    def cell(rate: StableRate | None) -> str:
+        return "-" if rate is None or rate.rate is None else f"{'>=' if rate.at_least else ''}{rate.rate:.3g}"
+
+    lines = [f"{'largest stable rate':28s}" + "".join(f"{task:>12s}" for task in found)]
+    return lines + [f"{name:28s}" + "".join(f"{cell(found[task].get(name)):>12s}" for task in found) for name in architectures()]
+
+
+def _logs(rates: Rates) -> dict[str, float]:
+    return {name: math.log10(each.rate) for name, each in rates.items() if each.rate is not None}
+
+
+def rho(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """Spearman's correlation with the 95% interval of a bootstrap over architectures, seed 0."""
+    draws, pairs = np.random.default_rng(0), np.array([x, y])
+    again = [spearmanr(*pairs[:, draws.integers(0, len(x), len(x))])[0] for _ in range(DRAWS)]
+    low, high = np.nanquantile(again, (0.025, 0.975))
+    return float(spearmanr(x, y)[0]), float(low), float(high)
+
+
+def _between(found: Mapping[str, Rates]) -> list[str]:
+    lines = ["H1: Spearman's rho over architectures, between tasks"]
+    for one, other in itertools.combinations(found, 2):
+        x, y = _logs(found[one]), _logs(found[other])
+        both = sorted(x.keys() & y.keys())
+        if len(both) > 4:
+            value, low, high = rho([x[name] for name in both], [y[name] for name in both])
+            lines.append(f"  {one} and {other}: {value:.2f} ({low:.2f} to {high:.2f}), {len(both)} architectures")
+    return lines
+
+
+def _lengths(found: Mapping[str, Rates]) -> list[str]:
+    """The exponent of T = 2 D dt at D = 4, dt from 0.1 to 3, by least squares."""
+    lines = ["H2: exponent of the rate in T at 4 blocks, T = 0.8 to 24"]
+    for task, placement in itertools.product(found, PLACEMENTS):
+        points = [(math.log10(8 * dt), _logs(found[task]).get(f"{placement} D=4 dt={dt:g}")) for dt in (0.1, 0.3, 1.0, 3.0)]
+        known = [(x, y) for x, y in points if y is not None]
+        if len(known) > 2:
+            slope = np.polyfit(*zip(*known, strict=True), 1)[0]
+            lines.append(f"  {task}, {placement}: {slope:+.2f} ({len(known)} points)")
+    return lines
+
+
+def _remedies(found: Mapping[str, Rates], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rate of each option over that of the plain model, and the difference of their best mean losses in nats."""
+    lines = ["H3: options beside the plain model: ratio of largest stable rates, difference of best losses in nats"]
+    for task in found:
+        best = {
+            name: min(float(np.mean([x if math.isfinite(x) else math.inf for x in losses])) for losses in each.values())
+            for name, each in ends(task, rows).items()
+        }
+        logs = _logs(found[task])
+        for name in architectures():
+            option, *around = name.split(" ")
+            plain = (
+                f"{around[0]} D=4 {around[1]}"
+                if len(around) == 2 and "D=" not in around[0] and option not in PLACEMENTS
+                else None
+            )
+            if plain in logs and name in logs:
+                lines.append(f"  {task}, {name}: {10 ** (logs[name] - logs[plain]):.2f}, {best[name] - best[plain]:+.2f}")
+    return lines
