@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -145,8 +146,7 @@ class TrainingRun:
             for name, value in losses.auxiliary:
                 terms[name] = terms.get(name, 0.0) + value / config.accumulate
             loads = [a + b for a, b in zip(loads, losses.loads, strict=True)] if loads else list(losses.loads)
-        weights = list(self.module.parameters())
-        total = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+        total = nn.utils.get_total_norm([weight.grad for weight in self.weights if weight.grad is not None])
         norm = full(total)
         advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # before clipping
         row = {
@@ -165,7 +165,7 @@ class TrainingRun:
         Returns the row of the iteration.
         """
         config, row = self.config, passed.row
-        nn.utils.clip_grads_with_norm_(list(self.module.parameters()), config.clip, passed.total)
+        nn.utils.clip_grads_with_norm_(self.weights, config.clip, passed.total)
         if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]) and not passed.advice.skip:
             self.optimiser.step()
             self.model.after_step()
@@ -210,10 +210,19 @@ class TrainingRun:
 
     def heat(self, tau: float) -> float:
         """Sets the temperature of every attention."""
-        for part in self.model.modules():
-            if isinstance(part, HasTemperature):
-                part.temperature = tau
+        for part in self.heated:
+            part.temperature = tau
         return tau
+
+    @functools.cached_property
+    def heated(self) -> list[HasTemperature]:
+        """The maps with a temperature. To ask each module takes longer than a small model's step."""
+        return [part for part in self.model.modules() if isinstance(part, HasTemperature)]
+
+    @functools.cached_property
+    def weights(self) -> list[nn.Parameter]:
+        """The parameters of the module."""
+        return list(self.module.parameters())
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
         """Autocast to bfloat16 where that is what the maps compute in."""
