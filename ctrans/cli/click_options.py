@@ -72,6 +72,16 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(own)
 
 
+class AnyPath(click.Path):
+    """A path. One that no system holds is an error of its option."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except ValueError as error:
+            self.fail(f"{str(value)!r} is no path ({error}): give the path of a file or directory", param, ctx)
+
+
 def parameters_of(kind: type) -> list[click.Parameter]:
     """The options and arguments of a command with this class of requests, sorted by group."""
     made = []
@@ -87,7 +97,7 @@ def parameters_of(kind: type) -> list[click.Parameter]:
 
 def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> click.Parameter:
     """The click option, or argument, of a field."""
-    kind = click.Path(path_type=Path) if own.kind is Path else None if own.kind is object else own.kind
+    kind = AnyPath(path_type=Path) if own.kind is Path else None if own.kind is object else own.kind
     if about.group == ARGUMENTS:
         return click.Argument([name], **{"type": kind, "nargs": -1 if own.several else 1, **about.click})
     flags = about.flags or (about.flag(name),)

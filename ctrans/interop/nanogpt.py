@@ -196,9 +196,9 @@ def _check_size(path: Path, size: int) -> None:
     never writes, or that exceeds the memory.
     """
     check_fits(size, "it cannot be read in parts")
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(part.file_size for part in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError):

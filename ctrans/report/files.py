@@ -28,8 +28,10 @@ def write_atomic(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, data)
-    except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place") from None
+    except (OSError, ValueError) as error:  # ValueError: no system holds such a path
+        raise ConfigError(
+            f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}; choose another place"
+        ) from None
 
 
 def check_writable(directory: Path) -> None:
@@ -40,9 +42,9 @@ def check_writable(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot write to directory {str(directory)!r}: {error.strerror or error}; choose another place"
+            f"cannot write to directory {str(directory)!r}: {getattr(error, 'strerror', None) or error}; choose another place"
         ) from None
 
 

@@ -255,6 +255,8 @@ def _legible(row: Row) -> bool:
         if "name" in row:
             value = json.loads(row["value"])
             return row["name"] != "data" or bool(_fingerprints(value))
+        if not _parses(row):
+            return False
         each = _read(row)
         each.run.case.encode()  # the runs of a case are found by it
         numbers = [each.result.seconds, *(step["step"] for step in each.result.curve)]
@@ -288,7 +290,17 @@ def _digest(row: Row) -> str:
 
 def _sound(row: Row) -> bool:
     """Whether a row is as ctrans wrote it. That of the format is checked by its value."""
-    return row["digest"] == _digest(row) or row.get("name") == "format"
+    return (row["digest"] == _digest(row) and _parses(row)) or row.get("name") == "format"
+
+
+def _parses(row: Row) -> bool:
+    """Whether each column of a run that is JSON can be parsed."""
+    try:
+        for name in OBJECTS if "key" in row else ():
+            json.loads(row[name])
+    except (ValueError, TypeError, LookupError):
+        return False
+    return True
 
 
 def _named(table: str, row: Row) -> str:

@@ -18,7 +18,7 @@ def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: 
     number of calls.
 
     - `validation_loss`: the mean cross-entropy in nats per token
-    - `growth`: rms X_T / rms X_0
+    - `growth`: rms X_T / rms X_0; inf or nan if X_0 is 0
     - `largest`: the largest |entry| of all X_k
     - `accuracy`: the share of targets that have the largest logit
     """
@@ -37,7 +37,7 @@ def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: 
     loss, first, last, right, count = processes.sum(sums).tolist()
     return {
         "validation_loss": loss / count,
-        "growth": math.sqrt(last / first),
+        "growth": math.sqrt(last / first) if first else math.inf if last else math.nan,
         "largest": float(processes.max(largest)),
         "accuracy": right / count,
     }

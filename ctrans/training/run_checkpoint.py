@@ -7,6 +7,7 @@ else, with whole weights, as other commands read them.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from ctrans.model import checkpoint
 from ctrans.model.gpt import GPT
+from ctrans.printable import printable
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.training_state import State
@@ -70,7 +72,24 @@ def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> No
                 f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of this model: use the checkpoint's model"
             )
         state.setdefault(order[parameters[name]], {})[key] = value
+    wanted = _quantities(optimiser)
+    for number, held in state.items():
+        if held.keys() != wanted:
+            raise ConfigError(
+                f"{str(directory)!r} has {', '.join(map(printable, sorted(held)))} of the optimiser for weight {number}, and "
+                f"{type(optimiser).__name__} needs {', '.join(sorted(wanted))}: use the checkpoint's settings, or an earlier one"
+            )
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+
+
+def _quantities(optimiser: torch.optim.Optimizer) -> set[str]:
+    """The names of the tensors that a step of such an optimiser keeps for a weight."""
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    takes = inspect.signature(type(optimiser)).parameters
+    other = type(optimiser)([weight], **{name: value for name, value in optimiser.defaults.items() if name in takes})
+    other.step()
+    return {name for name, value in other.state[weight].items() if isinstance(value, Tensor)}
 
 
 def full(value: Tensor) -> Tensor:

@@ -72,3 +72,11 @@ def test_the_traceback_of_a_plugin_that_cannot_be_imported_is_printed_if_it_is_a
     assert run("--plugin", tmp_path / "plugin.py", "simulate", *SMALL).stderr.count("\n") == 1
     monkeypatch.setenv(SHOWN, "1")
     assert "in deep" in run("--plugin", tmp_path / "plugin.py", "simulate", *SMALL).stderr
+
+
+@pytest.mark.parametrize("args", [("--json", "\ud800name"), ("--html", "\ud800name"), ("--json", "a\0b"), ("a\0b",)])
+def test_a_path_that_no_system_holds_is_an_error_of_the_user(args):
+    result = run("simulate", *(SMALL if args[0].startswith("--") else ()), *args)
+    assert result.exit_code == 2, result.stderr
+    assert result.stderr.startswith("ctrans: ")
+    assert result.stderr.count("\n") == 1

@@ -198,3 +198,10 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path):
         with pytest.raises(ConfigError) as caught:
             from_nanogpt(tmp_path / name)
         assert "\n" not in str(caught.value)
+
+
+def test_an_archive_that_spans_disks_is_refused(tmp_path):
+    locator = b"PK\x06\x07" + bytes(12) + (2).to_bytes(4, "little")
+    (tmp_path / "ckpt.pt").write_bytes(b"PK\x03\x04" + bytes(56) + locator + b"PK\x05\x06" + bytes(18))
+    with pytest.raises(ConfigError, match="no whole file"):
+        from_nanogpt(tmp_path / "ckpt.pt")

@@ -382,3 +382,12 @@ def test_a_database_of_another_program_gets_no_tables(tmp_path):
         pass
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as connection:
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("places",)]
+
+
+def test_a_run_of_format_1_with_an_unknown_field_and_no_environment_is_left_out(tmp_path):
+    carried_out(small(), tmp_path)
+    to_format_1(tmp_path / FILE)
+    altered(tmp_path, """UPDATE runs SET training = '{"x": 1}' WHERE rowid = 1""", "ALTER TABLE runs DROP COLUMN environment")
+    with open_store(tmp_path, write=False) as store:
+        assert len(store.damaged) == 4
+        assert store.runs() == []

@@ -7,6 +7,7 @@ import signal
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, carry_out
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
+from ctrans.training.run_checkpoint import OPTIMISER, optimiser_tensors, restore
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, resumed
 from ctrans.training.settings import TrainConfig
@@ -407,3 +409,20 @@ def test_a_run_that_went_on_meanwhile_is_not_resumed_from_before(tmp_path):
     carry_out(*resume(tmp_path))
     with pytest.raises(ConfigError, match="has continued since it was read"):
         resumed(before, from_text(TEXT, MODEL["context"]), store, PARALLEL["none"], ALONE)
+
+
+@pytest.mark.parametrize("quantity", ["step", "exp_avg", "exp_avg_sq"])
+def test_an_optimiser_file_that_lacks_a_tensor_is_refused(quantity, tmp_path):
+    run, progress = start(tmp_path / "run", iterations=1)
+    carry_out(run, progress)
+    held = optimiser_tensors(run.model, run.optimiser)
+    del held[next(name for name in held if name.endswith(f":{quantity}"))]
+    safetensors.torch.save_file(held, tmp_path / OPTIMISER)
+    with pytest.raises(ConfigError, match=f"AdamW needs .*{quantity}"):
+        restore(tmp_path, run.model, run.optimiser)
+
+
+def test_the_growth_from_a_state_of_zero_is_no_error(tmp_path):
+    run, progress = start(tmp_path / "run", model={"embedding_std": 1e-320}, iterations=1)
+    carry_out(run, progress)
+    assert next(iter(log.read(tmp_path / "run")))["growth"] in ("inf", "nan")
