@@ -14,7 +14,7 @@ import torch
 import torchdiffeq
 from torch import Tensor
 
-from solvers.checked import checked
+from solvers.checked import checked, is_dense
 from solvers.controller import PI
 from solvers.error_norm import rms
 from solvers.errors import ConfigError, SolveError, check_positive, look_up, shown, unknown
@@ -48,6 +48,8 @@ BOUNDS = ("first_step", "min_step", "max_step")
 RULE = {"safety": "safety", "ifactor": "grow", "dfactor": "shrink"}
 ADAPTIVE = ("norm", "max_num_steps", "dtype", "step_t", "jump_t", *BOUNDS, *RULE)
 CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
+EVENT_STEPS = 2**16
+"""The most steps of an adaptive method in search of an event, without `max_num_steps`."""
 FIXED = ("norm", "step_size", "grid_constructor", "interp", "perturb")
 
 Func = Callable[[Tensor, Any], Any]
@@ -207,7 +209,7 @@ class Problem:
         """The solution over a segment from each end to the next. Its warnings become Python's."""
         segments = [Segment(a, b, self.field) for a, b in pairwise(ends)]
         if self.method.adaptive:
-            request["step_control"] = self.control
+            request.setdefault("step_control", self.control)
         solution = solve(segments, self.start, method=self.method, gradient=self.gradient, **request)
         for words in solution.warnings:
             warnings.warn(f"odeint: {words}", stacklevel=5)
@@ -231,18 +233,23 @@ class Problem:
     def until(self, event_fn: Func, t: Tensor) -> tuple[Tensor, Tensor]:
         """The event's time and state."""
         start, other = t.detach().tolist()
-
         with torch.no_grad():
-            signs = torch.sign(event_fn(t[0].to(real_type(self.start.dtype)), self.parts(self.start)))
+            first: Any = event_fn(t[0].to(real_type(self.start.dtype)), self.parts(self.start))
+        if not is_dense(first) or not first.is_floating_point() or not first.numel():
+            raise ConfigError(f"event_fn returned {shown(first)}: return a tensor of floating-point numbers")
+        signs = torch.sign(first)
+        request: dict[str, Any] = {}
         event = Event(lambda t, y: (event_fn(t, self.parts(y)) * signs).min(), direction=-1)
         if self.method.adaptive:
             ends, steps = self.ends([start, start + 1e9 * (other - start)]), 1
+            if "max_num_steps" not in self.asked:  # an event that never comes would take for ever
+                request["step_control"] = dataclasses.replace(self.control, max_steps=EVENT_STEPS)
         else:
             if self.option("grid_constructor") is not None:
                 raise ConfigError("a grid has a fixed end, and the event's time is unknown: give step_size instead")
             size = abs(other - start) if self.option("step_size") is None else float(self.asked["step_size"])
             ends, steps = [start, start + math.copysign(2**20 * size, other - start)], 2**20
-        solution = self.solved(ends, events=event, steps=steps)
+        solution = self.solved(ends, events=event, steps=steps, **request)
         if solution.event_time is None:
             raise SolveError(
                 f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution

@@ -22,6 +22,17 @@ def words_of(number: int) -> str:
     return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
 
 
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported. An error would leave a part of it behind, which other
+    modules then use: numpy's calls itself for ever.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextlib.contextmanager
 def ending_by_signals() -> Iterator[None]:
     """Inside, a signal of `ENDING` that has its default action raises KeyboardInterrupt or
@@ -38,6 +49,9 @@ def ending_by_signals() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         called.set()
+        if _imports(frame):
+            say_last(words_of(number))
+            os._exit(128 + number)
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
     def watch() -> None:

@@ -52,7 +52,9 @@ def run_guarded(act: Callable[[], Any], *, seconds: int, memory: int) -> Any:
 
 def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) -> None:
     """Runs inside of the copy."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # stderr, where libraries print their panics
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # libraries print panics, and what a file holds
+        os.dup2(nowhere, stream)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = resource.getrusage(resource.RUSAGE_SELF)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, resource.RLIM_INFINITY))

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import inspect
 import math
-import reprlib
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from ctrans.monitor.waiting import Waiting, warn
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 from solvers.checked import AnyFloat, checked
-from solvers.errors import unknown
+from solvers.errors import shown, unknown
 
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "start": (is_step, "the number of steps done, 0 or more"),
@@ -384,7 +383,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     check_count("every", given["every"])
     for name, (fits, wanted) in ALLOWED.items():
         if given[name] != defaults[name] and not fits(given[name]):
-            raise ConfigError(f"{name} = {reprlib.repr(given[name])}: give {wanted}")
+            raise ConfigError(f"{name} = {shown(given[name])}: give {wanted}")
     if given["probe_every"] is not None:
         check_count("probe_every", given["probe_every"])
         if given["held"] is None:

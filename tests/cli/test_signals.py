@@ -73,6 +73,15 @@ def test_a_signal_of_a_fork_and_the_first_of_a_training_do_not_end_a_long_operat
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "goes on\n"), done.stderr
 
 
+def test_a_signal_in_an_import_leaves_no_half_module_to_go_on_with(tmp_path):
+    (tmp_path / "half.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\nexcept BaseException: pass\n"
+    )
+    code = "from ctrans.cli.signals import ending_by_signals\nwith ending_by_signals():\n    import half\nprint('goes on')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "ctrans: ended by SIGTERM\n")
+
+
 def test_signals_are_given_back():
     def state():
         woken = signal.set_wakeup_fd(-1)

@@ -45,7 +45,7 @@ def trained(tmp_path, callbacks, model=None, data=None, told=True, **arguments):
     return trainer
 
 
-@pytest.mark.parametrize("out", [np.ones(30), 3, "n" * 300], ids=["array", "number", "long name"])
+@pytest.mark.parametrize("out", [np.ones(30), 3, 10**5000, "n" * 300], ids=["array", "number", "5,001 digits", "long name"])
 def test_a_place_for_the_log_that_no_system_holds_is_named(out):
     pytest.importorskip("accelerate")
     from ctrans.monitor import TrainerCallback

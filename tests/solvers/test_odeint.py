@@ -9,7 +9,7 @@ import torch
 import torchdiffeq
 from torch import nn
 
-from solvers import ConfigError, SolveError, Status, odeint
+from solvers import ConfigError, SolveError, Status, odeint, odeint_event
 from solvers.odeint import ITS_METHODS
 from solvers.torchdiffeq_methods import NAMES
 from tests.helpers import unchecked
@@ -407,6 +407,19 @@ def test_an_event_is_theirs_with_its_gradients(method, reverse):
     (ours, mine), (theirs, right) = found
     assert torch.allclose(ours, theirs, atol=1e-6 if method == "dopri5" else 1e-4)
     assert torch.allclose(torch.stack(mine), torch.stack(right), rtol=1e-4, atol=1e-4)
+
+
+def test_an_event_that_never_comes_ends_where_the_state_goes_round(monkeypatch):
+    monkeypatch.setattr(sys.modules["solvers.odeint"], "EVENT_STEPS", 100)
+    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    with pytest.raises(SolveError, match="max"):
+        odeint_event(lambda t, y: turn @ y, torch.ones(2), torch.tensor(0.0), event_fn=lambda t, y: y[0] + 9)
+
+
+@pytest.mark.parametrize("value", ["x", None, torch.ones(1, dtype=torch.int64), torch.ones(0)])
+def test_an_event_function_that_returns_no_floating_tensor_is_named(value):
+    with pytest.raises(ConfigError, match="event_fn returned"):
+        odeint_event(lambda t, y: -y, torch.ones(2), torch.tensor(0.0), event_fn=lambda t, y: value)
 
 
 def test_an_event_that_never_comes_is_said():
