@@ -7,6 +7,7 @@ import math
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -239,7 +240,15 @@ class Problem:
             raise ConfigError(f"event_fn returned {shown(first)}: return a tensor of floating-point numbers")
         signs = torch.sign(first)
         request: dict[str, Any] = {}
-        event = Event(lambda t, y: (event_fn(t, self.parts(y)) * signs).min(), direction=-1)
+
+        def entry(i: int, t: Tensor, y: Tensor) -> Tensor:
+            value: Tensor = event_fn(t, self.parts(y))
+            return value.flatten()[i]
+
+        # an entry that begins at zero has a sign as soon as it leaves zero
+        events = [Event(partial(entry, int(i))) for i in (signs == 0).flatten().nonzero()]
+        if signs.any():
+            events.append(Event(lambda t, y: (event_fn(t, self.parts(y)) * signs)[signs != 0].min(), direction=-1))
         if self.method.adaptive:
             ends, steps = self.ends([start, start + 1e9 * (other - start)]), 1
             if "max_num_steps" not in self.asked:  # an event that never comes would take for ever
@@ -249,7 +258,7 @@ class Problem:
                 raise ConfigError("a grid has a fixed end, and the event's time is unknown: give step_size instead")
             size = abs(other - start) if self.option("step_size") is None else float(self.asked["step_size"])
             ends, steps = [start, start + math.copysign(2**20 * size, other - start)], 2**20
-        solution = self.solved(ends, events=event, steps=steps, **request)
+        solution = self.solved(ends, events=events, steps=steps, **request)
         if solution.event_time is None:
             raise SolveError(
                 f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution

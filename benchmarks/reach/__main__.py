@@ -1,6 +1,8 @@
 """The registered study of PROTOCOL.md: `python -m benchmarks.reach --minutes 60` trains, goes on where it was stopped, and reports.
 
 Each run is a line of benchmarks/results/study-reach/runs.jsonl, with its loss at the end. `--report` prints the tables from these lines.
+`--exploration` prints H1 for the exploration before the registration, from exploration.jsonl beside them: a line for each architecture,
+with two losses for each rate.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.reach.cases import planned
-from benchmarks.reach.report import report
+from benchmarks.reach.cases import STUDIED, planned
+from benchmarks.reach.report import between, largest_rates, report
 from ctrans.study.training import train_run
 from ctrans.training.tasks import TASKS
 
@@ -31,6 +33,17 @@ KEYS = ("task", "name", "rate", "seed")
 def rows() -> list[dict[str, Any]]:
     """The runs that are done."""
     return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+
+
+def explored() -> list[dict[str, Any]]:
+    """The runs of the exploration, as rows."""
+    cases = [json.loads(line) for line in FILE.with_name("exploration.jsonl").read_text().splitlines()]
+    return [
+        {"task": case["task"], "name": case["name"], "rate": float(rate), "seed": seed, "loss": loss, "ending": "finished"}
+        for case in cases
+        for rate, losses in case["losses"].items()
+        for seed, loss in enumerate(losses)
+    ]
 
 
 def key(task: str, name: str, rate: float, seed: int) -> tuple[str, str, str, int]:
@@ -56,7 +69,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="then the runs in progress are dropped")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("--exploration", action="store_true", help="H1 for the runs before the registration")
     options = parser.parse_args()
+    if options.exploration:
+        print("\n".join(between({task: largest_rates(task, explored()) for task in STUDIED[:2]})))
+        return
     if not options.report:
         end, done = time.monotonic() + 60 * options.minutes, {key(*(row[each] for each in KEYS)) for row in rows()}
         jobs = [job for job in planned() if key(job[0], job[1], job[2].training.learning_rate, job[2].training.seed) not in done]

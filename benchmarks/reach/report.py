@@ -22,7 +22,7 @@ DRAWS = 2000
 def report(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Prints and returns the tables."""
     found = {task: largest_rates(task, rows) for task in STUDIED}
-    lines = [*_table(found), "", *_between(found), "", *_lengths(found), "", *_remedies(found, rows)]
+    lines = [*_table(found), "", *between(found), "", *_lengths(found), "", *_remedies(found, rows)]
     print("\n".join(lines))
     return lines
 
@@ -64,7 +64,8 @@ def rho(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
     return float(spearmanr(x, y)[0]), float(low), float(high)
 
 
-def _between(found: Mapping[str, Rates]) -> list[str]:
+def between(found: Mapping[str, Rates]) -> list[str]:
+    """H1 in words."""
     lines = ["H1: Spearman's rho over architectures, between tasks"]
     for one, other in itertools.combinations(found, 2):
         x, y = _logs(found[one]), _logs(found[other])

@@ -92,6 +92,7 @@ GAUGES = GaugeTable({
     "mean_abs": Gauge("mean of |x| over the entries x of X_k", "state", lambda x: length(x, 1) / x.numel()),
     "largest": Gauge("largest |x| over the entries x of X_k", "state", lambda x: length(x, math.inf)),
     "peak": Gauge("largest over median |x|", "state", outlier_ratio),
+    "common": Gauge("share of |X_k|^2 that is the same for all tokens", "state", lambda x: 1 - token_spread(x) ** 2),
     "costate": Gauge("|dL/dX_k|", "state"),
     "velocity": Gauge("|r_k|/sqrt(number of entries), r_k the raw velocity", "sublayer", root_mean_square),
     "spread": Gauge("share of |r_k| that differs between tokens: |r_k - mean over tokens|/|r_k|", "sublayer", token_spread),

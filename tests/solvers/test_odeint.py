@@ -416,6 +416,18 @@ def test_an_event_that_never_comes_ends_where_the_state_goes_round(monkeypatch):
         odeint_event(lambda t, y: turn @ y, torch.ones(2), torch.tensor(0.0), event_fn=lambda t, y: y[0] + 9)
 
 
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_an_entry_of_an_event_that_begins_at_zero_does_not_hide_the_others(method):
+    options = {} if method == "dopri5" else {"step_size": 0.1}
+    start, t0 = torch.zeros(2, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+
+    def until(event):
+        return odeint_event(lambda t, y: torch.ones_like(y), start, t0, event_fn=event, method=method, options=options)[0]
+
+    assert float(until(lambda t, y: torch.stack([y[0], 2.5 - y[1]]))) == pytest.approx(2.5)
+    assert float(until(lambda t, y: y[:1] * (1.5 - y[:1]))) == pytest.approx(1.5)  # a ball that leaves the ground, and comes back
+
+
 @pytest.mark.parametrize("value", ["x", None, torch.ones(1, dtype=torch.int64), torch.ones(0)])
 def test_an_event_function_that_returns_no_floating_tensor_is_named(value):
     with pytest.raises(ConfigError, match="event_fn returned"):

@@ -48,6 +48,7 @@ BY_SEGMENT = {
     "mean_abs": Column("size", "mean absolute value of the hidden state's entries", "mean |x|"),
     "variance": Column("variance", "sample variance of all entries of the hidden state"),
     "rms": Column("root mean square", "of all entries", "rms", detail=True),
+    "common": Column("common to all tokens", "share of the state's squared size that is the same for all tokens"),
     "paper": Column("paper's bound", "bound on the size as the paper prints it", detail=True),
     "bound": Column("bound", "the most that theory allows the size to be"),
     "share": Column("share of the bound", SHARE),
@@ -116,6 +117,7 @@ def _by_segment(name: str, model: JSONObject) -> Table:
     bounds = model["bounds"] or {}
     figures = {
         **model,
+        "common": [Cell(percent(share), share) for share in model.get("common", [])],
         "paper": bounds.get("seed_mean_abs"),
         "bound": bounds.get("mean_abs"),
         "share": [Cell(percent(used), used) for used in model["used"] or []],

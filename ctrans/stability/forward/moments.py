@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.walk.instrument import of_text
+
+TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
     """Moments of all entries of a hidden state: mean absolute value, sample variance, root mean
     square |X|/sqrt(nd).
+
+    `common` is |mean over tokens of x|^2 / mean over tokens of |x|^2, the share of the squared size
+    that is the same for all tokens: 0 to 1, and 0 for a state of zero.
     """
 
     mean_abs: float
     variance: float
     rms: float
+    common: float
 
 
 def moments(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None = None) -> Moments:
@@ -29,4 +36,7 @@ def moments(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch 
     """
     x = of_text(x.detach(), kept)
     x = x.double() if x.device.type != "mps" else x
-    return Moments(float(x.abs().mean()), float(x.var()) if x.numel() > 1 else 0.0, float(x.square().mean().sqrt()))
+    square = x.square().mean()
+    variance = float(x.var()) if x.numel() > 1 else 0.0
+    common = x.reshape(-1, x.shape[-1]).mean(0).square().mean() / square.clamp(min=TINY)
+    return Moments(float(x.abs().mean()), variance, float(square.sqrt()), float(common))

@@ -37,6 +37,7 @@ class Simulation:
     - `discrete_distance`: the same for the discrete model
     - `drift`: violation of the conservation law `law` in each segment, so one entry fewer than
       `times`
+    - `common`: the share of the squared size that is the same for all tokens (`Moments`)
     - `used`: the mean absolute value over its sharper bound
     - `bounds`, `used`: None if a map has no known bound; `unbounded` gives the reason
     - `warnings`: the method's warnings about a run that reached the end
@@ -52,6 +53,7 @@ class Simulation:
     mean_abs: list[float]
     variance: list[float]
     rms: list[float]
+    common: list[float]
     bounds: ForwardBounds | None
     used: list[float] | None
     unbounded: str | None
@@ -118,6 +120,7 @@ def simulate(
         mean_abs=[m.mean_abs for m in each],
         variance=[m.variance for m in each],
         rms=[m.rms for m in each],
+        common=[m.common for m in each],
         bounds=bounds,
         used=None
         if bounds is None

@@ -147,6 +147,16 @@ def test_moments_are_numpys():
     assert moments(torch.ones(1, 1, 1)).variance == 0
 
 
+def test_the_common_share_is_that_of_the_mean_over_tokens():
+    common, own = torch.tensor([3.0, 0.0]), torch.tensor([[0.0, 4.0], [0.0, -4.0]])
+    assert moments(common + own).common == pytest.approx(9 / 25)
+    assert moments(own).common == 0
+    assert moments(torch.zeros(2, 3)).common == 0
+    x = torch.randn(5, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    spread = sum(float((row - x.mean((0, 1))).square().sum()) for row in x.reshape(-1, 3)) / float(x.square().sum())
+    assert moments(x).common == pytest.approx(1 - spread)
+
+
 def test_seeds_exist_where_the_papers_state_them():
     for name in NAMES:
         model = small_model(name)
