@@ -21,7 +21,7 @@ from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
 from ctrans.interop.foreign_errors import one_line
 from ctrans.interop.imported import Imported
-from ctrans.interop.streamed import Stored, put_model_on_demand, read, stored_dtype, stored_weights
+from ctrans.interop.streamed import Stored, check_floating, put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.weights.on_demand import skeletons
 from solvers import ConfigError
@@ -30,6 +30,8 @@ from solvers.errors import unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 
+NO_WEIGHTS = r"rotary_emb\w*\.(original_)?inv_freq$", r"(^|\.)position_ids$", r"(attn|attention)\.(bias|masked_bias|causal_mask)$"
+"""Patterns of buffers that older versions of the library stored and the newer ones compute."""
 TOWERS = ("vision_model", "text_model")
 """Attributes of models that compare images and texts."""
 
@@ -97,7 +99,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
     """
     directory = Path(directory)
     transformers = import_transformers()
-    settings, config, _, _ = _checked(directory, dtype, on_demand=False)
+    settings, config, stored, _ = _checked(directory, dtype, on_demand=False)
     with reading(f"cannot load {str(directory)!r}"):
         model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
             directory,
@@ -109,6 +111,11 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
             ignore_mismatched_sizes=True,  # an error below names them
             dtype="auto" if dtype is None else dtype,
         )
+    # the library casts without a word; buffers may be whole numbers, and some families rename what stands before the last two parts
+    whole = {_ending(name) for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+    for name in sorted(stored.keys() - seen["unexpected_keys"]):
+        if _ending(name) not in whole and not ignored(model, name):
+            check_floating(stored[name])
     if seen["missing_keys"]:
         names = sorted(map(str, seen["missing_keys"]))
         raise ConfigError(f"{str(directory)!r} is not complete: {len(names)} weights are missing, such as {names[0]}")
@@ -154,6 +161,16 @@ def _checked(
         held = sum(math.prod(weight.shape) for weight in stored.values())
         check_size(where, make, kept, held=held, on_demand=on_demand)
     return settings, config, stored, make
+
+
+def ignored(model: nn.Module, name: str) -> bool:
+    """Whether the library itself says that a stored weight of that name is not for the model."""
+    own = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return any(re.search(pattern, name) for pattern in (*NO_WEIGHTS, *own))
+
+
+def _ending(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
 
 
 def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:

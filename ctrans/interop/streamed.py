@@ -135,6 +135,17 @@ def stored_weights(files: list[Path]) -> dict[str, Stored]:
     return found
 
 
+def check_floating(weight: Stored) -> None:
+    """Raises ConfigError for a weight that loading would cast: it holds integers, complex numbers,
+    or codes of a quantisation.
+    """
+    if weight.dtype not in FLOATS:
+        raise ConfigError(
+            f"{str(weight.path)!r} holds {weight.name} as {weight.dtype}, and weights must be {', '.join(FLOATS)}: save the model "
+            "unquantised, in one of these"
+        )
+
+
 def stored_dtype(stored: Mapping[str, Stored]) -> torch.dtype:
     """The first floating-point dtype in the files; float32 if there is none."""
     return next((FLOATS[weight.dtype] for weight in stored.values() if weight.dtype in FLOATS), torch.float32)
@@ -164,10 +175,7 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
                 f"the files hold no weight {names[0]!r}: the model is not complete, or its family renames weights when it loads them: "
                 "load it without on_demand"
             )
-        if weight.dtype not in FLOATS:
-            raise ConfigError(
-                f"{str(weight.path)!r} holds quantised weights, {weight.name} as {weight.dtype}: save the model unquantised"
-            )
+        check_floating(weight)
         if weight.shape != tuple(parameter.shape):
             raise ConfigError(
                 f"{str(weight.path)!r} does not fit its config.json: {weight.name} is {weight.shape}, expected {tuple(parameter.shape)}"
@@ -188,6 +196,8 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
                 parameter.copy_(_read({"it": find(parameter)})["it"])
         for name, weight in buffers.items():
             if weight is not None:
+                if state[name].is_floating_point():
+                    check_floating(weight)
                 state[name].copy_(_read({name: weight})[name])
     used = {find(parameter).name for parameter in same} | {weight.name for weight in buffers.values() if weight is not None}
     return source, stored.keys() - used
