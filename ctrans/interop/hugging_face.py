@@ -121,7 +121,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
         raise ConfigError(f"{str(directory)!r} is not complete: {len(names)} weights are missing, such as {names[0]}")
     for name, have, want in sorted(seen["mismatched_keys"]):
         raise ConfigError(f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected {tuple(want)}")
-    check_all_blocks(directory, model, seen["unexpected_keys"])
+    check_unused(directory, model, seen["unexpected_keys"])
     evaluated: nn.Module = model.eval()
     return evaluated
 
@@ -135,7 +135,7 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
     with reading(f"cannot load {str(directory)!r}"), skeletons():
         model = make()
     source, unused = read(model, stored)
-    check_all_blocks(directory, model, unused)
+    check_unused(directory, model, unused)
     put_model_on_demand(model, anatomy, source)
     return model
 
@@ -173,17 +173,38 @@ def _ending(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 
 
-def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
-    """Raises ConfigError if unused weights belong to blocks beyond those of the model."""
-    for path, part in model.named_modules():
-        if isinstance(part, nn.ModuleList):
-            inside = re.compile(rf"(?:^|.*\.){re.escape(path)}\.(\d+)\.")
-            numbers = [int(found[1]) for name in unused if (found := inside.match(name))]
-            if numbers and max(numbers) >= len(part):
-                raise ConfigError(
-                    f"{str(directory)!r} holds weights of {path}.{max(numbers)}, but its {CONFIG} says {len(part)} blocks: fix the "
-                    "number there"
-                )
+def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
+    """Raises ConfigError if stored weights that are not used belong to the model: to a block beyond
+    the last one, to a block, or to a module with a weight, such as a bias.
+
+    Whole parts that the model does not have pass: files hold heads, poolers and decoders for other
+    classes of the same family.
+    """
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    parts, lost = dict(model.named_modules()), dict[str, None]()
+    for name in sorted(name for name in unused if not ignored(model, name)):
+        for full in (name, base + name, name.removeprefix(base)):
+            path, inside = "", False
+            for step in full.split(".")[:-1]:
+                blocks = parts[path]
+                inside = inside or isinstance(blocks, nn.ModuleList)
+                inner = f"{path}.{step}" if path else step
+                if inner not in parts:
+                    if isinstance(blocks, nn.ModuleList) and step.isdecimal():
+                        raise ConfigError(
+                            f"{str(directory)!r} holds weights of {inner}, but its {CONFIG} says {len(blocks)} blocks: fix the "
+                            "number there"
+                        )
+                    break
+                path = inner
+            else:
+                inside = inside or isinstance(getattr(parts[path], "weight", None), torch.Tensor)
+            lost |= {name: None} if inside else {}
+    if lost:
+        raise ConfigError(
+            f"{str(directory)!r} holds weights that a model of its {CONFIG} does not use ({len(lost)}), such as "
+            f"{', '.join(list(lost)[:3])}: fix the {CONFIG}, or save the model without them"
+        )
 
 
 def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> nn.Module:

@@ -260,6 +260,26 @@ def test_weights_of_blocks_beyond_the_configs_are_not_dropped_without_a_word(on_
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.q_proj.bias", "layers.0.self_attn.q_norm.weight", "model.norm.bias", "lm_head.bias"]
+)
+def test_weights_of_a_part_of_the_model_that_does_not_use_them_are_named(name, on_demand, tmp_path):
+    saved("llama", tmp_path)
+    change(tmp_path, lambda weights: weights.update({name: torch.full((32,), 100.0)}))
+    with pytest.raises(ConfigError, match=rf"its config.json does not use \(1\), such as \S*{name}: fix the"):
+        from_transformers(tmp_path, on_demand=on_demand)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+@pytest.mark.parametrize("name", ["cls.seq_relationship.weight", "bert.pooler.dense.bias"])
+def test_weights_of_whole_parts_that_the_class_does_not_have_pass(name, on_demand, tmp_path):
+    x = saved("bert", tmp_path)
+    plain = from_transformers(tmp_path)
+    change(tmp_path, lambda weights: weights.update({name: torch.full((32,), 100.0)}))
+    assert same(plain, from_transformers(tmp_path, on_demand=on_demand), x)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
 def test_a_tensor_of_another_shape_is_named(on_demand, tmp_path):
     saved("llama", tmp_path)
     edit(tmp_path / "config.json", vocab_size=40)
