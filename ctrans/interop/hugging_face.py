@@ -21,7 +21,7 @@ from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
 from ctrans.interop.foreign_errors import one_line
 from ctrans.interop.imported import Imported
-from ctrans.interop.streamed import Stored, check_floating, put_model_on_demand, read, stored_dtype, stored_weights
+from ctrans.interop.streamed import Stored, check_floating, check_tied, put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.weights.on_demand import skeletons
 from solvers import ConfigError
@@ -122,6 +122,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
     for name, have, want in sorted(seen["mismatched_keys"]):
         raise ConfigError(f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected {tuple(want)}")
     check_unused(directory, model, seen["unexpected_keys"])
+    check_tied(model, stored)
     evaluated: nn.Module = model.eval()
     return evaluated
 
@@ -136,6 +137,7 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
         model = make()
     source, unused = read(model, stored)
     check_unused(directory, model, unused)
+    check_tied(model, stored)
     put_model_on_demand(model, anatomy, source)
     return model
 

@@ -146,6 +146,29 @@ def check_floating(weight: Stored) -> None:
         )
 
 
+def check_tied(model: Any, stored: Mapping[str, Stored]) -> None:
+    """Raises ConfigError if the files hold different values for weights that the library's config
+    ties. Loading would untie them, or use one of them.
+    """
+    base, first = f"{model.base_model_prefix}.", dict[str, Stored]()
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    for name, source in [*((source, source) for source in tied.values()), *tied.items()]:
+        one = next((stored[each] for each in (name, base + name, name.removeprefix(base)) if each in stored), None)
+        if one is not None and not same_numbers(other := first.setdefault(source, one), one):
+            raise ConfigError(
+                f"{str(one.path)!r} holds {one.name} with other values than {other.name}, but its config.json ties them "
+                "(tie_word_embeddings): fix one of the two"
+            )
+
+
+def same_numbers(one: Stored, other: Stored) -> bool:
+    """Whether two stored weights are the same bytes."""
+    if one == other or (one.dtype, one.shape) != (other.dtype, other.shape):
+        return one == other
+    numbers = (_read({"it": each})["it"].flatten().view(torch.uint8) for each in (one, other))
+    return torch.equal(*numbers)
+
+
 def stored_dtype(stored: Mapping[str, Stored]) -> torch.dtype:
     """The first floating-point dtype in the files; float32 if there is none."""
     return next((FLOATS[weight.dtype] for weight in stored.values() if weight.dtype in FLOATS), torch.float32)
@@ -199,8 +222,10 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
                 if state[name].is_floating_point():
                     check_floating(weight)
                 state[name].copy_(_read({name: weight})[name])
-    used = {find(parameter).name for parameter in same} | {weight.name for weight in buffers.values() if weight is not None}
-    return source, stored.keys() - used
+    for parameter in same:
+        find(parameter)
+    used = [*(lookup([name]) for names in same.values() for name in names), *buffers.values()]
+    return source, stored.keys() - {weight.name for weight in used if weight is not None}
 
 
 def _read(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:

@@ -280,6 +280,17 @@ def test_weights_of_whole_parts_that_the_class_does_not_have_pass(name, on_deman
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
+def test_a_head_that_the_config_ties_must_be_the_embedding(on_demand, tmp_path):
+    x = saved("gpt2", tmp_path)
+    plain = from_transformers(tmp_path)
+    change(tmp_path, lambda weights: weights.update({"lm_head.weight": weights["transformer.wte.weight"].clone()}))
+    assert same(plain, from_transformers(tmp_path, on_demand=on_demand), x)
+    change(tmp_path, lambda weights: weights["lm_head.weight"][0].add_(1))
+    with pytest.raises(ConfigError, match=r"lm_head.weight with other values than transformer.wte.weight, but its"):
+        from_transformers(tmp_path, on_demand=on_demand)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
 def test_a_tensor_of_another_shape_is_named(on_demand, tmp_path):
     saved("llama", tmp_path)
     edit(tmp_path / "config.json", vocab_size=40)
