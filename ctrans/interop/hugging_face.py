@@ -19,7 +19,6 @@ from ctrans.given_files import read_json
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
-from ctrans.interop.foreign_errors import one_line
 from ctrans.interop.imported import Imported
 from ctrans.interop.streamed import Stored, check_floating, check_tied, put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.interop.transformers_library import import_transformers, reading
@@ -275,21 +274,32 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
 
 def weight_files(directory: Path) -> list[str]:
     """The names of the weight files: the single file, which the library prefers, or those of the
-    index.
+    index. Errors as `weight_map`.
+    """
+    return sorted(set(weight_map(directory).values())) or [WEIGHTS]
+
+
+def weight_map(directory: Path) -> dict[str, str]:
+    """The file of each weight, from the index; empty if there is the single file, or no index.
 
     Raises ConfigError for an invalid index, and for one that names files elsewhere.
     """
-    if not os.path.isfile(directory / WEIGHTS) and os.path.isfile(directory / INDEX):
-        index = read_json(directory / INDEX)
-        try:
-            names = sorted({str(name) for name in index["weight_map"].values()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{str(directory / INDEX)!r} is no index of shards: {one_line(error)}") from None
-        outside = next((name for name in names if name != Path(name).name or name in ("", "..")), None)
-        if outside is not None:
-            raise ConfigError(f"{str(directory / INDEX)!r} names {outside!r}: shards must be files in the same directory")
-        return names
-    return [WEIGHTS]
+    path = directory / INDEX
+    if os.path.isfile(directory / WEIGHTS) or not os.path.isfile(path):
+        return {}
+    index = read_json(path)
+    for key in ("metadata", "weight_map"):  # the library writes into the metadata
+        if not isinstance(index, dict) or not isinstance(index.get(key), dict):
+            raise ConfigError(f"{str(path)!r} is no index of shards: its {key} must be a JSON object")
+    files: dict[str, str] = index["weight_map"]
+    if not files:
+        raise ConfigError(f"{str(path)!r} is no index of shards: its weight_map names no weights")
+    for name, shard in files.items():
+        if not isinstance(shard, str):
+            raise ConfigError(f"{str(path)!r} is no index of shards: its weight_map must give {name!r} the name of a file")
+        if shard != Path(shard).name or shard in ("", ".."):
+            raise ConfigError(f"{str(path)!r} names {shard!r}: shards must be files in the same directory")
+    return files
 
 
 def _stored(directory: Path) -> dict[str, Stored]:
@@ -304,4 +314,4 @@ def _stored(directory: Path) -> dict[str, Stored]:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         hint = f"; {pickled[0]} is a pickle and is not read: save with safe_serialization=True" if pickled else ""
         raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as {missing[0]}{hint}")
-    return stored_weights([directory / name for name in shards])
+    return stored_weights([directory / name for name in shards], weight_map(directory))

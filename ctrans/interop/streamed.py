@@ -118,20 +118,27 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 """Dtypes of weights by their safetensors names."""
 
 
-def stored_weights(files: list[Path]) -> dict[str, Stored]:
+def stored_weights(files: list[Path], index: Mapping[str, str] | None = None) -> dict[str, Stored]:
     """The weights in the files, by name, from the headers. Raises ConfigError for a path that is no
-    regular file, and for a file that is not complete.
+    regular file, for a file that is not complete, and for weights that are not in the file which
+    the index, if it has any names, gives for them.
     """
-    found = {}
+    found: dict[str, Stored] = {}
     for path in files:
         check_safetensors(path)
         try:
             with safetensors.safe_open(path, "pt") as file:
                 for name in file.offset_keys():
+                    if index and index.get(name) != path.name:
+                        said = f"expects in {index[name]}" if name in index else "does not name"
+                        raise ConfigError(f"{str(path)!r} holds {name}, which the index of shards {said}: make them agree")
                     part = file.get_slice(name)
                     found[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
         except (safetensors.SafetensorError, OSError) as error:
             raise ConfigError(f"{str(path)!r} is no complete safetensors file: {one_line(error)}") from None
+    lost = sorted((index or {}).keys() - found.keys())
+    if lost:
+        raise ConfigError(f"the index of shards names {len(lost)} weights that its files do not hold, such as {lost[0]}")
     return found
 
 
