@@ -19,9 +19,8 @@ from ctrans.given_files import read_json
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
-from ctrans.interop.foreign_errors import one_line
 from ctrans.interop.imported import Imported
-from ctrans.interop.streamed import Stored, put_model_on_demand, read, stored_dtype, stored_weights
+from ctrans.interop.streamed import Stored, check_floating, check_tied, put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.weights.on_demand import skeletons
 from solvers import ConfigError
@@ -30,6 +29,8 @@ from solvers.errors import unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 
+NO_WEIGHTS = r"rotary_emb\w*\.(original_)?inv_freq$", r"(^|\.)position_ids$", r"(attn|attention)\.(bias|masked_bias|causal_mask)$"
+"""Patterns of buffers that older versions of the library stored and the newer ones compute."""
 TOWERS = ("vision_model", "text_model")
 """Attributes of models that compare images and texts."""
 
@@ -97,7 +98,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
     """
     directory = Path(directory)
     transformers = import_transformers()
-    settings, config, _, _ = _checked(directory, dtype, on_demand=False)
+    settings, config, stored, _ = _checked(directory, dtype, on_demand=False)
     with reading(f"cannot load {str(directory)!r}"):
         model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
             directory,
@@ -109,12 +110,18 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
             ignore_mismatched_sizes=True,  # an error below names them
             dtype="auto" if dtype is None else dtype,
         )
+    # the library casts without a word; buffers may be whole numbers, and some families rename what stands before the last two parts
+    whole = {_ending(name) for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+    for name in sorted(stored.keys() - seen["unexpected_keys"]):
+        if _ending(name) not in whole and not ignored(model, name):
+            check_floating(stored[name])
     if seen["missing_keys"]:
         names = sorted(map(str, seen["missing_keys"]))
         raise ConfigError(f"{str(directory)!r} is not complete: {len(names)} weights are missing, such as {names[0]}")
     for name, have, want in sorted(seen["mismatched_keys"]):
         raise ConfigError(f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected {tuple(want)}")
-    check_all_blocks(directory, model, seen["unexpected_keys"])
+    check_unused(directory, model, seen["unexpected_keys"])
+    check_tied(model, stored)
     evaluated: nn.Module = model.eval()
     return evaluated
 
@@ -128,7 +135,8 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
     with reading(f"cannot load {str(directory)!r}"), skeletons():
         model = make()
     source, unused = read(model, stored)
-    check_all_blocks(directory, model, unused)
+    check_unused(directory, model, unused)
+    check_tied(model, stored)
     put_model_on_demand(model, anatomy, source)
     return model
 
@@ -156,17 +164,48 @@ def _checked(
     return settings, config, stored, make
 
 
-def check_all_blocks(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
-    """Raises ConfigError if unused weights belong to blocks beyond those of the model."""
-    for path, part in model.named_modules():
-        if isinstance(part, nn.ModuleList):
-            inside = re.compile(rf"(?:^|.*\.){re.escape(path)}\.(\d+)\.")
-            numbers = [int(found[1]) for name in unused if (found := inside.match(name))]
-            if numbers and max(numbers) >= len(part):
-                raise ConfigError(
-                    f"{str(directory)!r} holds weights of {path}.{max(numbers)}, but its {CONFIG} says {len(part)} blocks: fix the "
-                    "number there"
-                )
+def ignored(model: nn.Module, name: str) -> bool:
+    """Whether the library itself says that a stored weight of that name is not for the model."""
+    own = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return any(re.search(pattern, name) for pattern in (*NO_WEIGHTS, *own))
+
+
+def _ending(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> None:
+    """Raises ConfigError if stored weights that are not used belong to the model: to a block beyond
+    the last one, to a block, or to a module with a weight, such as a bias.
+
+    Whole parts that the model does not have pass: files hold heads, poolers and decoders for other
+    classes of the same family.
+    """
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    parts, lost = dict(model.named_modules()), dict[str, None]()
+    for name in sorted(name for name in unused if not ignored(model, name)):
+        for full in (name, base + name, name.removeprefix(base)):
+            path, inside = "", False
+            for step in full.split(".")[:-1]:
+                blocks = parts[path]
+                inside = inside or isinstance(blocks, nn.ModuleList)
+                inner = f"{path}.{step}" if path else step
+                if inner not in parts:
+                    if isinstance(blocks, nn.ModuleList) and step.isdecimal():
+                        raise ConfigError(
+                            f"{str(directory)!r} holds weights of {inner}, but its {CONFIG} says {len(blocks)} blocks: fix the "
+                            "number there"
+                        )
+                    break
+                path = inner
+            else:
+                inside = inside or isinstance(getattr(parts[path], "weight", None), torch.Tensor)
+            lost |= {name: None} if inside else {}
+    if lost:
+        raise ConfigError(
+            f"{str(directory)!r} holds weights that a model of its {CONFIG} does not use ({len(lost)}), such as "
+            f"{', '.join(list(lost)[:3])}: fix the {CONFIG}, or save the model without them"
+        )
 
 
 def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> nn.Module:
@@ -235,21 +274,32 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
 
 def weight_files(directory: Path) -> list[str]:
     """The names of the weight files: the single file, which the library prefers, or those of the
-    index.
+    index. Errors as `weight_map`.
+    """
+    return sorted(set(weight_map(directory).values())) or [WEIGHTS]
+
+
+def weight_map(directory: Path) -> dict[str, str]:
+    """The file of each weight, from the index; empty if there is the single file, or no index.
 
     Raises ConfigError for an invalid index, and for one that names files elsewhere.
     """
-    if not os.path.isfile(directory / WEIGHTS) and os.path.isfile(directory / INDEX):
-        index = read_json(directory / INDEX)
-        try:
-            names = sorted({str(name) for name in index["weight_map"].values()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{str(directory / INDEX)!r} is no index of shards: {one_line(error)}") from None
-        outside = next((name for name in names if name != Path(name).name or name in ("", "..")), None)
-        if outside is not None:
-            raise ConfigError(f"{str(directory / INDEX)!r} names {outside!r}: shards must be files in the same directory")
-        return names
-    return [WEIGHTS]
+    path = directory / INDEX
+    if os.path.isfile(directory / WEIGHTS) or not os.path.isfile(path):
+        return {}
+    index = read_json(path)
+    for key in ("metadata", "weight_map"):  # the library writes into the metadata
+        if not isinstance(index, dict) or not isinstance(index.get(key), dict):
+            raise ConfigError(f"{str(path)!r} is no index of shards: its {key} must be a JSON object")
+    files: dict[str, str] = index["weight_map"]
+    if not files:
+        raise ConfigError(f"{str(path)!r} is no index of shards: its weight_map names no weights")
+    for name, shard in files.items():
+        if not isinstance(shard, str):
+            raise ConfigError(f"{str(path)!r} is no index of shards: its weight_map must give {name!r} the name of a file")
+        if shard != Path(shard).name or shard in ("", ".."):
+            raise ConfigError(f"{str(path)!r} names {shard!r}: shards must be files in the same directory")
+    return files
 
 
 def _stored(directory: Path) -> dict[str, Stored]:
@@ -264,4 +314,4 @@ def _stored(directory: Path) -> dict[str, Stored]:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         hint = f"; {pickled[0]} is a pickle and is not read: save with safe_serialization=True" if pickled else ""
         raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as {missing[0]}{hint}")
-    return stored_weights([directory / name for name in shards])
+    return stored_weights([directory / name for name in shards], weight_map(directory))

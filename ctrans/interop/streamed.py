@@ -118,21 +118,62 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 """Dtypes of weights by their safetensors names."""
 
 
-def stored_weights(files: list[Path]) -> dict[str, Stored]:
+def stored_weights(files: list[Path], index: Mapping[str, str] | None = None) -> dict[str, Stored]:
     """The weights in the files, by name, from the headers. Raises ConfigError for a path that is no
-    regular file, and for a file that is not complete.
+    regular file, for a file that is not complete, and for weights that are not in the file which
+    the index, if it has any names, gives for them.
     """
-    found = {}
+    found: dict[str, Stored] = {}
     for path in files:
         check_safetensors(path)
         try:
             with safetensors.safe_open(path, "pt") as file:
                 for name in file.offset_keys():
+                    if index and index.get(name) != path.name:
+                        said = f"expects in {index[name]}" if name in index else "does not name"
+                        raise ConfigError(f"{str(path)!r} holds {name}, which the index of shards {said}: make them agree")
                     part = file.get_slice(name)
                     found[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
         except (safetensors.SafetensorError, OSError) as error:
             raise ConfigError(f"{str(path)!r} is no complete safetensors file: {one_line(error)}") from None
+    lost = sorted((index or {}).keys() - found.keys())
+    if lost:
+        raise ConfigError(f"the index of shards names {len(lost)} weights that its files do not hold, such as {lost[0]}")
     return found
+
+
+def check_floating(weight: Stored) -> None:
+    """Raises ConfigError for a weight that loading would cast: it holds integers, complex numbers,
+    or codes of a quantisation.
+    """
+    if weight.dtype not in FLOATS:
+        raise ConfigError(
+            f"{str(weight.path)!r} holds {weight.name} as {weight.dtype}, and weights must be {', '.join(FLOATS)}: save the model "
+            "unquantised, in one of these"
+        )
+
+
+def check_tied(model: Any, stored: Mapping[str, Stored]) -> None:
+    """Raises ConfigError if the files hold different values for weights that the library's config
+    ties. Loading would untie them, or use one of them.
+    """
+    base, first = f"{model.base_model_prefix}.", dict[str, Stored]()
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    for name, source in [*((source, source) for source in tied.values()), *tied.items()]:
+        one = next((stored[each] for each in (name, base + name, name.removeprefix(base)) if each in stored), None)
+        if one is not None and not same_numbers(other := first.setdefault(source, one), one):
+            raise ConfigError(
+                f"{str(one.path)!r} holds {one.name} with other values than {other.name}, but its config.json ties them "
+                "(tie_word_embeddings): fix one of the two"
+            )
+
+
+def same_numbers(one: Stored, other: Stored) -> bool:
+    """Whether two stored weights are the same bytes."""
+    if one == other or (one.dtype, one.shape) != (other.dtype, other.shape):
+        return one == other
+    numbers = (_read({"it": each})["it"].flatten().view(torch.uint8) for each in (one, other))
+    return torch.equal(*numbers)
 
 
 def stored_dtype(stored: Mapping[str, Stored]) -> torch.dtype:
@@ -164,10 +205,7 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
                 f"the files hold no weight {names[0]!r}: the model is not complete, or its family renames weights when it loads them: "
                 "load it without on_demand"
             )
-        if weight.dtype not in FLOATS:
-            raise ConfigError(
-                f"{str(weight.path)!r} holds quantised weights, {weight.name} as {weight.dtype}: save the model unquantised"
-            )
+        check_floating(weight)
         if weight.shape != tuple(parameter.shape):
             raise ConfigError(
                 f"{str(weight.path)!r} does not fit its config.json: {weight.name} is {weight.shape}, expected {tuple(parameter.shape)}"
@@ -188,9 +226,13 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
                 parameter.copy_(_read({"it": find(parameter)})["it"])
         for name, weight in buffers.items():
             if weight is not None:
+                if state[name].is_floating_point():
+                    check_floating(weight)
                 state[name].copy_(_read({name: weight})[name])
-    used = {find(parameter).name for parameter in same} | {weight.name for weight in buffers.values() if weight is not None}
-    return source, stored.keys() - used
+    for parameter in same:
+        find(parameter)
+    used = [*(lookup([name]) for names in same.values() for name in names), *buffers.values()]
+    return source, stored.keys() - {weight.name for weight in used if weight is not None}
 
 
 def _read(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:

@@ -76,7 +76,7 @@ def index(*names):
         directory, args = foreign(place)
         (directory / "model.safetensors").rename(place / "outside.safetensors")
         weights = {f"weight.{i}": name.format(place=place) for i, name in enumerate(names)}
-        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
         return args
 
     return make

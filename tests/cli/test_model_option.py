@@ -175,7 +175,7 @@ DAMAGE = {
     "flash attention": (lambda d: edit(d, attn_implementation="flash_attention_2"), 'set it to "sdpa" or "eager"'),
     "wrong shapes": (lambda d: edit(d, n_embd=64), "does not fit its config.json"),
     "missing shards": (
-        lambda d: index_alone(d, '{"weight_map": {"a": "x.safetensors"}}'),
+        lambda d: index_alone(d, '{"metadata": {}, "weight_map": {"a": "x.safetensors"}}'),
         "lacks 1 of 1 weight files, such as x.safetensors",
     ),
     "truncated": (

@@ -6,6 +6,7 @@ import json
 import socket
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -84,6 +85,17 @@ def index_alone(directory, text):
     (directory / "model.safetensors.index.json").write_text(text)
 
 
+def in_shards(directory, changes, copies=0):
+    """The model in shard a, one more weight in shard b, `copies` of those of a in b too, and an index with changes."""
+    weights = safetensors.torch.load_file(directory / "model.safetensors")
+    other = {"more": torch.ones(1)} | {name: 2 * weights[name] for name in list(weights)[:copies]}
+    index = dict.fromkeys(weights, "a.safetensors") | {"more": "b.safetensors"} | changes
+    safetensors.torch.save_file(weights, directory / "a.safetensors", {"format": "pt"})
+    safetensors.torch.save_file(other, directory / "b.safetensors", {"format": "pt"})
+    kept = {name: file for name, file in index.items() if file is not None}
+    index_alone(directory, json.dumps({"metadata": {}, "weight_map": kept}))
+
+
 DAMAGE = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "is no JSON"),
@@ -100,11 +112,45 @@ DAMAGE = {
     "missing blocks": (lambda d: edit(d / "config.json", n_layer=4), "weights are missing, such as transformer.h.3"),
     "nonsense": (lambda d: edit(d / "config.json", n_head="four"), "cannot load"),
     "missing shards": (
-        lambda d: index_alone(d, '{"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}'),
+        lambda d: index_alone(d, '{"metadata": {}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}'),
         "lacks 2 of 2 weight files, such as x.safetensors",
     ),
-    "index without map": (lambda d: index_alone(d, "{}"), "is no index of shards"),
+    "index without map": (lambda d: index_alone(d, '{"metadata": {}}'), "its weight_map must be a JSON object"),
+    "index is a list": (lambda d: index_alone(d, "[]"), "index.json' is no index of shards: its metadata"),
+    "metadata is a list": (
+        lambda d: index_alone(d, '{"metadata": [1], "weight_map": {}}'),
+        "index.json' is no .*: its metadata must be",
+    ),
+    "metadata is null": (lambda d: index_alone(d, '{"metadata": null, "weight_map": {}}'), "its metadata must be a JSON object"),
+    "empty map": (lambda d: index_alone(d, '{"metadata": {}, "weight_map": {}}'), "its weight_map names no weights"),
+    "a file is a list": (
+        lambda d: index_alone(d, '{"metadata": {}, "weight_map": {"a": ["b"]}}'),
+        "weight_map must give 'a' the name",
+    ),
+    "a weight in two shards": (
+        lambda d: in_shards(d, {}, copies=1),
+        "b.safetensors' holds .*, which the index of shards expects in a.saf",
+    ),
+    "index omits a weight": (
+        lambda d: in_shards(d, {"transformer.ln_f.bias": None}),
+        "ln_f.bias, which the index of shards does not",
+    ),
+    "index invents a weight": (
+        lambda d: in_shards(d, {"ghost": "a.safetensors"}),
+        "1 weights that its files do not hold, such as ghost",
+    ),
+    "index names the other shard": (
+        lambda d: in_shards(d, {"transformer.ln_f.bias": "b.safetensors"}),
+        "expects in b.safetensors",
+    ),
 }
+
+
+def test_shards_that_agree_with_their_index_are_read(saved):
+    x, whole = inputs(made("gpt2")), from_transformers(saved)
+    in_shards(saved, {})
+    for on_demand in (False, True):
+        assert torch.equal(from_transformers(saved, on_demand=on_demand)(x)[0], whole(x)[0])
 
 
 @pytest.mark.parametrize("kind", DAMAGE)

@@ -154,7 +154,7 @@ def change(path, edit):
         (lambda w: w.pop("model.layers.1.mlp.up_proj.weight"), "no weight 'model.layers.1.mlp.up_proj.weight'"),
         (lambda w: w.pop("model.norm.weight"), "no weight 'model.norm.weight'"),
         (lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3)}), r"up_proj.weight is \(3, 3\), expected"),
-        (lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3, dtype=torch.int8)}), "quantised weights.*I8"),
+        (lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3, dtype=torch.int8)}), "up_proj.weight as I8"),
     ],
 )
 def test_files_that_do_not_hold_the_model_are_refused_before_anything_is_computed(edit, words, tmp_path):
@@ -260,6 +260,37 @@ def test_weights_of_blocks_beyond_the_configs_are_not_dropped_without_a_word(on_
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.q_proj.bias", "layers.0.self_attn.q_norm.weight", "model.norm.bias", "lm_head.bias"]
+)
+def test_weights_of_a_part_of_the_model_that_does_not_use_them_are_named(name, on_demand, tmp_path):
+    saved("llama", tmp_path)
+    change(tmp_path, lambda weights: weights.update({name: torch.full((32,), 100.0)}))
+    with pytest.raises(ConfigError, match=rf"its config.json does not use \(1\), such as \S*{name}: fix the"):
+        from_transformers(tmp_path, on_demand=on_demand)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+@pytest.mark.parametrize("name", ["cls.seq_relationship.weight", "bert.pooler.dense.bias"])
+def test_weights_of_whole_parts_that_the_class_does_not_have_pass(name, on_demand, tmp_path):
+    x = saved("bert", tmp_path)
+    plain = from_transformers(tmp_path)
+    change(tmp_path, lambda weights: weights.update({name: torch.full((32,), 100.0)}))
+    assert same(plain, from_transformers(tmp_path, on_demand=on_demand), x)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_head_that_the_config_ties_must_be_the_embedding(on_demand, tmp_path):
+    x = saved("gpt2", tmp_path)
+    plain = from_transformers(tmp_path)
+    change(tmp_path, lambda weights: weights.update({"lm_head.weight": weights["transformer.wte.weight"].clone()}))
+    assert same(plain, from_transformers(tmp_path, on_demand=on_demand), x)
+    change(tmp_path, lambda weights: weights["lm_head.weight"][0].add_(1))
+    with pytest.raises(ConfigError, match=r"lm_head.weight with other values than transformer.wte.weight, but its"):
+        from_transformers(tmp_path, on_demand=on_demand)
+
+
+@pytest.mark.parametrize("on_demand", [False, True])
 def test_a_tensor_of_another_shape_is_named(on_demand, tmp_path):
     saved("llama", tmp_path)
     edit(tmp_path / "config.json", vocab_size=40)
@@ -267,10 +298,30 @@ def test_a_tensor_of_another_shape_is_named(on_demand, tmp_path):
         from_transformers(tmp_path, on_demand=on_demand)
 
 
-@pytest.mark.slow
-def test_numbers_that_the_model_does_not_use_may_be_whole(tmp_path):
-    x = saved("bert", tmp_path)
-    change(tmp_path, lambda weights: weights.update({"bert.embeddings.position_ids": torch.arange(16)}))
+@pytest.mark.parametrize("on_demand", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [("int8", "I8"), ("bool", "BOOL"), ("complex64", "C64"), ("float8_e4m3fn", "F8_E4M3")]
+)
+def test_a_weight_of_another_kind_of_numbers_is_not_cast_without_a_word(dtype, stored, on_demand, tmp_path):
+    saved("llama", tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    change(tmp_path, lambda weights: weights.update({name: weights[name].to(getattr(torch, dtype))}))
+    with pytest.raises(ConfigError, match=f"{name} as {stored}, and weights must be F64, F32, F16, BF16"):
+        from_transformers(tmp_path, on_demand=on_demand)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "stored"),
+    [
+        ("bert", "bert.embeddings.position_ids", torch.arange(16)),
+        ("gpt2", "transformer.h.0.attn.bias", torch.ones(1, 1, 32, 32).bool().tril()),
+        ("gpt2", "h.0.attn.bias", torch.ones(1, 1, 32, 32).tril().byte()),
+        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(4)),
+    ],
+)
+def test_buffers_of_older_files_that_the_library_no_longer_reads_pass(family, name, stored, tmp_path):
+    x = saved(family, tmp_path)
+    change(tmp_path, lambda weights: weights.update({name: stored}))
     assert same(from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True), x)
 
 
