@@ -9,13 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctrans.fields import ACTIVATIONS
-from ctrans.fields.attention import check_temperature
+from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.norm.norm import DividingNorm
-from ctrans.placement import PLACEMENTS
+from ctrans.placement import PLACEMENTS, spell
 from solvers import METHODS, ConfigError, SolveError, Status
 from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens, unchecked
 from tests.model import plain_gpt
@@ -132,6 +132,14 @@ def test_the_parameter_count_is_the_number_of_matrix_entries():
 def test_configurations_that_make_no_sense_are_named(changes, words):
     with pytest.raises(ConfigError, match=words):
         GPT(unchecked_config(**changes))
+
+
+@pytest.mark.parametrize("value", [torch.nn.Linear.__new__(torch.nn.Linear), "x" * 10**6, torch.ones(2, 2)])
+@pytest.mark.parametrize("give", [lambda value: unchecked_config(bias=value), unchecked(spell), unchecked(qk_norm_name)])
+def test_a_value_whose_repr_fails_or_is_long_is_named_on_one_line(give, value):
+    with pytest.raises(ConfigError) as error:
+        give(value)
+    assert re.fullmatch(".{,300}", str(error.value))
 
 
 @pytest.mark.parametrize("seed", [-1, 10**20, 1.5, "x"])
