@@ -71,7 +71,7 @@ class Depth(nn.Module):
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The discrete Transformer: one step of length spans[k] * dt for each segment."""
         for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
-            x = sublayer.step(x, length)
+            x = sublayer._step(x, length)
         return x
 
     @property

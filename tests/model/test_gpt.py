@@ -17,7 +17,7 @@ from ctrans.norm import NORMS
 from ctrans.norm.norm import DividingNorm
 from ctrans.placement import PLACEMENTS, spell
 from solvers import METHODS, ConfigError, SolveError, Status
-from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens, unchecked
+from tests.helpers import DEVICES, NAMES, as_called, learned, small_config, small_model, tokens, unchecked
 from tests.model import plain_gpt
 
 
@@ -160,6 +160,22 @@ def test_targets_that_do_not_fit_are_named():
         unchecked(GPT.forward)(model, ids, ids[:1])
     with pytest.raises(ConfigError, match="targets run from -100"):
         model(ids, torch.full_like(ids, -100))
+
+
+def test_logits_and_states_that_do_not_fit_are_named():
+    model, ids = small_model("peri"), tokens()
+    logits = model(ids)[0]
+    with pytest.raises(ConfigError, match="logits = None"):
+        unchecked(GPT.loss)(model, None, ids, ids)
+    with pytest.raises(ConfigError, match="tokens = None"):
+        unchecked(GPT.loss)(model, logits, None, ids)
+    with pytest.raises(ConfigError, match="give one row per target"):
+        unchecked(GPT.loss)(model, logits[:, 1:], ids, ids)
+    for x in (None, 1.0, torch.tensor(1.0)):
+        with pytest.raises(ConfigError, match=r"x = .*: give states of width 16"):
+            unchecked(GPT.head)(model, x)
+    with pytest.raises(ConfigError, match="placement = 'pre'"):
+        as_called(GPTConfig.gain_of)(model.config, "pre")
 
 
 def test_a_configuration_cannot_be_changed_into_a_wrong_one():
