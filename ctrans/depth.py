@@ -22,7 +22,7 @@ from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Segment
 from solvers.checked import checked
-from solvers.errors import look_up
+from solvers.errors import look_up, shown
 
 
 class Sublayers(nn.ModuleList):
@@ -71,7 +71,7 @@ class Depth(nn.Module):
     def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """The discrete Transformer: one step of length spans[k] * dt for each segment."""
         for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
-            x = sublayer.step(x, length)
+            x = sublayer._step(x, length)
         return x
 
     @property
@@ -218,7 +218,9 @@ SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], Sources]] = {"constant":
 def _check_spans(spans: Sequence[Fraction | int] | None, count: int) -> tuple[Fraction, ...]:
     given = [1] * count if spans is None else list(spans)
     if len(given) != count or not all(isinstance(span, Rational) and span > 0 for span in given):
-        raise ConfigError(f"{count} sublayers need as many positive spans, as whole numbers or fractions of dt, not {given}")
+        raise ConfigError(
+            f"{count} sublayers need as many positive spans, as whole numbers or fractions of dt, not {shown(given)}"
+        )
     return tuple(Fraction(span) for span in given)
 
 

@@ -179,7 +179,7 @@ def check_options(made: Any) -> None:
         if own.several or (value is None and own.optional):
             continue
         if own.kind is bool and not isinstance(value, bool):
-            raise ConfigError(f"{name} = {value!r}: give True or False")
+            raise ConfigError(f"{name} = {shown(value)}: give True or False")
         if name not in about:
             continue
         limits, choices = about[name].limits, about[name].choices

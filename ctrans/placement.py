@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.errors import look_up
+from solvers.errors import look_up, shown
 
 
 @checked
@@ -144,12 +144,12 @@ def spell(given: Spelling) -> str:
         each = [entry if isinstance(entry, str) else "/".join(entry) for entry in given]
         if counted := next((name for name in each if set("*+") & set(name)), None):
             raise ConfigError(
-                f"placement {counted!r} is an entry of a list, which has one entry for each block: leave the count out"
+                f"placement {shown(counted)} is an entry of a list, which has one entry for each block: leave the count out"
             )
         text = "+".join(f"{name}*{len(list(same))}" for name, same in itertools.groupby(each))
     else:
         raise ConfigError(
-            f"placement = {given!r}: give a name for all blocks, a tuple of two names for attention and FFN, or a list with one of "
+            f"placement = {shown(given)}: give a name for all blocks, a tuple of two names for attention and FFN, or a list with one of "
             "these for each block"
         )
     return "+".join(_spelt(*run) for run in _runs(text))
@@ -186,7 +186,7 @@ def check_arrangement(text: str, blocks: int) -> None:
     elif described == 2 and "/" not in text:
         fix += f", or give {'/'.join(pairs)!r} for attention and FFN (in Python the tuple {tuple(pairs)}; a list goes by blocks)"
     number = "1 block" if described == 1 else f"{described} blocks"
-    raise ConfigError(f"placement {text!r} is for {number} and the model has {blocks}: {fix}")
+    raise ConfigError(f"placement {shown(text)} is for {number} and the model has {blocks}: {fix}")
 
 
 def placements_in(text: str) -> list[Placement]:
@@ -214,7 +214,7 @@ def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
         match = re.fullmatch(r"([^*/]+)(?:/([^*/]+))?(?:\*([^*/]*))?", part)
         if match is None:
             raise ConfigError(
-                f"placement {text!r}: give a name, two as post/pre for attention and FFN, or blocks as post*3+pre*9"
+                f"placement {shown(text)}: give a name, two as post/pre for attention and FFN, or blocks as post*3+pre*9"
             )
         attention, ffn, counted = match.groups()
         pair = BlockPlacement(get_placement(attention), get_placement(ffn or attention))
@@ -223,12 +223,13 @@ def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
         counted = "1" if counted is None else counted
         if not re.fullmatch(r"0*[1-9][0-9]{0,5}", counted):
             raise ConfigError(
-                f"placement {text!r}: '*{counted}' is no number of blocks: give a whole number from 1 to {MOST_BLOCKS} after each *"
+                f"placement {shown(text)}: {shown('*' + counted)} is no number of blocks: give a whole number from 1 to {MOST_BLOCKS} "
+                "after each *"
             )
         count = int(counted)
         if runs and runs[-1][0] == pair:
             count += runs.pop()[1] or 0
         runs.append((pair, count))
     if sum(count or 0 for _, count in runs) > MOST_BLOCKS:
-        raise ConfigError(f"placement {text!r} counts more than {MOST_BLOCKS} blocks: give a name for all blocks, or fewer")
+        raise ConfigError(f"placement {shown(text)} counts more than {MOST_BLOCKS} blocks: give a name for all blocks, or fewer")
     return runs

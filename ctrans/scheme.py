@@ -71,33 +71,39 @@ class Scheme:
         """Whether each field is evaluated exactly once, which a field that writes to a cache needs."""
         return self.discrete and self.gradient == "backprop"
 
+    @checked
     def check_numbers(self, dtype: torch.dtype) -> Method:
         """The method. Raises ConfigError for invalid numbers, and for tolerances below the dtype's
         precision.
         """
         return check_solver(self.method, self.steps, self.rtol, self.atol, dtype)[0]
 
+    @checked
     def check(self, depth: Depth, dtype: torch.dtype = torch.float64) -> None:
         """Raises ConfigError if the gradient does not work with the method and the depth's
         segments, or the numbers with the dtype.
         """
         get_gradient(self.gradient).check(self.check_numbers(dtype), self.segments(depth))
 
+    @checked
     def segments(self, depth: Depth, continuous: bool | None = None) -> list[Segment]:
         """The depth's own steps for the discrete model, and its ODE otherwise. `continuous`
         overrides this.
         """
         return depth.segments(continuous=not self.discrete if continuous is None else continuous)
 
+    @checked
     def request(self, max_steps: int | None = None) -> dict[str, Any]:
         """The arguments of `solvers.solve` for this scheme."""
         control = StepControl(self.rtol, self.atol, self.norm, max_steps=max_steps)
         return {"method": self.method, "steps": self.steps, "gradient": self.gradient, "step_control": control}
 
+    @checked
     def solve(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Solution:
         """The solution over all segments, with its ends saved. Raises as `solvers.solve`."""
         return solve(self.segments(depth), x0, **self.request())
 
+    @checked
     def last_state(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
         """X_T. Raises SolveError if an integration fails. The discrete model never raises it."""
         return depth(x0) if self.evaluates_once else self.solve(depth, x0).x1

@@ -31,6 +31,9 @@ class Sublayer(nn.Module):
     - `gain`: 1, or DeepNorm's 1/alpha
     - `residual`: W and s, from an entry of `RESIDUALS`; without one W = I and s = 1
     - `placement`: the entry of `PLACEMENTS` with these norms and this gain, if known
+
+    `step`, `moved`, `met`, `pulled` and `segment` raise ConfigError for arguments that do not fit.
+    The other methods are parts of every forward pass, and check nothing.
     """
 
     field: Any  # an nn.Module; mypy would take its attributes for tensors
@@ -112,6 +115,7 @@ class Sublayer(nn.Module):
         r: Tensor = self.residual(v if self.gain == 1.0 else self.gain * v, x)
         return r
 
+    @checked
     def pulled(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
         """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at
         this costate.
@@ -159,20 +163,30 @@ class Sublayer(nn.Module):
         v = self(x)
         return v if self.state_norm is None else self.state_norm.tangent(x, v)
 
+    @checked
     def step(self, x: Float[Tensor, "*batch tokens width"], dt: float) -> Float[Tensor, "*batch tokens width"]:
         """The discrete Transformer's step: X + dt r(X) of the state that has entered the segment,
         with the state norm around it if there is one.
         """
-        x = self.enter(x)
-        return self.moved(x, self(x), dt)
+        return self._step(x, dt)
 
+    def _step(self, x: Tensor, dt: float) -> Tensor:
+        """The same without checks, for the forward pass of a depth."""
+        x = self.enter(x)
+        return self._moved(x, self(x), dt)
+
+    @checked
     def moved(
         self, x: Float[Tensor, "*batch tokens state"], r: Float[Tensor, "*batch tokens state"], dt: float
     ) -> Float[Tensor, "*batch tokens state"]:
         """X + dt r, with the state norm around it if there is one."""
+        return self._moved(x, r, dt)
+
+    def _moved(self, x: Tensor, r: Tensor, dt: float) -> Tensor:
         y = x + dt * r
         return y if self.state_norm is None else self.state_norm(y)
 
+    @checked
     def met(
         self,
         x: Float[Tensor, "*batch tokens state"],
@@ -188,6 +202,7 @@ class Sublayer(nn.Module):
         entered = self.enter(x)
         return entered, torch.func.vjp(lambda y: y + dt * self(y), entered)[1](p)[0]
 
+    @checked
     def segment(self, t0: Time, t1: Time, *, continuous: bool = False) -> Segment:
         """This sublayer as a segment of depth-time.
 

@@ -32,9 +32,9 @@ SHOWN = 100
 """The most characters of a value in a message."""
 
 
-def shown(value: object) -> str:
+def shown(value: object, deep: int = 3) -> str:
     """The value for a message: numbers and texts as Python writes them, but shortened, and the kind
-    of anything else.
+    of anything else. Lists in lists are shown to a depth, as a list may contain itself.
     """
     if isinstance(value, Tensor):
         where = " on meta" * value.is_meta
@@ -46,7 +46,7 @@ def shown(value: object) -> str:
         text = repr(value)
         return text if len(text) <= SHOWN else text[:SHOWN] + "..."
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(shown, value[:3]))}{', ...' * (len(value) > 3)}]"
+        return f"[{', '.join(shown(each, deep - 1) for each in value[:3])}{', ...' * (len(value) > 3)}]" if deep else "[...]"
     if type(value).__name__ == "ndarray":
         array: Any = value
         return f"an array of shape {array.shape} and {array.dtype}"

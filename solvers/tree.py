@@ -43,11 +43,15 @@ class Tree:
     """The structure of a state: `flat` concatenates the entries of its tensors, `parts` is the
     inverse.
 
-    Raises ConfigError unless the structure holds tensors of one type on one device.
+    Raises ConfigError unless the structure holds tensors of one type on one device, and for one
+    that contains itself.
     """
 
     def __init__(self, state: object, what: str = "the initial state"):
-        found = leaves(state)
+        try:
+            found = leaves(state)
+        except RecursionError:
+            raise ConfigError(f"{what} contains itself or is nested too deep: give a tensor, or a flat list of tensors") from None
         if not found or not all(isinstance(leaf, Tensor) for leaf in found):
             raise ConfigError(f"{what} is {type(state).__name__}: give a tensor, or tuples, lists and dictionaries of tensors")
         if len({leaf.dtype for leaf in found}) > 1 or len({leaf.device for leaf in found}) > 1:

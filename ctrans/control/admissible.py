@@ -17,6 +17,7 @@ from ctrans.control.ascent import Chart
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm.norm import row_length
 from solvers import ConfigError
+from solvers.errors import shown
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
 """What is known of H(P), from the strongest verdict to the weakest. Each verdict names its
@@ -224,7 +225,7 @@ def check_costate(
 def check_positive(name: str, value: float) -> None:
     """Raises ConfigError unless value is a positive finite number."""
     if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} = {value!r}: give a positive finite number")
+        raise ConfigError(f"{name} = {shown(value)}: give a positive finite number")
 
 
 def no_ties(y: TokenRows) -> TokenMask:

@@ -23,7 +23,7 @@ from ctrans.option import Count, Range
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.deprecated import old_member, old_names
-from solvers.errors import look_up
+from solvers.errors import look_up, shown
 
 TEMPERATURES = Range(1e-12, 1e30, "a number from 1e-12 to 1e+30; 1 is the usual one")
 """Outside these limits scores over tau sqrt(d_h), or their derivatives, overflow or underflow in
@@ -292,7 +292,7 @@ class Attention(SoftmaxAttention):
 def qk_norm_name(qk_norm: bool | str) -> bool | str:
     """False for none, or a name of `QK_NORMS`; true is "rms". Raises ConfigError for anything else."""
     if not isinstance(qk_norm, (bool, str)):
-        raise ConfigError(f"qk_norm = {qk_norm!r}: give False or a name, one of {', '.join(QK_NORMS)}")
+        raise ConfigError(f"qk_norm = {shown(qk_norm)}: give False or a name, one of {', '.join(QK_NORMS)}")
     if isinstance(qk_norm, str):
         look_up("qk_norm", qk_norm, QK_NORMS)
     return "rms" if qk_norm is True else qk_norm

@@ -20,7 +20,7 @@ from ctrans.fields.protocols import Kind
 from ctrans.fields.routing import ExpertOptions
 from ctrans.option import part_of
 from solvers import ConfigError
-from solvers.errors import look_up
+from solvers.errors import look_up, shown
 
 
 class MapSettings(AttentionOptions, ExpertOptions):
@@ -99,7 +99,7 @@ def check_maps(settings: MapSettings) -> None:
             if value not in idle and not takes(kind, name, option):
                 able = [other for other in FIELDS[kind] if takes(kind, other, option)]
                 raise ConfigError(
-                    f"{option} = {value!r} has no meaning for {kind} {name!r}: leave it out, or choose {kind} {', '.join(able)}"
+                    f"{option} = {shown(value)} has no meaning for {kind} {name!r}: leave it out, or choose {kind} {', '.join(able)}"
                 )
 
 

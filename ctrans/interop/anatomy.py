@@ -13,7 +13,7 @@ from torch import nn
 from ctrans.given_files import read_toml
 from ctrans.interop.module_chain import ModuleChain
 from solvers import ConfigError
-from solvers.errors import unknown
+from solvers.errors import shown, unknown
 
 ATTENTION_PATHS: tuple[tuple[str, ...], ...] = (
     ("attention.self", "attention.output.dense", "attention.output.dropout"),
@@ -63,7 +63,7 @@ def read_anatomy(path: Path) -> Anatomy:
             raise unknown(f"entry of {str(path)!r}", name, known)
         several = isinstance(value, list) and name != "blocks" and all(isinstance(each, str) for each in value) and value
         if not isinstance(value, str) and not several:
-            raise ConfigError(f'{str(path)!r}: {name} = {value!r} is no path of attributes: give one such as "model.layers"')
+            raise ConfigError(f'{str(path)!r}: {name} = {shown(value)} is no path of attributes: give one such as "model.layers"')
     return Anatomy(**entries)
 
 

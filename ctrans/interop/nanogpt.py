@@ -31,7 +31,7 @@ from ctrans.placement import spell
 from ctrans.weights.on_demand import check_fits, check_present
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.errors import unknown
+from solvers.errors import shown, unknown
 
 BUILT_IN = GPTConfig(placement="pre")
 """Values of the settings that nanoGPT does not have."""
@@ -126,7 +126,7 @@ def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:
         if name not in known:
             raise unknown(f"setting in the model_args of {named!r}", str(name), known)
         if name in OT and type(value) is not type(OT[name]) and not (name == "lmbda" and type(value) is int):
-            raise ConfigError(f"{named!r} has {name} = {value!r}: it must be of type {type(OT[name]).__name__}")
+            raise ConfigError(f"{named!r} has {name} = {shown(value)}: it must be of type {type(OT[name]).__name__}")
     dropout, kinetic = arguments.get("dropout", 0.0), _ot(arguments, "lmbda")
     if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
         raise ConfigError(f"{named!r} has dropout = {dropout!r}: it must be between 0 and 1")

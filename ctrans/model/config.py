@@ -18,6 +18,7 @@ from ctrans.placement import PLACEMENTS, BlockPlacement, Placement, arrange, pla
 from ctrans.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
+from solvers.checked import checked
 
 FREE = "free"
 """The `depth_weights` of a model whose blocks have their own weights."""
@@ -233,6 +234,7 @@ class GPTConfig(MapSettings, NormOptions):
         """The number of streams, which are concatenated along the state's last axis."""
         return self.streams or RESIDUALS[self.residual].streams or 1
 
+    @checked
     def gain_of(self, placement: Placement) -> float:
         """The factor of a sublayer's map: DeepNorm's 1/alpha if the placement has a residual gain,
         else 1.

@@ -84,6 +84,8 @@ class GPT(nn.Module):
         """The mean cross-entropy in nats over all targets except -1. Raises ConfigError for no such
         target and for unknown tokens.
         """
+        if not is_dense(logits) or not is_dense(tokens):
+            raise ConfigError(f"logits = {shown(logits)} and tokens = {shown(tokens)}: give two dense tensors")
         if not is_dense(targets) or targets.dtype != torch.int64:
             what = f"of {targets.dtype}" if is_dense(targets) else shown(targets)
             raise ConfigError(f"the targets are {what}: give a tensor of int64 with the tokens' shape")
@@ -91,6 +93,8 @@ class GPT(nn.Module):
             raise ConfigError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give one target per token"
             )
+        if logits.shape[:-1] != targets.shape:
+            raise ConfigError(f"logits = {shown(logits)} for targets of shape {tuple(targets.shape)}: give one row per target")
         self._check_device("targets", targets)
         self._check_range("targets", targets[targets != -1])
         return next_token_loss(logits, targets)
@@ -117,7 +121,7 @@ class GPT(nn.Module):
 
     def head(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state; with several streams, of their mean."""
-        if x.shape[-1] != self.config.width * self.config.state_streams:
+        if not is_dense(x) or x.shape[-1:] != (self.config.width * self.config.state_streams,):
             raise ConfigError(f"x = {shown(x)}: give states of width {self.config.width * self.config.state_streams}")
         check_matches("x", x, [self.head_weight()])
         if self.config.state_streams > 1:

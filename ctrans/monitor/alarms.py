@@ -19,7 +19,7 @@ from ctrans.monitor.past import Array, Past
 from ctrans.monitor.past_checks import Limits, PastCheck, Sighting
 from solvers import ConfigError
 from solvers.deprecated import old_names
-from solvers.errors import unknown
+from solvers.errors import shown, unknown
 
 SET = "our choice, set on one half of the runs of benchmarks/warning_study.py and tested on the other"
 PROBED = ("preconditioned_over_edge",)
@@ -263,7 +263,7 @@ def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
             if key not in ALARMS[present].limits:
                 raise unknown(f"limit of {present!r}", key, ALARMS[present].limits)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-                raise ConfigError(f"limit {key!r} of {present!r} is {value!r}: give a number")
+                raise ConfigError(f"limit {key!r} of {present!r} is {shown(value)}: give a number")
     return {name: {**check.limits, **now.get(name, {})} for name, check in ALARMS.items()}
 
 

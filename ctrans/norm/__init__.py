@@ -20,7 +20,7 @@ from ctrans.norm.spheres import LayerNorm, RMSNorm, SphereNorm, SphereOf, WithEp
 from ctrans.option import Count
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.errors import look_up
+from solvers.errors import look_up, shown
 
 NORMS: dict[str, Callable[..., Norm]] = {
     "layernorm": LayerNorm,
@@ -61,7 +61,7 @@ def norm_settings(name: str, settings: NormOptions, width: Count, heads: Count |
             continue
         if option not in takes:
             others = ", ".join(other for other, kind in NORMS.items() if option in getattr(kind, "options", ()))
-            raise ConfigError(f"{option} = {value!r} has no meaning for norm {name!r}: leave it out, or choose {others}")
+            raise ConfigError(f"{option} = {shown(value)} has no meaning for norm {name!r}: leave it out, or choose {others}")
         options[option] = value
     if options:
         with torch.device("meta"):

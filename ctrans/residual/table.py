@@ -12,7 +12,7 @@ from ctrans.residual.streams import HyperConnections, ManifoldConnections
 from ctrans.residual.velocities import DepthScaled, Gain, Residual, TowardsImage
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.errors import look_up
+from solvers.errors import look_up, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def check_residual(name: str, placements: Sequence[Placement], start: float | No
         able = [other for other, each in RESIDUALS.items() if getattr(each, default) is not None]
         if value is not None and name not in able:
             raise ConfigError(
-                f"{option} = {value!r} has no meaning for residual {name!r}: leave it out, or choose {', '.join(able)}"
+                f"{option} = {shown(value)} has no meaning for residual {name!r}: leave it out, or choose {', '.join(able)}"
             )
     if streams == 1:
         raise ConfigError(f"streams = 1 for residual {name!r}: give at least 2, or choose residual plain")

@@ -25,7 +25,7 @@ from ctrans.given_files import read_toml
 from ctrans.study.description import Study
 from ctrans.training.data_sources import Source
 from solvers import ConfigError
-from solvers.errors import unknown
+from solvers.errors import shown, unknown
 
 KEYS = {
     "name": str,
@@ -53,7 +53,7 @@ def read_study(path: Path) -> Study:
         kind: Any = KEYS.get(key, str)
         if not isinstance(value, kind) or isinstance(value, bool):
             names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-            raise ConfigError(f"{key} = {value!r} in {str(path)!r}: give a value of type {names}")
+            raise ConfigError(f"{key} = {shown(value)} in {str(path)!r}: give a value of type {names}")
     if not all(isinstance(case, dict) for case in content.get("cases", [])):
         raise ConfigError(f"cases in {str(path)!r} has a value that is no table: write each case as [[cases]]")
     if len(given := [key for key in SOURCES if key in content]) > 1:

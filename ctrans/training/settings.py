@@ -14,7 +14,7 @@ from ctrans.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range,
 from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.training.optimiser import OPTIMISERS
 from solvers import GRADIENTS, ConfigError
-from solvers.errors import unknown
+from solvers.errors import shown, unknown
 
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
     "cosine": lambda peak, s, warmup: peak * (s + 1) / warmup,
@@ -114,7 +114,7 @@ class TrainConfig:
         start, steps = self.temperature_start, self.temperature_steps
         if (start is None) != (steps == 0):
             raise ConfigError(
-                f"temperature_start = {start} with temperature_steps = {steps}: a temperature warm-up needs both, or neither"
+                f"temperature_start = {shown(start)} with temperature_steps = {steps}: a temperature warm-up needs both, or neither"
             )
         if start is not None:
             check_temperature(start)

@@ -5,7 +5,7 @@ import torch
 
 from ctrans.scheme import Scheme, trajectory
 from solvers import ConfigError
-from tests.helpers import small_model
+from tests.helpers import as_called, small_model
 
 
 @pytest.mark.slow
@@ -32,3 +32,18 @@ def test_a_norm_of_the_error_is_refused_for_a_method_that_estimates_none():
     with pytest.raises(ConfigError, match="takes no norm"):  # how far its two states are apart is measured by their lengths
         Scheme("rk4", norm="max", gradient="reversible")
     assert Scheme("tsit5", norm="max", gradient="reversible").norm == "max"
+
+
+def test_arguments_of_methods_are_checked():
+    depth, x0 = small_model("pre").depth, torch.zeros(2, 16, dtype=torch.float64)
+    for solve in (as_called(Scheme.solve), as_called(Scheme.last_state)):
+        with pytest.raises(ConfigError, match="depth = 'x'"):
+            solve(Scheme(), "x", x0)
+        with pytest.raises(ConfigError, match="x0 = None"):
+            solve(Scheme(), depth, None)
+    with pytest.raises(ConfigError, match="dtype = 'float64'"):
+        as_called(Scheme.check)(Scheme(), depth, "float64")
+    with pytest.raises(ConfigError, match="continuous = 'no'"):
+        as_called(Scheme.segments)(Scheme(), depth, "no")
+    with pytest.raises(ConfigError, match="max_steps = 'x'"):
+        as_called(Scheme.request)(Scheme(), "x")

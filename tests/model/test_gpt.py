@@ -9,15 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctrans.fields import ACTIVATIONS
-from ctrans.fields.attention import check_temperature
+from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.norm.norm import DividingNorm
-from ctrans.placement import PLACEMENTS
+from ctrans.placement import PLACEMENTS, spell
 from solvers import METHODS, ConfigError, SolveError, Status
-from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens, unchecked
+from tests.helpers import DEVICES, NAMES, as_called, learned, small_config, small_model, tokens, unchecked
 from tests.model import plain_gpt
 
 
@@ -134,6 +134,14 @@ def test_configurations_that_make_no_sense_are_named(changes, words):
         GPT(unchecked_config(**changes))
 
 
+@pytest.mark.parametrize("value", [torch.nn.Linear.__new__(torch.nn.Linear), "x" * 10**6, torch.ones(2, 2)])
+@pytest.mark.parametrize("give", [lambda value: unchecked_config(bias=value), unchecked(spell), unchecked(qk_norm_name)])
+def test_a_value_whose_repr_fails_or_is_long_is_named_on_one_line(give, value):
+    with pytest.raises(ConfigError) as error:
+        give(value)
+    assert re.fullmatch(".{,300}", str(error.value))
+
+
 @pytest.mark.parametrize("seed", [-1, 10**20, 1.5, "x"])
 def test_a_seed_that_is_none_is_named(seed):
     with pytest.raises(ConfigError, match="seed = "):
@@ -152,6 +160,22 @@ def test_targets_that_do_not_fit_are_named():
         unchecked(GPT.forward)(model, ids, ids[:1])
     with pytest.raises(ConfigError, match="targets run from -100"):
         model(ids, torch.full_like(ids, -100))
+
+
+def test_logits_and_states_that_do_not_fit_are_named():
+    model, ids = small_model("peri"), tokens()
+    logits = model(ids)[0]
+    with pytest.raises(ConfigError, match="logits = None"):
+        unchecked(GPT.loss)(model, None, ids, ids)
+    with pytest.raises(ConfigError, match="tokens = None"):
+        unchecked(GPT.loss)(model, logits, None, ids)
+    with pytest.raises(ConfigError, match="give one row per target"):
+        unchecked(GPT.loss)(model, logits[:, 1:], ids, ids)
+    for x in (None, 1.0, torch.tensor(1.0)):
+        with pytest.raises(ConfigError, match=r"x = .*: give states of width 16"):
+            unchecked(GPT.head)(model, x)
+    with pytest.raises(ConfigError, match="placement = 'pre'"):
+        as_called(GPTConfig.gain_of)(model.config, "pre")
 
 
 def test_a_configuration_cannot_be_changed_into_a_wrong_one():
