@@ -1,6 +1,7 @@
 """The registered study of PROTOCOL.md: `python -m benchmarks.reach --minutes 60` trains, goes on where it was stopped, and reports.
 
-Each run is a line of benchmarks/results/study-reach/runs.jsonl, with its loss at the end. `--report` prints the tables from these lines.
+Each run is a line of benchmarks/results/study-reach/runs.jsonl, with its loss at the end. `--figures` computes the early figures of H4, one
+line of figures.jsonl for each model. `--report` prints the tables from these lines.
 `--exploration` prints H1 for the exploration before the registration, from exploration.jsonl beside them: a line for each architecture,
 with two losses for each rate.
 """
@@ -14,6 +15,7 @@ import math
 import multiprocessing
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +23,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.reach.cases import STUDIED, planned
+from benchmarks.reach.cases import SEEDS, STUDIED, architectures, planned
+from benchmarks.reach.figures import Case, figures
 from benchmarks.reach.report import between, largest_rates, report
+from ctrans.model.config import GPTConfig
 from ctrans.study.training import train_run
 from ctrans.training.tasks import TASKS
 
 FILE = Path(__file__).parents[1] / "results" / "study-reach" / "runs.jsonl"
+FIGURES = FILE.with_name("figures.jsonl")
 KEYS = ("task", "name", "rate", "seed")
 
 
-def rows() -> list[dict[str, Any]]:
-    """The runs that are done."""
-    return [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; a last line that was cut off is none."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def explored() -> list[dict[str, Any]]:
@@ -64,29 +70,49 @@ def train(job: tuple[str, str, Any]) -> dict[str, Any]:
     return {"task": task, "name": name, "rate": run.training.learning_rate, "seed": run.training.seed, "loss": kept, **about}
 
 
+def figure(job: tuple[str, str, int]) -> dict[str, Any]:
+    """The early figures of one model as a row."""
+    torch.set_num_threads(1)
+    task, name, seed = job
+    case = Case(GPTConfig(**TASKS[task].architecture, **architectures()[name]), data(task), seed)
+    found = {key: value if math.isfinite(value) else None for key, value in figures(case).items()}
+    return {"task": task, "name": name, "seed": seed, "figures": found}
+
+
+def add(path: Path, work: Callable[[Any], dict[str, Any]], jobs: Sequence[Any], options: argparse.Namespace) -> None:
+    """Appends the rows of jobs to a file until the time is over."""
+    end = time.monotonic() + 60 * options.minutes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with multiprocessing.get_context("fork").Pool(options.workers) as pool, path.open("a") as file:
+        for number, row in enumerate(pool.imap(work, jobs), 1):
+            file.write(f"{json.dumps(row)}\n")
+            file.flush()
+            print(f"\r{number} of {len(jobs)}", end="", flush=True)
+            if time.monotonic() > end:
+                break
+    print()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60, help="then the runs in progress are dropped")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("--figures", action="store_true", help="the early figures of H4 in place of trainings")
     parser.add_argument("--exploration", action="store_true", help="H1 for the runs before the registration")
     options = parser.parse_args()
     if options.exploration:
         print("\n".join(between({task: largest_rates(task, explored()) for task in STUDIED[:2]})))
         return
-    if not options.report:
-        end, done = time.monotonic() + 60 * options.minutes, {key(*(row[each] for each in KEYS)) for row in rows()}
-        jobs = [job for job in planned() if key(job[0], job[1], job[2].training.learning_rate, job[2].training.seed) not in done]
-        FILE.parent.mkdir(parents=True, exist_ok=True)
-        with multiprocessing.get_context("fork").Pool(options.workers) as pool, FILE.open("a") as file:
-            for number, row in enumerate(pool.imap(train, jobs), 1):
-                file.write(f"{json.dumps(row)}\n")
-                file.flush()
-                print(f"\r{len(done) + number} of {len(done) + len(jobs)} runs", end="", flush=True)
-                if time.monotonic() > end:
-                    break
-    print()
-    report(rows())
+    if not options.report and not options.figures:
+        done = {key(*(row[each] for each in KEYS)) for row in rows(FILE)}
+        left = [job for job in planned() if key(job[0], job[1], job[2].training.learning_rate, job[2].training.seed) not in done]
+        add(FILE, train, left, options)
+    elif options.figures:
+        known = {(row["task"], row["name"], row["seed"]) for row in rows(FIGURES)}
+        each = [(task, name, seed) for seed in SEEDS for task in STUDIED for name in architectures()]
+        add(FIGURES, figure, [job for job in each if job not in known], options)
+    report(rows(FILE), rows(FIGURES))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,11 @@ Rates = Mapping[str, StableRate]
 DRAWS = 2000
 
 
-def report(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Prints and returns the tables."""
+def report(rows: Sequence[Mapping[str, Any]], early: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the tables of the runs and their early figures."""
     found = {task: largest_rates(task, rows) for task in STUDIED}
-    lines = [*_table(found), "", *between(found), "", *_lengths(found), "", *_remedies(found, rows)]
+    lines = [*_table(found), "", *between(found), "", *_lengths(found), "", *_remedies(found, rows), "", *_early(found, early)]
     print("\n".join(lines))
-    return lines
 
 
 def ends(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, list[float]]]:
@@ -106,4 +105,26 @@ def _remedies(found: Mapping[str, Rates], rows: Sequence[Mapping[str, Any]]) -> 
             )
             if plain in logs and name in logs:
                 lines.append(f"  {task}, {name}: {10 ** (logs[name] - logs[plain]):.2f}, {best[name] - best[plain]:+.2f}")
+    return lines
+
+
+def _early(found: Mapping[str, Rates], early: Sequence[Mapping[str, Any]]) -> list[str]:
+    """rho of each figure, a mean over seeds, with the largest stable rate; and that of the other models of the placement, their median."""
+    lines = ["H4: rho of early figures with the largest stable rate, with 95% intervals over architectures"]
+    for task in found:
+        logs = _logs(found[task])
+        values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for row in early:
+            if row["task"] == task and row["name"] in logs:
+                for figure, value in row["figures"].items():
+                    values[figure][row["name"]].append(math.nan if value is None else value)
+        means = {figure: {name: float(np.mean(each)) for name, each in of.items()} for figure, of in values.items()}
+        placed = {name: architectures()[name]["placement"] for name in logs}
+        others = {name: [logs[one] for one in logs if placed[one] == placed[name] and one != name] for name in logs}
+        means["placement"] = {name: float(np.median(each)) for name, each in others.items() if each}
+        for figure, of in means.items():
+            known = [name for name, value in of.items() if math.isfinite(value)]
+            if len(known) > 4 and len({of[name] for name in known}) > 1:
+                value, low, high = rho([of[name] for name in known], [logs[name] for name in known])
+                lines.append(f"  {task}, {figure}: {value:.2f} ({low:.2f} to {high:.2f}), {len(known)} architectures")
     return lines
