@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctrans.depth import check_count
+from ctrans.depth import MOST_BLOCKS, check_count
 from ctrans.model.checkpoint import LAST, load
-from ctrans.model.config import MOST_BLOCKS, GPTConfig
+from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import check_buildable
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate

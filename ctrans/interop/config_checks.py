@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.model.config import MOST_BLOCKS
+from ctrans.depth import MOST_BLOCKS
 from ctrans.weights.on_demand import check_fits, memory
 from solvers import ConfigError
 

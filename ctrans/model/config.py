@@ -6,7 +6,7 @@ import dataclasses
 from fractions import Fraction
 from typing import ClassVar
 
-from ctrans.depth import check_count, check_dt
+from ctrans.depth import MOST_BLOCKS, check_count, check_dt
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, ExpertOptions, MapSettings
 from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.fields.tables import check_maps, takes, usual_hidden_width
@@ -22,8 +22,6 @@ from solvers.checked import checked
 
 FREE = "free"
 """The `depth_weights` of a model whose blocks have their own weights."""
-MOST_BLOCKS = 10_000
-"""The largest number of blocks: ten times that of the deepest trained model."""
 MOST_STREAMS = 64
 """The largest number of streams. With more, mixing costs more than the maps."""
 KNOTS = 4
