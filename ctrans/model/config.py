@@ -159,12 +159,12 @@ class GPTConfig(MapSettings, NormOptions):
                 "parallel block has one: give one placement, or leave out parallel_blocks"
             )
         part_of(ExpertOptions, self)  # first, since hidden_width needs valid ones
+        check_temperature(self.temperature)  # first, since a tensor has no comparison with the default
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
         norm_settings(self.norm, self, self.width, self.heads)
         self._check_branch_norms()
-        check_temperature(self.temperature)
         check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
         check_image(self.residual, self.norm)
         if self.is_stack:
