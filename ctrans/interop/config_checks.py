@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ctrans.depth import MOST_BLOCKS
-from ctrans.weights.on_demand import check_fits, memory
+from ctrans.memory import check_fits, memory
 from solvers import ConfigError
 
 MOST_PARTS = MOST_BLOCKS
