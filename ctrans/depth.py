@@ -24,6 +24,9 @@ from solvers import ConfigError, Segment
 from solvers.checked import checked
 from solvers.errors import look_up, shown
 
+MOST_BLOCKS = 10_000
+"""The largest number of blocks: ten times that of the deepest trained model."""
+
 
 class Sublayers(nn.ModuleList):
     """A list of `Sublayer`s that modules can hold."""
@@ -136,10 +139,10 @@ class Depth(nn.Module):
         block gets the mean of theta over its own interval. With "linear", theta is linear between
         the blocks' midpoints and constant outside the outer ones. Weights that are functions of
         depth (`GPTConfig.depth_weights`) are evaluated exactly, whatever `weights` is. A `shared`
-        block stays the same. Raises ConfigError for a number of blocks below 1 and an unknown
-        interpolation.
+        block stays the same. Raises ConfigError for a number of blocks below 1 or above
+        `MOST_BLOCKS`, and for an unknown interpolation.
         """
-        check_count("blocks", blocks)
+        check_count("blocks", blocks, MOST_BLOCKS)
         sampler = look_up("interpolation of weights", weights, SAMPLERS)
         if self.shared:
             block = copy.deepcopy(Sublayers(self._blocks()[0]))

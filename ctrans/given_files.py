@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrans.weights.on_demand import memory
+from ctrans.memory import memory
 from solvers import ConfigError
 
 LARGEST_JSON = 256 << 20

@@ -14,6 +14,7 @@ SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 ROOMS = [
     "threads",
     "pages",
+    "memory",
     "as_found",
     "statement",
     "option",

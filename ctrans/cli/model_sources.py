@@ -23,6 +23,7 @@ from ctrans.interop.module_adapter import Example
 from ctrans.interop.open_model import open_imported, open_model
 from ctrans.interop.opened import Opened
 from ctrans.interop.transformers_library import quiet
+from ctrans.memory import too_large_to_stay
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
@@ -33,7 +34,6 @@ from ctrans.placement import placements_in
 from ctrans.threads import choose_threads, flops
 from ctrans.training.processes import get_device
 from ctrans.walk import Described
-from ctrans.weights.on_demand import too_large_to_stay
 from solvers import ConfigError
 
 ARCHITECTURE_OPTIONS = ("placements", "norms", "seed", *options_of(GPTConfig))

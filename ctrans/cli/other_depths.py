@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctrans.depth import check_count
+from ctrans.depth import MOST_BLOCKS, check_count
+from ctrans.memory import memory
 from ctrans.model.checkpoint import LAST, load
-from ctrans.model.config import MOST_BLOCKS, GPTConfig
+from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import check_buildable
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate
@@ -16,7 +17,6 @@ from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
 from ctrans.training.processes import Processes
 from ctrans.training.settings import TrainConfig
-from ctrans.weights.on_demand import memory
 from solvers import ConfigError
 
 

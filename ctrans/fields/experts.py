@@ -62,13 +62,14 @@ class MixtureOfExperts(ProjectedMap):
     def __init__(
         self, width: Count, hidden: Count, *, options: ExpertOptions | None = None, activation: str = "gelu", bias: bool = True
     ):
-        super().__init__()
-        self.options = options = ExpertOptions() if options is None else options
+        options = ExpertOptions() if options is None else options
         gate = EXPERTS[options.expert]
+        total = hidden * (options.experts + options.shared_experts)
+        super().__init__((2 if gate is None else 3) * width * total)
+        self.options = options
         self.activation = activation if gate is None else gate
         look_up("activation", self.activation, ACTIVATIONS)
         self.hidden = hidden
-        total = hidden * (options.experts + options.shared_experts)
         self.gate = None if gate is None else nn.Linear(width, total, bias=bias)
         self.up = nn.Linear(width, total, bias=bias)
         self.down = nn.Linear(total, width, bias=bias)

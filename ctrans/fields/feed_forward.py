@@ -46,7 +46,7 @@ class HiddenLayer(BoundedFFN, ProjectedMap):
     down: nn.Linear
 
     def __init__(self, width: int, hidden: int, activation: str, bias: bool):
-        super().__init__()
+        super().__init__(len(self.roles) * width * hidden)
         look_up("activation", activation, ACTIVATIONS)
         self.activation = activation
         for role in self.roles:

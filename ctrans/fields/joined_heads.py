@@ -34,9 +34,9 @@ class JoinedHeads(ProjectedMap):
     """Kan's V, and W and V together. Both turn f into c f."""
 
     def __init__(self, width: Count, heads: Count, *, groups: Count | None = None, causal: bool = True, bias: bool = True):
-        super().__init__()
         if heads < 1 or width % heads:
             raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
+        super().__init__(2 * width * (width + (groups or heads) * (width // heads)))
         self.width, self.heads, self.causal, self.groups = width, heads, causal, groups or heads
         self.qkv = nn.Linear(width, width + 2 * self.groups * self.head, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)

@@ -8,15 +8,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.memory import check_matrices_fit
 from solvers.deprecated import old_member
 
 
 class ProjectedMap(nn.Module):
-    """f(x) = W h(x) + b. A subclass computes h and names the module with W and b."""
+    """f(x) = W h(x) + b. A subclass computes h and names the module with W and b.
+
+    `entries` is the number of entries of its matrices. Raises ConfigError if they exceed this
+    machine's memory, before they are allocated.
+    """
 
     projection: ClassVar[str]
     features = old_member("features", "pre_projection")
     last = old_member("last", "output_projection")
+
+    def __init__(self, entries: int = 0):
+        super().__init__()
+        check_matrices_fit(entries)
 
     def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
         """h(x), the input of the output projection."""

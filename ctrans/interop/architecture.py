@@ -23,8 +23,9 @@ from ctrans.interop.hugging_face import (
 from ctrans.interop.imported import Imported
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
 from ctrans.interop.transformers_library import import_transformers, reading
+from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.config import check_seed
-from ctrans.weights.on_demand import check_fits, skeletons, too_large_to_stay
+from ctrans.weights.on_demand import skeletons
 from solvers.checked import checked
 from solvers.errors import unknown
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.model.config import MOST_BLOCKS
-from ctrans.weights.on_demand import check_fits, memory
+from ctrans.depth import MOST_BLOCKS
+from ctrans.memory import check_fits, memory
 from solvers import ConfigError
 
 MOST_PARTS = MOST_BLOCKS

@@ -25,10 +25,11 @@ from ctrans.given_files import cannot_read, check_file
 from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.weight_names import GPT2_NAMES
+from ctrans.memory import check_fits
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import spell
-from ctrans.weights.on_demand import check_fits, check_present
+from ctrans.weights.on_demand import check_present
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import shown, unknown

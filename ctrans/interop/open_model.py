@@ -40,8 +40,8 @@ from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import probe_weights, random_states
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.transformers_library import quiet, reading
+from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.gpt import GPT
-from ctrans.weights.on_demand import check_fits, too_large_to_stay
 from solvers import ConfigError
 from solvers.checked import checked
 

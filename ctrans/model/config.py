@@ -6,7 +6,7 @@ import dataclasses
 from fractions import Fraction
 from typing import ClassVar
 
-from ctrans.depth import check_count, check_dt
+from ctrans.depth import MOST_BLOCKS, check_count, check_dt
 from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, ExpertOptions, MapSettings
 from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.fields.tables import check_maps, takes, usual_hidden_width
@@ -22,8 +22,6 @@ from solvers.checked import checked
 
 FREE = "free"
 """The `depth_weights` of a model whose blocks have their own weights."""
-MOST_BLOCKS = 10_000
-"""The largest number of blocks: ten times that of the deepest trained model."""
 MOST_STREAMS = 64
 """The largest number of streams. With more, mixing costs more than the maps."""
 KNOTS = 4
@@ -161,12 +159,12 @@ class GPTConfig(MapSettings, NormOptions):
                 "parallel block has one: give one placement, or leave out parallel_blocks"
             )
         part_of(ExpertOptions, self)  # first, since hidden_width needs valid ones
+        check_temperature(self.temperature)  # first, since a tensor has no comparison with the default
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
         norm_settings(self.norm, self, self.width, self.heads)
         self._check_branch_norms()
-        check_temperature(self.temperature)
         check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
         check_image(self.residual, self.norm)
         if self.is_stack:

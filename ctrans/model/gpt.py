@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ctrans.depth import Depth, Sublayers, check_matches
 from ctrans.fields import FIELDS, Kind, OwnGains, ParallelMaps
+from ctrans.memory import SHARE, check_fits, memory
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
 from ctrans.model.stack import stacked
@@ -30,7 +31,7 @@ from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
-from ctrans.weights.on_demand import SHARE, Piece, Shelf, check_fits, memory, put_on_demand, skeletons
+from ctrans.weights.on_demand import Piece, Shelf, put_on_demand, skeletons
 from solvers import ConfigError, Solution
 from solvers.checked import checked, is_dense
 from solvers.errors import shown

@@ -10,7 +10,7 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from ctrans.given_files import read_file
-from ctrans.weights.on_demand import check_fits
+from ctrans.memory import check_fits
 from solvers import ConfigError
 
 VOCABULARY = 256

@@ -10,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
-import resource
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,36 +18,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from solvers import ConfigError
-
-SHARE = 4
-"""By default weights come on demand if they need more than 1/SHARE of the memory: graphs, gradients
-and copies in float64 need the rest.
-"""
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files with the memory limit of a control group, in versions 2 and 1."""
-
-
-def memory() -> int:
-    """The bytes of memory that this process may use: this machine's, or less by the limit of its
-    control group or of `ulimit -v`.
-    """
-    allowed = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_AS)[0]]
-    for limit in LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-            allowed.append(int(limit.read_text()))
-    return min(size for size in allowed if size > 0)
-
-
-def too_large_to_stay(weights: float) -> bool:
-    """Whether weights of this size in bytes come on demand by default."""
-    return weights * SHARE > memory()
-
-
-def check_fits(size: int | float, remedy: str, what: str = "the weights need") -> None:
-    """Raises ConfigError with the remedy if the size in bytes exceeds this machine's memory."""
-    if size > memory():
-        much = f"{size / 1e9:.3g}" if size < 10**30 else "over 10^21"
-        raise ConfigError(f"{what} {much} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -118,3 +118,6 @@ def test_requests_that_do_not_fit_the_blocks_are_refused():
         Depth(list(depth.sublayers)[:3], 0.1)
     with pytest.raises(ConfigError, match="positive spans"):
         Depth(list(depth.sublayers), 0.1, spans=[1])
+    for more in (lambda: depth.refine(10**8), lambda: depth.resample(10**8)):
+        with pytest.raises(ConfigError, match=r"blocks = .*: give at most 10,000"):
+            more()

@@ -312,10 +312,10 @@ def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told
     assert not open_model(tmp_path).model.depth.streamed
     assert open_model(tmp_path, on_demand=True).model.depth.streamed
     size = sum(p.numel() for p in made("gpt2").parameters()) * 8
-    monkeypatch.setattr("ctrans.weights.on_demand.memory", lambda: 2 * size)
+    monkeypatch.setattr("ctrans.memory.memory", lambda: 2 * size)
     assert open_model(tmp_path).model.depth.streamed
     assert not open_model(tmp_path, on_demand=False).model.depth.streamed
-    monkeypatch.setattr("ctrans.weights.on_demand.memory", lambda: size // 2)
+    monkeypatch.setattr("ctrans.memory.memory", lambda: size // 2)
     with pytest.raises(ConfigError, match=r"--dtype, or read the weights on demand \(on_demand=True, --stream\)"):
         open_model(tmp_path, on_demand=False)
 

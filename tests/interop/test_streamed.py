@@ -371,7 +371,7 @@ def test_reading_leaves_the_random_numbers_alone(tmp_path):
 
 
 def test_more_weights_than_memory_are_only_taken_on_demand(monkeypatch):
-    monkeypatch.setattr("ctrans.weights.on_demand.memory", lambda: 10**8)
+    monkeypatch.setattr("ctrans.memory.memory", lambda: 10**8)
     with pytest.raises(ConfigError, match=r"need 0.498 GB and this machine has 0.1: .*--stream"):
         from_architecture("gpt2", on_demand=False)
 

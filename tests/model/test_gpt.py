@@ -134,6 +134,13 @@ def test_configurations_that_make_no_sense_are_named(changes, words):
         GPT(unchecked_config(**changes))
 
 
+@pytest.mark.parametrize("value", [torch.ones(3), torch.ones(3).numpy()])
+def test_a_temperature_that_has_no_comparison_with_the_default_is_named(value, monkeypatch):
+    monkeypatch.setattr("ctrans.model.config.check_temperature", unchecked(check_temperature))
+    with pytest.raises(ConfigError, match=r"temperature = an? (tensor|array)"):
+        unchecked_config(temperature=value)
+
+
 @pytest.mark.parametrize("value", [torch.nn.Linear.__new__(torch.nn.Linear), "x" * 10**6, torch.ones(2, 2)])
 @pytest.mark.parametrize("give", [lambda value: unchecked_config(bias=value), unchecked(spell), unchecked(qk_norm_name)])
 def test_a_value_whose_repr_fails_or_is_long_is_named_on_one_line(give, value):
