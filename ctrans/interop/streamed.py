@@ -166,6 +166,12 @@ def check_tied(model: Any, stored: Mapping[str, Stored]) -> None:
                 f"{str(one.path)!r} holds {one.name} with other values than {other.name}, but its config.json ties them "
                 "(tie_word_embeddings): fix one of the two"
             )
+    for name, source in tied.items():  # of a family that renames weights, the library has untied them
+        if model.get_parameter_or_buffer(name) is not model.get_parameter_or_buffer(source):
+            raise ConfigError(
+                f"the files hold {name} with other values than {source}, but the config.json ties them (tie_word_embeddings): fix "
+                "one of the two"
+            )
 
 
 def same_numbers(one: Stored, other: Stored) -> bool:

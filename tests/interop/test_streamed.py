@@ -12,6 +12,7 @@ import torch
 from ctrans.control.costate import costate
 from ctrans.interop import continuize, from_architecture, from_transformers
 from ctrans.interop.architecture import PRESETS, skeleton
+from ctrans.interop.families import small_model
 from ctrans.interop.recognise import make_of
 from ctrans.interop.streamed import piece_seed, stored_weights
 from ctrans.interop.streamed import read as read_weights
@@ -288,6 +289,15 @@ def test_a_head_that_the_config_ties_must_be_the_embedding(on_demand, tmp_path):
     change(tmp_path, lambda weights: weights["lm_head.weight"][0].add_(1))
     with pytest.raises(ConfigError, match=r"lm_head.weight with other values than transformer.wte.weight, but its"):
         from_transformers(tmp_path, on_demand=on_demand)
+
+
+def test_a_tied_head_that_is_stored_under_another_name_must_be_the_embedding_too(tmp_path):
+    small_model("gpt_neox").save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", tie_word_embeddings=True)
+    with pytest.raises(
+        ConfigError, match=r"hold lm_head.weight with other values than \S*embed_in.weight, but the config.json ties"
+    ):
+        from_transformers(tmp_path)
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
