@@ -179,7 +179,10 @@ class Gauges:
         try:
             look(*given)
         except Exception as error:
-            self.unknown.setdefault(where, in_a_line(error))
+            self._failed(where, error)
+
+    def _failed(self, where: str, error: Exception) -> None:
+        self.unknown.setdefault(where, in_a_line(error))
 
     def _new(self, name: str, place: int) -> bool:
         """Whether the pass is to be measured and has no such figure yet."""
@@ -195,7 +198,8 @@ class Gauges:
             if needs_radius(site.sublayer):
                 self._found["radius", k] = longest(x.detach())
         if x.requires_grad:
-            x.register_hook(lambda p: self._try(site.place, self._returns, k, p))
+            # removed again: X_0 may be a leaf that the next pass uses too
+            self.hooks.callback(x.register_hook(lambda p: self._try(site.place, self._returns, k, p)).remove)
         self._last = x
 
     def _returns(self, k: int, p: Tensor) -> None:
@@ -268,7 +272,8 @@ class Gauges:
     def _attending(self, site: Site, x: Tensor) -> None:
         if self._new("logit", site.k):
             self._scores.close()  # of an attention that has not ended
-            self._scores.enter_context(ScoresSeen(lambda scores: self._measure("head", site.k, scores)))
+            failed = partial(self._failed, site.place)
+            self._scores.enter_context(ScoresSeen(lambda scores: self._measure("head", site.k, scores), failed))
 
     def _attended(self, site: Site, y: Any, args: Sequence[Any]) -> None:
         self._scores.close()

@@ -223,12 +223,13 @@ class Monitor:
         self._waiting.add(step, loss, gradient_norm)
 
     def close(self, words: str = "finished") -> None:
-        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a run
+        """Removes the hooks, lowers no rate any more, and ends the log. Later steps do nothing. A log without an end is of a run
         that still runs, or was killed.
         """
         self._closed = True
         with self._errors_as_warnings(self._step):
             self.gauges.disarm()
+            self.reactions.detach()
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.end(self._step, words)
@@ -311,8 +312,9 @@ class Monitor:
             found["highest_gradient_norm"] = largest(norms)
             if norms[-1][0] == step:
                 found["gradient_norm"] = norms[-1][1]
-        if optimizer is not None:
-            found["learning_rate"] = max(float(group["lr"]) for group in optimizer.param_groups) * self.reactions.factor
+        rates = [] if optimizer is None else [float(group["lr"]) for group in optimizer.param_groups if group["lr"] is not None]
+        if rates:  # Adafactor may set its own
+            found["learning_rate"] = max(rates) * self.reactions.factor
         return found
 
     def _skip_spikes(self, step: int, known: Tensor | float | None) -> None:

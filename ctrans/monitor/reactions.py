@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -46,7 +47,6 @@ class Reactions:
         self.asked = check_reactions(react)
         self.root, self.out, self.save = root, out, save
         self.factor, self.stopped, self.skipped = 1.0, False, list[int]()
-        self._attached: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def react(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None) -> None:
         """Reacts before the optimiser's step, in all processes if one of them sees a danger."""
@@ -68,28 +68,62 @@ class Reactions:
 
     def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Lowers the optimiser's rates inside its steps, once a danger has lowered the factor."""
-        if self.factor == 1 or optimizer is None or optimizer in self._attached:
+        if self.factor == 1 or optimizer is None:
             return
-        rates: list[Any] = []
+        if optimizer not in _LOWERED:
+            _LOWERED[optimizer] = Lowered(optimizer)
+        _LOWERED[optimizer].restore(optimizer)
+        _LOWERED[optimizer].by.add(self)
 
-        def before(its: torch.optim.Optimizer, *_: object) -> None:
-            rates[:] = [group["lr"] for group in its.param_groups]
-            for group in its.param_groups:
-                group["lr"] = group["lr"] * self.factor
-
-        def after(its: torch.optim.Optimizer, *_: object) -> None:
-            for group, rate in zip(its.param_groups, rates, strict=True):
-                group["lr"] = rate
-
-        optimizer.register_step_pre_hook(before)
-        optimizer.register_step_post_hook(after)
-        self._attached.add(optimizer)
+    def detach(self) -> None:
+        """Lowers no rate any more."""
+        for lowered in _LOWERED.values():
+            lowered.by.discard(self)
 
     def skip(self, step: int) -> None:
         """Removes the gradients, so that the optimiser's step does nothing."""
         self.skipped.append(step)
         for parameter in self.root.parameters():
             parameter.grad = None
+
+
+class Lowered:
+    """The rates of one optimiser inside its steps: lowered by the factors of all that react to it.
+
+    It has one pair of hooks for each optimiser. Those of two monitors would run in the same order
+    before and after a step, and the second would keep the rate that the first one lowered.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.by: weakref.WeakSet[Reactions] = weakref.WeakSet()
+        self._rates: list[tuple[Any, Any]] = []
+        """The rate of each group outside of its step and inside; none outside of steps."""
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def restore(self, optimizer: torch.optim.Optimizer) -> None:
+        """The rates of before a step, unless another one was set meanwhile. After a step that raised,
+        torch calls no hook that does it.
+        """
+        for group, (rate, inside) in zip(optimizer.param_groups, self._rates, strict=False):
+            if group["lr"] is inside:
+                group["lr"] = rate
+        self._rates = []
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.restore(optimizer)
+        factor = math.prod(each.factor for each in self.by)
+        if factor != 1:
+            rates = [group["lr"] for group in optimizer.param_groups]
+            self._rates = [(rate, None if rate is None else rate * factor) for rate in rates]  # Adafactor's may be None
+            for group, (_, inside) in zip(optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = inside
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.restore(optimizer)
+
+
+_LOWERED: weakref.WeakKeyDictionary[torch.optim.Optimizer, Lowered] = weakref.WeakKeyDictionary()
 
 
 def distributed() -> bool:

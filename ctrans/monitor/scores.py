@@ -24,12 +24,13 @@ HIDDEN = -6e4
 
 class ScoresSeen(TorchFunctionMode):
     """Inside, calls `seen` with the scores before the softmax of each attention that torch
-    computes: (heads, rows, tokens), -inf where a row may not read, on the device.
+    computes: (heads, rows, tokens), -inf where a row may not read, on the device. `failed` gets an
+    error of it, which must not end the training.
     """
 
-    def __init__(self, seen: Callable[[Tensor], None]):
+    def __init__(self, seen: Callable[[Tensor], None], failed: Callable[[Exception], None]):
         super().__init__()
-        self.seen = seen
+        self.seen, self.failed = seen, failed
 
     def __torch_function__(
         self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -37,10 +38,13 @@ class ScoresSeen(TorchFunctionMode):
         kwargs = kwargs or {}
         look = LOOKS.get(function)
         if look is not None:
-            with torch.no_grad():
-                scores = look(*args, **kwargs)
-                if scores is not None:
-                    self.seen(scores)
+            try:
+                with torch.no_grad():
+                    scores = look(*args, **kwargs)
+                    if scores is not None:
+                        self.seen(scores)
+            except Exception as error:  # of shapes and kinds of tensors that only the model knows
+                self.failed(error)
         return function(*args, **kwargs)
 
 
@@ -92,7 +96,8 @@ def _of_kernel(
     return _without_hidden(scores + mask.float())
 
 
-def _of_softmax(scores: Tensor, *_: Any, **__: Any) -> Tensor | None:
+def _of_softmax(*given: Any, **named: Any) -> Tensor | None:
+    scores: Tensor = given[0] if given else named["input"]
     if scores.dim() < 4 or scores.shape[-1] < scores.shape[-2]:
         return None
     first = _first(scores)

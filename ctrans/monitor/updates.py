@@ -56,10 +56,11 @@ class Updates:
 
 
 def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
-    """The state and the options of each parameter that has Adam's second moments, by id."""
+    """The state and the options of each parameter that has Adam's second moments, by id. Adafactor's
+    have no betas."""
     state: Mapping[Any, dict[str, Any]] = optimizer.state
     pairs = ((parameter, options) for options in optimizer.param_groups for parameter in options["params"])
-    return {id(p): (state[p], options) for p, options in pairs if "exp_avg_sq" in state.get(p, {})}
+    return {id(p): (state[p], options) for p, options in pairs if "betas" in options and "exp_avg_sq" in state.get(p, {})}
 
 
 def _gradient_ratio(

@@ -377,3 +377,74 @@ def test_steps_without_a_report_are_kept_to_a_number_and_their_peak_is_shown():
     (_, figures) = monitor.past.reports[-1]
     assert (figures["highest_loss"], figures["highest_gradient_norm"], figures["loss"]) == (7.0, 9.0, 1.0)
     assert [step for step, _ in monitor.past.losses] == list(range(9 * LOSSES + 1, 10 * LOSSES + 1))
+
+
+class Plain(torch.nn.Module):
+    """A block of softmax attention as a stranger writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = torch.nn.LayerNorm(16), torch.nn.LayerNorm(16)
+        self.attn, self.mlp = (
+            PlainAttention(),
+            torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16)),
+        )
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class PlainAttention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (2, 8)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        weights = torch.softmax(input=q @ k.mT / 8**0.5, dim=-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Stack(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Plain(), Plain()])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_softmax_by_keyword_an_empty_batch_and_a_first_state_that_is_a_leaf_leave_the_training_alone():
+    model, queries = Stack(), torch.randn(2, 5, 16, requires_grad=True)
+    optimiser = torch.optim.SGD([*model.parameters(), queries], lr=0.01)
+    monitor = Monitor(model, every=1, example=queries.detach())
+    for rows in (queries, torch.zeros(0, 5, 16), queries, queries):
+        model(rows).square().sum().backward()
+        monitor.step(1.0, optimiser)
+        optimiser.step()
+    assert "logit" in monitor.past.reports[-1][1]
+    monitor.close()
+    assert not queries._backward_hooks
+
+
+def test_an_optimiser_without_betas_or_a_rate_has_its_reports():
+    model, optimiser = small()
+    monitor = Monitor(model, every=1)
+    train(monitor, model, optimiser, 1)
+    for group in optimiser.param_groups:  # as transformers' Adafactor
+        group["lr"] = None
+        del group["betas"]
+    tokens = torch.randint(32, (2, 9))
+    model(tokens[:, :-1], tokens[:, 1:])[1].backward()
+    monitor.step(1.0, optimiser)
+    assert [step for step, _ in monitor.past.reports] == [1, 2]
+    assert "learning_rate" not in monitor.past.reports[-1][1]
+
+
+def test_a_monitor_can_be_pickled_with_its_model():
+    model, _ = small()
+    model.monitor = [Monitor(model, every=1, react=["lower"])]
+    assert pickle.loads(pickle.dumps(model)).monitor[0].every == 1

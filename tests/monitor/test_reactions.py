@@ -127,3 +127,54 @@ def test_what_cannot_be_asked_is_said():
         trained(react=["save"])
     with pytest.raises(ConfigError, match="list"):
         trained(react="stop")
+
+
+def lowering(optimiser):
+    """A monitor that a danger has made halve the rate."""
+    monitor = Monitor(GPT(GPTConfig(vocab_size=32, context=8, depth=1, width=16, heads=2)), react=["lower"])
+    monitor.reactions.factor = 0.5
+    monitor.reactions.attach(optimiser)
+    return monitor
+
+
+def inside(optimiser):
+    """The rate inside the next step of the optimiser."""
+    found = []
+    handle = optimiser.register_step_pre_hook(lambda its, *_: found.append(its.param_groups[0]["lr"]))
+    optimiser.step()
+    handle.remove()
+    return found[0]
+
+
+def test_two_monitors_of_one_optimiser_leave_its_rate_and_a_closed_one_lowers_nothing():
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
+    monitors = [lowering(optimiser) for _ in range(2)]
+    assert inside(optimiser) == 0.0625
+    assert optimiser.param_groups[0]["lr"] == 0.25
+    for monitor in monitors:
+        monitor.close()
+    assert inside(optimiser) == optimiser.param_groups[0]["lr"] == 0.25
+
+
+def test_a_step_that_raises_lowers_the_next_one_no_further():
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
+    held = lowering(optimiser)
+
+    def out_of_memory():
+        raise MemoryError
+
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            optimiser.step(out_of_memory)
+    assert inside(optimiser) == 0.25 * held.reactions.factor
+    assert optimiser.param_groups[0]["lr"] == 0.25
+
+
+def test_an_optimiser_that_sets_its_own_rate_is_left_alone():
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
+    held, found = lowering(optimiser), []
+    optimiser.param_groups[0]["lr"] = None  # as Adafactor's, which computes its rate
+    held.reactions.attach(optimiser)
+    for hook in optimiser._optimizer_step_pre_hooks.values():
+        found.append(hook(optimiser))
+    assert optimiser.param_groups[0]["lr"] is None
