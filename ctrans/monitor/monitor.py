@@ -223,8 +223,8 @@ class Monitor:
         self._waiting.add(step, loss, gradient_norm)
 
     def close(self, words: str = "finished") -> None:
-        """Removes the hooks, lowers no rate any more, and ends the log. Later steps do nothing. A log without an end is of a run
-        that still runs, or was killed.
+        """Removes the hooks, lowers no rate any more, and ends the log. Later steps do nothing. A log
+        without an end is of a run that still runs, or was killed.
         """
         self._closed = True
         with self._errors_as_warnings(self._step):
@@ -312,8 +312,7 @@ class Monitor:
             found["highest_gradient_norm"] = largest(norms)
             if norms[-1][0] == step:
                 found["gradient_norm"] = norms[-1][1]
-        rates = [] if optimizer is None else [float(group["lr"]) for group in optimizer.param_groups if group["lr"] is not None]
-        if rates:  # Adafactor may set its own
+        if optimizer is not None and (rates := [float(g["lr"]) for g in optimizer.param_groups if g["lr"] is not None]):
             found["learning_rate"] = max(rates) * self.reactions.factor
         return found
 
