@@ -120,9 +120,9 @@ class Line:
     def __post_init__(self) -> None:
         figures = [*self.x, *self.shade, *(each for each in (*self.y, *self.low, *self.high) if each is not None)]
         if len(self.x) != len(self.y) or not all(isinstance(each, (int, float)) for each in figures):
-            raise ValueError(f"{self.model}: a line needs a number for each place")
+            raise ConfigError(f"{self.model}: a line needs a number for each place")
         if not isinstance(self.placement, str | None):
-            raise ValueError(f"{self.model}: {self.placement!r} is no placement")
+            raise ConfigError(f"{self.model}: {shown(self.placement)} is no placement")
 
 
 @checked

@@ -5,12 +5,13 @@ map and written to.
 from __future__ import annotations
 
 import abc
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.option import Range
 from ctrans.residual.velocities import Residual
 from solvers.checked import checked
 
@@ -145,8 +146,11 @@ class ManifoldConnections(Streams):
         return 2 * self.write_logits.sigmoid()
 
 
+Iterations = Annotated[int, Range(0, 10_000, "a whole number from 0 to 10,000")]
+
+
 @checked
-def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: int) -> Float[Tensor, "*batch n n"]:
+def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: Iterations) -> Float[Tensor, "*batch n n"]:
     """exp(logits) with rows and columns divided by their sums in turn, columns last (Sinkhorn and
     Knopp 1967).
     """
