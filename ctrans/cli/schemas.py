@@ -20,6 +20,7 @@ from ctrans.findings import Check, Finding
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
+from ctrans.monitor.largest_rate import Rung
 from ctrans.monitor.log_lines import Header
 from ctrans.report.schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
@@ -216,6 +217,14 @@ RESULT_KEYS: dict[str, Schema] = {
         "size_powers": described("By update and place: k and its standard error.", list[list[Power]]),
         "change_powers": described("By update and place: k and its standard error.", list[list[Power]]),
         "verdict": str,
+    },
+    "rate": {
+        "rate": described("The estimate; null if no short training lowered the loss.", float | None),
+        "first": described("The loss before the first step.", float),
+        "rungs": list[Rung],
+        "gives_way": described("The first alarm at the lowest rate that ended worse.", str),
+        "steps": described("Of all short trainings.", int),
+        "cost": described("steps over --iterations.", float),
     },
     "export": {
         "family": described("The family of transformers, or nanoGPT.", str),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctrans.monitor.alarms import ALARMS
 from ctrans.monitor.gauge_table import GAUGES
+from ctrans.monitor.largest_rate import RateEstimate, largest_rate
 from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.monitor.monitor import Monitor
 from ctrans.monitor.reactions import REACTIONS
@@ -28,7 +29,9 @@ __all__ = [
     "LightningCallback",
     "Monitor",
     "MonitorLog",
+    "RateEstimate",
     "TrainerCallback",
+    "largest_rate",
     "read_log",
 ]
 _HOMES = {"LightningCallback": "ctrans.monitor.lightning", "TrainerCallback": "ctrans.monitor.trainer"}
