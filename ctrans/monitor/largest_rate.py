@@ -67,7 +67,7 @@ class RateEstimate:
     steps: int
 
 
-Loss = Callable[[nn.Module, Any], Tensor]
+LossOf = Callable[[nn.Module, Any], Tensor]
 
 
 def loss_of(model: nn.Module, batch: Any) -> Tensor:
@@ -93,7 +93,7 @@ def largest_rate(
     batches: Iterable[Any],
     optimizer: torch.optim.Optimizer,
     *,
-    loss: Loss = loss_of,
+    loss: LossOf = loss_of,
     rates: Sequence[float] = RATES,
     steps: Count = 24,
     clip: AnyFloat | None = 1.0,
@@ -155,7 +155,7 @@ def _short_training(
     model: nn.Module,
     batches: Sequence[Any],
     optimizer: torch.optim.Optimizer,
-    loss: Loss,
+    loss: LossOf,
     steps: int,
     clip: float | None,
     rate: float,
