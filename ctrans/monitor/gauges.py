@@ -23,6 +23,7 @@ from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Site, Sites, dropped, own_parameters
 from ctrans.monitor.updates import Updates
+from ctrans.printable import text_of
 from ctrans.stability.forward.bounds import needs_radius, velocity_bound
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
@@ -381,7 +382,7 @@ def growth_exponent(added: Sequence[float]) -> float | None:
 
 def in_a_line(error: BaseException) -> str:
     """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {' '.join(text_of(error).split())[:200]}"
 
 
 def _traced() -> bool:

@@ -149,3 +149,20 @@ def test_scores_of_padding_are_none_of_torchs_own_attention(kind):
     q, k, _ = (part.unflatten(-1, (2, 8)).transpose(1, 2)[0] for part in (x @ weight.T + bias).chunk(3, -1))
     scores = (q @ k.mT / math.sqrt(8))[..., :4]
     assert torch.allclose(found, scores.abs().amax((-2, -1)))
+
+
+def test_an_error_without_a_text_ends_no_pass():
+    class MuteError(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    def fails(*_):
+        raise MuteError
+
+    model, _ = small()
+    monitor = Monitor(model, every=5)
+    monitor.gauges._entered = fails
+    monitor.gauges.arm()
+    passed(model)
+    monitor.step(1.0)
+    assert any("its text cannot be made" in words for words in monitor.gauges.unknown.values())
