@@ -102,7 +102,9 @@ class Commands(click.Group):
         except Terminated as error:
             say_last(words_of(error.number))
             code = error.code
-        except (Exception, KeyboardInterrupt) as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # users' code may raise any class
             words, code = explained(error)
             say_last(words)
         sys.exit(code if isinstance(code, int) else 0)
