@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import importlib
 import io
@@ -110,8 +111,8 @@ class Commands(click.Group):
             words, code = explained(error)
             say_last(words)
         finally:
-            if not (args or "args" in kwargs):  # the process ends with this call
-                end_stdout()
+            if not (args or "args" in kwargs):  # a command of its own: first of all that runs at its exit
+                atexit.register(end_stdout)
         sys.exit(code if isinstance(code, int) else 0)
 
 
