@@ -22,7 +22,7 @@ from ctrans.cli.request import STDOUT, Request, WrittenRequest
 from ctrans.cli.say import say
 from ctrans.printable import printable
 from ctrans.report.contents import page_of
-from ctrans.report.files import check_writable, to_json, write_atomic
+from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Page
@@ -62,7 +62,7 @@ def check_json(request: Request, made: Path | None = None) -> None:
 def _check_file(kind: str, path: Path, command: str, made: Path | None) -> None:
     if path.is_dir():
         raise ConfigError(f"--{kind} {str(path)!r} is a directory: give a file in it, as {str(path / f'{command}.{kind}')!r}")
-    if made is not None and path.parent.absolute() == made.absolute():
+    if takes_data(path) or (made is not None and path.parent.absolute() == made.absolute()):
         return
     if kind == "json" and not path.parent.is_dir():
         raise ConfigError(f"--{kind} {str(path)!r}: there is no directory {str(path.parent)!r}; make it, or choose another place")

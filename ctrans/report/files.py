@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,27 @@ def to_json(value: Any) -> str:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Writes the file whole, on the disk, or leaves what was there. Raises ConfigError naming the
-    path where it cannot.
+    path where it cannot. A device or a pipe stays, and gets the data.
     """
     try:
+        if takes_data(path):
+            path.write_bytes(data)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, data)
     except (OSError, ValueError) as error:  # ValueError: no system holds such a path
         raise ConfigError(
             f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}; choose another place"
         ) from None
+
+
+def takes_data(path: Path) -> bool:
+    """Whether the path is a device, a pipe or a link to a process's descriptor, as /dev/stdout. A
+    file in its place would take it from all programs.
+    """
+    return (path.exists() and not path.is_file() and not path.is_dir()) or (
+        path.is_symlink() and os.readlink(path).startswith("/proc/")
+    )
 
 
 def check_writable(directory: Path) -> None:

@@ -112,6 +112,16 @@ def test_simulate_writes_table_json_and_picture(tmp_path):
     assert result.stderr == ""
 
 
+def test_the_json_goes_into_a_pipe_which_stays(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    result = run("simulate", *QUICK, "--json", tmp_path / "pipe", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert strict(os.read(reader, 10**6).decode())["command"] == "simulate"
+    assert (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
 def test_a_picture_that_fails_loses_no_result(tmp_path, monkeypatch):
     def failing(page):
         raise OSError("no space for a picture")

@@ -1,6 +1,8 @@
 """Files of results: whole or as they were, whatever fails or is killed while they are written."""
 
 import errno
+import os
+import stat
 
 import pytest
 
@@ -52,3 +54,29 @@ def test_a_link_in_place_of_the_file_in_making_is_not_followed(tmp_path, monkeyp
     assert (tmp_path / "others").read_bytes() == b"of somebody else"
     assert (tmp_path / "result.json").read_bytes() == b"new"
     assert not (tmp_path / "result.json").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "descriptor"])
+def test_a_pipe_gets_the_result_and_stays(kind, tmp_path):
+    path = tmp_path / "result.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    else:
+        reader, writer = os.pipe()
+        path.symlink_to(f"/proc/self/fd/{writer}")
+    try:
+        write_atomic(path, b"the result")
+        assert os.read(reader, 100) == b"the result"
+    finally:
+        os.close(reader)
+    assert not stat.S_ISREG(path.lstat().st_mode)
+
+
+def test_a_link_to_stdout_gets_the_result_where_stdout_is_a_file(tmp_path):
+    path, target = tmp_path / "stdout", tmp_path / "target"
+    with target.open("wb") as file:
+        path.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        write_atomic(path, b"the result")
+    assert target.read_bytes() == b"the result"
+    assert path.is_symlink()
