@@ -186,7 +186,8 @@ class ZeroHeads(DiagnosticInstrument):
         for head, parts in enumerate(field.head_matrices()):
             each = {"queries": parts.query, "keys": parts.key, "values": parts.value, "outputs": parts.out}
             zero += [f"the {name} of head {head}" for name, weight in each.items() if not bool(weight.any())]
-        self.add("heads of zeros", float(len(zero)), f"{named(zero)} {'are' if zero else 'no head has weights that are'} 0", at.k)
+        figure = f"{named(zero)} are 0" if zero else "no head has weights that are 0"
+        self.add("heads of zeros", float(len(zero)), figure, at.k)
 
 
 class EpsShare(DiagnosticInstrument):

@@ -170,6 +170,7 @@ def test_a_healthy_model_says_so(placement):
     diagnosis = diagnose(healthy(placement), *text())
     assert diagnosis.healthy, diagnosis.findings
     assert len(diagnosis.examined) >= 8
+    assert all(each.figure == each.figure.strip() for readings in diagnosis.readings.values() for each in readings)
 
 
 def test_every_check_of_the_table_is_planted():
