@@ -20,8 +20,8 @@ from ctrans.findings import Check, Finding
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
-from ctrans.monitor.largest_rate import Rung
 from ctrans.monitor.log_lines import Header
+from ctrans.monitor.rate_sweep import Rung
 from ctrans.report.schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.diagnose import Diagnosis
@@ -219,11 +219,13 @@ RESULT_KEYS: dict[str, Schema] = {
         "verdict": str,
     },
     "rate": {
-        "rate": described("The estimate; null if no short training lowered the loss.", float | None),
+        "rate": described("The largest stable learning rate; null with the reason.", float | None),
+        "at_least": described("Whether it is the highest that was tried.", bool),
+        "reason": str,
         "first": described("The loss before the first step.", float),
         "rungs": list[Rung],
-        "gives_way": described("The first alarm at the lowest rate that ended worse.", str),
-        "steps": described("Of all short trainings.", int),
+        "gives_way": described("The first alarm at the lowest rate above it.", str),
+        "steps": described("Of all trainings.", int),
         "cost": described("steps over --iterations.", float),
     },
     "export": {

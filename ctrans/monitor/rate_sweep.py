@@ -1,6 +1,4 @@
-"""An estimate of the largest stable learning rate of a model on its data, from a ladder of short
-trainings.
-"""
+"""The largest stable learning rate of a model on its data, from a ladder of trainings."""
 
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.monitor.monitor import Monitor
 from ctrans.option import Count
+from ctrans.study.outcomes import Floor, rate_by_floor
 from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -27,11 +26,7 @@ from solvers.errors import shown
 
 RATES = tuple(10 ** (k / 2) for k in range(-5, 0))
 """Half a decade apart, from 3.2e-3 to 0.32."""
-NEAR = 0.1
-"""Nats above the best loss at which the weight of a rate is 1/e. Of 0.01, 0.03, 0.1 and 0.3 it did
-best on the sweeps of the exploration in benchmarks/reach.
-"""
-AVERAGED = 0.2
+AVERAGED = 0.1
 """The loss of a rung is the mean over this share of its last steps."""
 WARM_UP = 0.1
 """The share of a rung's steps in which its rate grows."""
@@ -39,7 +34,7 @@ WARM_UP = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """A short training: its peak learning rate, and its loss at the end, which is inf after a loss
+    """A training of the ladder: its peak learning rate, and its loss at the end, which is inf after a loss
     or a gradient that is not finite.
     """
 
@@ -48,19 +43,21 @@ class Rung:
 
 
 @dataclasses.dataclass(frozen=True)
-class RateEstimate:
-    """What a ladder of short trainings says about the largest stable learning rate.
+class RateSweep:
+    """What a ladder of trainings says about the largest stable learning rate.
 
-    - `rate`: the estimate, the geometric mean of the rungs' rates with the weights exp(-(l - l*)/
-      NEAR), where l is a rung's loss and l* the best; None if no rung ended below `first`
+    - `rate`: by `rate_by_floor` of the rungs; None with the `reason`
+    - `at_least`: whether `rate` is the highest that was tried
     - `first`: the loss before the first step
     - `rungs`: ascending by rate
-    - `gives_way`: the first alarm of a monitor at the lowest rate above the best whose loss is NEAR
-      or more above l*; "" if there is no such rate, or no alarm
+    - `gives_way`: the first alarm of a monitor at the lowest rate above `rate`; "" if there is no
+      such rate, or no alarm
     - `steps`: all steps that were made
     """
 
     rate: float | None
+    at_least: bool
+    reason: str
     first: float
     rungs: list[Rung]
     gives_way: str
@@ -95,26 +92,30 @@ def largest_rate(
     *,
     loss: LossOf = loss_of,
     rates: Sequence[float] = RATES,
-    steps: Count = 24,
+    steps: Count,
+    floor: Floor | None = None,
     clip: AnyFloat | None = 1.0,
     progress: Callable[[str], None] | None = None,
-) -> RateEstimate:
-    """Estimates the largest stable learning rate from one short training for each of `rates`.
+) -> RateSweep:
+    """The largest stable learning rate by one training for each of `rates`: going up from the best
+    one, the rate at which the loss crosses the middle between the best loss and the floor.
 
-    Each has `steps` steps on the same batches, with a warm-up and a cosine, from the weights and
-    the optimiser's state as they are. Model, optimiser and random numbers are afterwards as they
-    were.
+    Each training has `steps` steps on the same batches, with a warm-up and a cosine, from the
+    weights and the optimiser's state as they are. Model, optimiser and random numbers are
+    afterwards as they were.
 
     - `batches`: of which the first `steps` are used, again from the first if there are fewer
     - `optimizer`: of the model's weights. Groups keep the ratios of their learning rates, and
       `rates` are those of the first group
     - `loss(model, batch)`: the loss to minimise; see `loss_of`
+    - `steps`: those of a whole training. With fewer the answer was no better than a constant on
+      tasks that need depth (docs/why/prediction.md)
+    - `floor`: the loss of what has learned nothing, as of a model without depth; None takes the
+      worst rung's, at most `first`
     - `clip`: the largest norm of the gradient, or None
     - `progress(line)`: called after each rung
 
-    The estimate says what short trainings accept. A long training may fail later. How often the
-    estimate was right, and how often a constant was, is in docs/why/prediction.md. Raises
-    ConfigError without batches, and for rates that are not positive.
+    Raises ConfigError without batches, and for rates that are not positive.
     """
     chosen = list(itertools.islice(batches, steps))
     ladder = sorted({float(rate) for rate in rates})
@@ -122,7 +123,7 @@ def largest_rate(
         raise ConfigError("batches = an empty collection: give at least one batch")
     if not ladder or ladder[0] <= 0:
         raise ConfigError(f"rates = {shown(list(rates))}: give learning rates above 0")
-    train = functools.partial(_short_training, model, chosen, optimizer, loss, steps, clip)
+    train = functools.partial(_training, model, chosen, optimizer, loss, steps, clip)
     rungs, losses = list[Rung](), list[float]()
     for rate in ladder:
         losses = train(rate)
@@ -130,20 +131,16 @@ def largest_rate(
         if progress is not None:
             progress(f"rate {rate:.2g}: loss {rungs[-1].loss:.4g}")
     first, made = losses[0], steps * len(ladder)
-    estimate = _estimate(rungs) if min(rung.loss for rung in rungs) < first else None
-    best = min(rungs, key=lambda rung: rung.loss)
-    failing = next((rung for rung in rungs if rung.rate > best.rate and rung.loss >= best.loss + NEAR), None)
+    finite = [rung.loss for rung in rungs if math.isfinite(rung.loss)]
+    worst = min(max(finite, default=first), first)
+    found = rate_by_floor({rung.rate: [rung.loss] for rung in rungs}, floor or Floor(worst, worst))
+    reason = found.reason if floor is not None or not found.reason else "no rate ended clearly below the others"
+    above = [rung.rate for rung in rungs if found.rate is not None and not found.at_least and rung.rate > found.rate]
     words = ""
-    if failing is not None and math.isfinite(first):
-        words = _first_alarm(model, optimizer, functools.partial(train, failing.rate))
+    if above:
+        words = _first_alarm(model, optimizer, functools.partial(train, above[0]))
         made += steps
-    return RateEstimate(estimate, first, rungs, words, made)
-
-
-def _estimate(rungs: Sequence[Rung]) -> float:
-    best = min(rung.loss for rung in rungs)
-    weights = [math.exp(-(rung.loss - best) / NEAR) for rung in rungs]
-    return math.exp(math.fsum(w * math.log(rung.rate) for w, rung in zip(weights, rungs, strict=True)) / math.fsum(weights))
+    return RateSweep(found.rate, found.at_least, reason, first, rungs, words, made)
 
 
 def _end(losses: Sequence[float], steps: int) -> float:
@@ -151,7 +148,7 @@ def _end(losses: Sequence[float], steps: int) -> float:
     return statistics.fmean(last) if len(losses) == steps and all(map(math.isfinite, last)) else math.inf
 
 
-def _short_training(
+def _training(
     model: nn.Module,
     batches: Sequence[Any],
     optimizer: torch.optim.Optimizer,
@@ -186,7 +183,7 @@ def _short_training(
 def _first_alarm(
     model: nn.Module, optimizer: torch.optim.Optimizer, train: Callable[[Callable[[Tensor], bool]], list[float]]
 ) -> str:
-    """The first alarm of a monitor that looks at each step of a short training."""
+    """The first alarm of a monitor that looks at each step."""
     alarms = list[str]()
     try:
         monitor = Monitor(model, every=1)
