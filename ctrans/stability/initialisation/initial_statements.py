@@ -263,15 +263,18 @@ def concentration(draw: Draw, printed: bool) -> Trial:
     printed=Printed("Z <= (1 + e) EZ with probability 1 - delta leaves Z >= 0.1 EZ with 1 - delta - e/(0.9 + e)", 0.0, 0.05),
 )
 def two_sided(draw: Draw, printed: bool) -> Trial:
-    """P(Z < 0.1 EZ) of Z = 1/q with probability q, else 0: EZ = 1, Z <= EZ with probability 1 - q.
+    """P(Z < 0.1 EZ) of Z = 0 with probability q, else 1/(1 - q): it is q, and so is delta at e = 1/2,
+    two-sided.
 
-    Printed: it is 1 - q, and (e, delta) = (0.01, q) allow for q + 0.01. Two-sided, delta is at
-    least 1 - q, which allows for it.
+    Printed: Z = 1/q with probability q, else 0. EZ = 1, and Z <= EZ with probability 1 - q, so that
+    (e, delta) = (0.01, q) allow for q + 0.011, but P(Z = 0) = 1 - q.
     """
-    q, e = draw.uniform(0.01, 0.2), 0.01
-    low = 1 - q  # the probability of Z = 0
-    allowed = q + e / (0.9 + e) if printed else max(1 - q, q * (1 / q > 1 + e))
-    return at_most(low, allowed, f"Z = 1/q with probability q = {q:.3g}: P(Z < 0.1 EZ)")
+    q = draw.uniform(0.01, 0.2)
+    zero, e = (1 - q, 0.01) if printed else (q, 0.5)
+    above = (1 - zero) * (1 / (1 - zero) > 1 + e)
+    allowed = above + e / (0.9 + e) if printed else above + zero
+    words = f"Z = 1/q with probability q = {q:.3g}" if printed else f"Z = 0 with probability q = {q:.3g}"
+    return at_most(zero, allowed, f"{words}: P(Z < 0.1 EZ)")
 
 
 @statement("theorem-1-peri", 10, "ctrans", "peri: the last layer's gradient falls like L^(-1/2), as under pre", 0.0, 0)
