@@ -3,7 +3,7 @@
 For each architecture and task of the study: the answer from five trainings that together cost 5%, 20%, 100% and 500% of one whole
 training, at a seed that the study does not use (500%: every third architecture). It is compared with the largest stable rate of the
 study's whole trainings. So are rivals: a constant (the median of the task's other architectures, and one for all tasks), the study's ramp
-with lr_find's rule, and the study's whole sweep of one other seed. In the
+with lr_find's rule, the prediction of `ctrans screen`, and the study's whole sweep of one other seed. In the
 rows up to 100% a loss is a mean over the last fifth of the steps.
 """
 
@@ -21,6 +21,7 @@ import torch
 from benchmarks.reach.__main__ import FIGURES, FILE, add, data, rows
 from benchmarks.reach.cases import RATES, SEEDS, SETTINGS, STUDIED, architectures
 from benchmarks.reach.report import DRAWS, ends, rho
+from ctrans import screen
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.monitor import largest_rate
@@ -71,6 +72,18 @@ def sweeps(task: str, runs: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -
     return {name: each.rate for name, each in found.items() if each.rate is not None}
 
 
+def predicted(task: str) -> dict[str, float]:
+    """What `ctrans screen` predicts from the initial weights."""
+    found = {}
+    tokens, targets = data(task).batch(0, 0, batch=4, seed=SEEDS[0])
+    for name, fields in architectures().items():
+        model = GPT(GPTConfig(**TASKS[task].architecture, **fields), seed=SEEDS[0])
+        made = screen(model, tokens, targets, effort="quick")
+        if made.rate is not None:
+            found[name] = made.rate.rate
+    return found
+
+
 def rivals(task: str, runs: Sequence[Mapping[str, Any]], truth: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """The estimates of one task, by method and architecture."""
     here = truth[task]
@@ -78,6 +91,7 @@ def rivals(task: str, runs: Sequence[Mapping[str, Any]], truth: Mapping[str, Map
     made: dict[str, dict[str, float]] = {
         "constant of the task": {name: statistics.median([here[one] for one in here if one != name]) for name in here},
         "one constant": dict.fromkeys(here, all_tasks),
+        "ctrans screen": predicted(task),
     }
     for row in rows(ROWS):
         if row["task"] == task and (rate := answer(row)) is not None:
