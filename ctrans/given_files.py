@@ -50,10 +50,17 @@ def check_file(path: Path) -> int:
         status = os.fstat(handle)
     finally:
         os.close(handle)
-    if not stat.S_ISREG(status.st_mode):
-        what = next((words for kind, words in NO_FILE.items() if kind(status.st_mode)), "something else")
+    what = no_regular_file(status.st_mode)
+    if what:
         raise ConfigError(f"cannot read {str(path)!r}: it is {what}, and no regular file")
     return status.st_size
+
+
+def no_regular_file(mode: int) -> str:
+    """What a file of that mode is in words; "" for a regular file."""
+    if stat.S_ISREG(mode):
+        return ""
+    return next((words for kind, words in NO_FILE.items() if kind(mode)), "something else")
 
 
 def read_file(path: Path, limit: int | None = None) -> bytes:
