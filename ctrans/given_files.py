@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator
@@ -129,9 +130,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     data = read_file(path, LARGEST_TOML)
     try:
-        return tomllib.loads(data.decode())
+        text = data.decode()
+        found = {} if _long_key(text) else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no TOML: {' '.join(str(error).split())[:200]}") from None
+    if _long_key(text) or nested_too_deep(found):
+        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
+    return found
+
+
+def _long_key(text: str) -> bool:
+    """Whether TOML may have a dotted key of over `DEEPEST_JSON` parts, for which Python needs time by
+    the square. Parts in quotes can look like values, so that all of them count.
+    """
+    bare = max(len(re.findall(r"[\w-][ \t]*\.", piece)) for piece in re.split(r"[,=\[\]{}\n]", text))
+    return bare > DEEPEST_JSON or len(re.findall(r"[\"'][ \t]*\.|\.[ \t]*[\"']", text)) > 10 * DEEPEST_JSON
 
 
 def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> Any:
