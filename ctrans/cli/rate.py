@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
@@ -14,6 +16,7 @@ from ctrans.option import Range, option
 from ctrans.report.progress import progress_bar
 from ctrans.study.outcomes import Floor
 from ctrans.threads import choose_threads, flops
+from ctrans.training.data import Data
 from ctrans.training.data_sources import source_of
 from ctrans.training.processes import get_device
 from ctrans.training.settings import TrainConfig
@@ -32,6 +35,21 @@ class RateRequest(OfTraining):
         "Length of each training, as a share of --iterations. Short ones cost less, and were no better than a constant.",
         limits=Range(1e-6, 1.0),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches(Sequence[Any]):
+    """The batches of the first steps of a training, each made when it is asked for."""
+
+    data: Data
+    settings: TrainConfig
+    steps: int
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: Any) -> Any:
+        return self.data.batch(step, 0, batch=self.settings.batch, seed=self.settings.seed)
 
 
 @command_of(RateRequest, "rate")
@@ -56,11 +74,10 @@ def command(request: RateRequest) -> None:
     device = get_device("cpu")
     made = GPT(model, seed=settings.seed)
     steps = max(1, round(request.share * settings.iterations))
-    batches = (data.batch(step, 0, batch=settings.batch, seed=settings.seed) for step in range(steps))
     with progress_bar("rate", len(set(request.rates))) as advance:
         found = largest_rate(
             made,
-            batches,
+            Batches(data, settings, steps),
             settings.make_optimiser(made.parameters(), device),
             rates=request.rates,
             steps=steps,
