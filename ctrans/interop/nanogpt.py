@@ -10,22 +10,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import pickle
 import re
 import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ctrans.given_files import cannot_read, check_file
-from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.ot_transformer import OTTransformer
+from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.weight_names import GPT2_NAMES
-from ctrans.memory import check_fits
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import spell
@@ -175,48 +170,14 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    _check_size(path, check_file(path))
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise cannot_read(path, error) from None
-    except pickle.UnpicklingError:
-        raise ConfigError(
-            f"{str(path)!r} holds more than weights and is not read, as that may run code: save weights only"
-        ) from None
-    # Damaged bytes lead torch to KeyError, IndexError, TypeError, AssertionError and more.
-    except Exception as error:
-        raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({named_error(error)})") from None
+    checkpoint = load_pickled(path)
     if not isinstance(checkpoint, Mapping):
         raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
     return checkpoint
 
 
-def _check_size(path: Path, size: int) -> None:
-    """Raises ConfigError for an archive that unpacks to more than its own size, which torch.save
-    never writes, or that exceeds the memory.
-    """
-    check_fits(size, "it cannot be read in parts")
-    try:
-        if not zipfile.is_zipfile(path):
-            return
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(part.file_size for part in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return  # torch.load raises the error
-    if unpacked > size:
-        raise ConfigError(
-            f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save does not compress, so it is not read"
-        )
-
-
 def _is_weight(value: object) -> bool:
-    """Whether it is a dense floating-point tensor whose storage holds all of its numbers; a view
-    may repeat a few without end.
-    """
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
-        return False
-    return value.numel() * value.itemsize <= value.untyped_storage().nbytes()
+    return isinstance(value, Tensor) and value.is_floating_point() and is_dense(value)
 
 
 def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Mapping[str, Any]) -> GPTConfig:
