@@ -6,14 +6,12 @@ distributed checkpoint, and a pickle of weights if that is allowed.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ctrans.given_files import read_json
@@ -21,7 +19,7 @@ from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights
 from ctrans.interop.hugging_face import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.streamed import CODES, FLOATS, Stored, read_weight, stored_weights
-from ctrans.model.checkpoint import find_model
+from ctrans.model.checkpoint import BEST, LAST, find_model
 from ctrans.stability.diagnosis.weights_only import GAIN
 from solvers import ConfigError
 
@@ -30,8 +28,7 @@ BLOCK = 128
 """Rows and columns that share a scale of fp8."""
 PACKED = re.compile(r"(qweight|qzeros|weight_packed|weight_shape|_blocks|quant_map|absmax|quant_state\S*|zero_point)$")
 """Names of codes that several formats pack in ways of their own."""
-ONE_PLUS = ("gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "t5gemma", "t5gemma2", "vaultgemma", "nemotron")
-ONE_PLUS += ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+ONE_PLUS = re.compile(r"gemma[23]?(_text)?|recurrent_gemma|t5gemma2?|vaultgemma|nemotron|qwen3_(next|5)\w*")
 """Families that store a norm's gain less 1."""
 
 
@@ -46,15 +43,17 @@ def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> dict[str, C
     found: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
         if PACKED.search(name):
-            raise ConfigError(f"{str(weight.path)!r} holds {name}, codes of a quantisation that ctrans does not read: save it unquantised")
+            raise ConfigError(
+                f"{str(weight.path)!r} holds {name}, codes of a quantisation that ctrans does not read: save it unquantised"
+            )
         if weight.dtype in CODES:
             found[name] = _dequantised(name, weight, stored)
         elif weight.dtype in FLOATS:
-            one_plus = family in ONE_PLUS and GAIN.search(name) and "linear_attn" not in name
+            one_plus = ONE_PLUS.fullmatch(family) and GAIN.search(name) and "linear_attn" not in name
             found[name] = partial(_one_plus, weight) if one_plus else partial(read_weight, weight)
         elif name.endswith("weight"):
             raise ConfigError(
-                f"{str(weight.path)!r} holds {name} as {weight.dtype}, and ctrans reads {', '.join((*FLOATS, *CODES))}: save it in one of these"
+                f"{str(weight.path)!r} holds {name} as {weight.dtype}, and ctrans reads {', '.join(FLOATS | CODES)}: save it so"
             )
     scales = {each for name, weight in stored.items() if weight.dtype in CODES for each in _scales_of(name)}
     return {name: read for name, read in found.items() if name not in scales}
@@ -77,7 +76,8 @@ def _stored(path: Path, allow_pickle: bool) -> Mapping[str, Stored]:
     if os.path.isfile(path / METADATA):
         return distributed_weights(path)
     if os.path.isdir(path):
-        return directory_weights(find_model(path), allow_pickle)
+        run = os.path.lexists(path / BEST) or os.path.lexists(path / LAST)
+        return directory_weights(find_model(path) if run else path, allow_pickle)
     raise ConfigError(
         f"{str(path)!r} holds no weights: give a directory of Hugging Face or ctrans, a distributed checkpoint, or a {SAFETENSORS} file"
     )
@@ -116,7 +116,9 @@ def _dequantised(name: str, codes: Stored, stored: Mapping[str, Stored]) -> Call
     elif len(many) == 2 and many[0] == rows and columns % many[1] == 0:
         block = 1, columns // many[1]
     else:
-        raise ConfigError(f"{str(codes.path)!r} holds {name} {codes.shape} with scales {many}, which do not fit: save it unquantised")
+        raise ConfigError(
+            f"{str(codes.path)!r} holds {name} {codes.shape} with scales {many}, which do not fit: save it unquantised"
+        )
     return partial(_multiplied, codes, scale, block, 127.0 if scale.name.endswith("SCB") else 1.0)
 
 

@@ -93,12 +93,16 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
         if name != Path(name).name or name in ("", ".."):
             raise ConfigError(f"{str(directory / METADATA)!r} names {name!r}: parts must be files in the same directory")
         if at.get("transform_descriptors"):
-            raise ConfigError(f"{str(directory)!r} has parts that are transformed by {at['transform_descriptors']!r}: save them plain")
+            raise ConfigError(
+                f"{str(directory)!r} has parts that are transformed by {at['transform_descriptors']!r}: save them plain"
+            )
         if name not in sizes:
             sizes[name] = check_file(directory / name)
         start, length = int(at["offset"]), int(at["length"])
         if not 0 <= start <= start + length <= sizes[name]:
-            raise ConfigError(f"{str(directory / name)!r} is not whole: it has {sizes[name]:,} bytes, and a part ends at {start + length:,}")
+            raise ConfigError(
+                f"{str(directory / name)!r} is not whole: it has {sizes[name]:,} bytes, and a part ends at {start + length:,}"
+            )
         places[str(own["fqn"]), _shape(own.get("offset"))] = directory / name, start, length
     found: dict[str, Stored] = {}
     for name, entry in metadata["state_dict_metadata"].items():
@@ -138,13 +142,16 @@ def _shape(size: Any) -> tuple[int, ...]:
 def _check_parts(directory: Path, name: str, size: tuple[int, ...], parts: list[Any]) -> None:
     """Raises ConfigError unless the parts lie inside of the weight, fill it, and have its bytes."""
     inside = all(
-        len(size) == len(offsets) == len(sizes) and all(0 <= a <= a + n <= whole for a, n, whole in zip(offsets, sizes, size, strict=True))
+        len(size) == len(offsets) == len(sizes)
+        and all(0 <= a <= a + n <= whole for a, n, whole in zip(offsets, sizes, size, strict=True))
         for offsets, sizes, *_ in parts
     )
     numbers = sum(math.prod(sizes) for _, sizes, *_ in parts)
     bytes_ = sum(length for *_, length in parts)
     if not inside or numbers != math.prod(size) or numbers > bytes_:
-        raise ConfigError(f"{str(directory)!r} does not hold all of {name}: its parts have {numbers:,} of {math.prod(size):,} numbers")
+        raise ConfigError(
+            f"{str(directory)!r} does not hold all of {name}: its parts have {numbers:,} of {math.prod(size):,} numbers"
+        )
 
 
 def _assembled(name: str, size: tuple[int, ...], dtype: torch.dtype, parts: list[Any], block: int | None) -> Tensor:

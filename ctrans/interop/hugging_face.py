@@ -131,7 +131,9 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pi
     return evaluated
 
 
-def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None, allow_pickle: bool = False) -> nn.Module:
+def open_local(
+    directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None, allow_pickle: bool = False
+) -> nn.Module:
     """The model saved in that directory with matrices read on demand, in eval mode and without
     gradients. Errors as `from_transformers`.
     """

@@ -276,7 +276,9 @@ def _from_transformers(
         check_fits(size, "choose a smaller --dtype, or read the weights on demand (on_demand=True, --stream)")
     with quiet(), reading(f"cannot open {str(directory)!r}"):
         try:
-            loaded: Any = open_local(directory, anatomy, dtype, allow_pickle) if on_demand else load_local(directory, dtype, allow_pickle)
+            loaded: Any = (
+                open_local(directory, anatomy, dtype, allow_pickle) if on_demand else load_local(directory, dtype, allow_pickle)
+            )
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
                 loaded.set_experts_implementation("eager")
             read = partial(from_transformers, one_stack(loaded, images=images), dt=dt, anatomy=anatomy)

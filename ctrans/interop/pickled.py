@@ -84,12 +84,16 @@ def _weights(path: Path, mapped: bool) -> dict[str, Tensor]:
     for key in HOLDERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
-    tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)} if isinstance(found, Mapping) else {}
+    tensors = (
+        {str(name): value for name, value in found.items() if isinstance(value, Tensor)} if isinstance(found, Mapping) else {}
+    )
     if not tensors:
         raise ConfigError(f"{str(path)!r} holds no tensors by name: give a file of weights, as pytorch_model.bin is")
     for name, value in tensors.items():
         if not is_dense(value):
-            raise ConfigError(f"{str(path)!r} holds {name}, which is no dense tensor with a number for each entry: save it as one")
+            raise ConfigError(
+                f"{str(path)!r} holds {name}, which is no dense tensor with a number for each entry: save it as one"
+            )
     return tensors
 
 

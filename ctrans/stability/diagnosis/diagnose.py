@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from jaxtyping import Shaped
@@ -100,7 +100,8 @@ class Diagnosis:
             for word, text in in_words(dataclasses.asdict(finding)).items():
                 lines += textwrap.wrap(text, WIDTH, initial_indent=f"   {word:<7}", subsequent_indent=" " * 10)
         close = [
-            f"close to a limit: {name}: {r.place}: {r.figure} (a finding {self.checks[name].limit})" for name, r in self.near.items()
+            f"close to a limit: {name}: {r.place}: {r.figure} (a finding {self.checks[name].limit})"
+            for name, r in self.near.items()
         ]
         missing = [f"not measured: {name}: {why}" for name, why in self.unknown.items()]
         if self.unexamined:
@@ -109,6 +110,11 @@ class Diagnosis:
         for part in (close, missing):
             lines += ["", *(line for each in part for line in textwrap.wrap(each, WIDTH, subsequent_indent="  "))] if part else []
         return "\n".join(lines)
+
+
+def readings_in(model: Mapping[str, Any]) -> Readings:
+    """The readings of a diagnosis from its JSON object."""
+    return {quantity: [Reading(**each) for each in found] for quantity, found in model["readings"].items()}
 
 
 @checked
