@@ -20,7 +20,7 @@ from ctrans.report.progress import progress_bar
 from ctrans.stability.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
-from ctrans.stability.diagnosis.weights_only import Change, Weights, change, updates, weight_diagnosis
+from ctrans.stability.diagnosis.weights_only import Change, WeightReaders, change, updates, weight_diagnosis
 from solvers import ConfigError
 
 STOPPED = 3
@@ -181,7 +181,7 @@ def _check_weights_only(request: DiagnoseRequest) -> list[str]:
     return [name for name in request.options if name not in allowed | request.unshown]
 
 
-def _weights(request: DiagnoseRequest) -> dict[str, Weights]:
+def _weights(request: DiagnoseRequest) -> dict[str, WeightReaders]:
     """The weights of each named model by its name in results."""
     paths = [Path(value) for _, value in request.named_models]
     names = [path.name or str(path) for path in paths] if len(paths) == 1 else labels([str(path) for path in paths])

@@ -35,7 +35,7 @@ STACKED = re.compile(r"(^|\.)(layers|blocks|h)\.(?!\d)")
 
 
 class Inert:
-    """What stands in the place of every object of a pickle: its arguments and its state."""
+    """A record in the place of any object of a pickle: its arguments and its state."""
 
     def __new__(cls, *args: Any, **_: Any) -> Inert:
         made = object.__new__(cls)

@@ -58,7 +58,7 @@ def from_transformers(
     - `dtype`: to load in. Default: the dtype of the config, or of the files
     - `on_demand`: reads matrices by memory map when they are used and drops them afterwards. The
       numbers are the same, and only one sublayer is in memory (see `ctrans.weights.on_demand`)
-    - `allow_pickle`: also reads `pytorch_model.bin`, by torch's restricted unpickler, which runs no code
+    - `allow_pickle`: also reads `pytorch_model.bin`, by torch's restricted unpickler
 
     The structure around each attention and FFN is read from what the blocks compute;
     `str(result.config)` describes it.

@@ -114,7 +114,9 @@ def _near(name: str, model: JSONObject, checks: Checks) -> list[list[str]]:
 
 
 def _distances(model_name: str, model: JSONObject, checks: Checks) -> Plot:
-    """By check and segment (of weights alone, block), how many powers of ten the worst figure is beyond its limit."""
+    """By check and segment (of weights alone, block), how many powers of ten the worst figure is
+    beyond its limit.
+    """
     lines, readings = [], readings_in(model)
     for name, check in checks.items():
         worst: dict[float, float] = {}

@@ -21,7 +21,7 @@ from ctrans.stability.diagnosis.diagnose import Diagnosis
 from ctrans.stability.diagnosis.forward_instruments import smallest_gain
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 
-Weights = Mapping[str, Callable[[], Tensor]]
+WeightReaders = Mapping[str, Callable[[], Tensor]]
 """Functions that read the weights, by name."""
 GAIN = re.compile(r"((norm|(^|[._])ln)[^.]*\.(weight|gamma|scale|g)|norm_weight)$", re.I)
 """Names of a norm's gains."""
@@ -50,7 +50,7 @@ class Change(Diagnosis):
 
 
 @torch.no_grad()
-def weight_diagnosis(weights: Weights, progress: Callable[[int], None] | None = None) -> WeightDiagnosis:
+def weight_diagnosis(weights: WeightReaders, progress: Callable[[int], None] | None = None) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra."""
     found: Readings = {}
     for name, read in weights.items():
@@ -73,7 +73,7 @@ def weight_diagnosis(weights: Weights, progress: Callable[[int], None] | None = 
 
 
 @torch.no_grad()
-def updates(before: Weights, after: Weights, progress: Callable[[int], None] | None = None) -> list[Reading]:
+def updates(before: WeightReaders, after: WeightReaders, progress: Callable[[int], None] | None = None) -> list[Reading]:
     """|W' - W|/|W| of each weight that both have, in the Frobenius norm; inf for a W of zeros."""
     found = []
     for name in after:
