@@ -26,8 +26,8 @@ from ctrans.interop.streamed import Stored, stored_tensor
 from solvers import ConfigError
 
 METADATA, MEGATRON = ".metadata", "metadata.json"
-LARGEST_METADATA = 256 << 20
-"""The largest size of `.metadata` in bytes; a checkpoint of a million parts has about 150 MB."""
+LARGEST_METADATA = 32 << 20
+"""The largest size of `.metadata` in bytes; a checkpoint of 200,000 parts has about 30 MB."""
 NOT_MODEL = re.compile(r"(^|\.)(optim\w*|lr_scheduler|dataloader|rng_state\w*|_extra_state\w*)(\.|$)")
 """Names of what a training keeps next to the weights."""
 STACKED = re.compile(r"(^|\.)(layers|blocks|h)\.(?!\d)")

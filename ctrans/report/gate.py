@@ -15,11 +15,13 @@ from xml.etree import ElementTree
 from ctrans import __version__
 from ctrans.findings import SEVERITIES, Finding, in_a_paragraph
 from ctrans.given_files import read_json
-from ctrans.json_values import plain
+from ctrans.json_values import is_number, plain
 from ctrans.printable import printable
+from ctrans.report.contents import page_of
 from ctrans.report.sections import decoded
-from ctrans.stability.diagnosis.diagnose import Diagnosis, readings_in
+from ctrans.stability.diagnosis.diagnose import Diagnosis
 from solvers import ConfigError
+from solvers.errors import shown
 
 LEVELS = {"broken": "error", "serious": "error", "note": "note"}
 """Severities in the words of SARIF."""
@@ -30,20 +32,14 @@ Baseline = Mapping[str, Any]
 
 def read_baseline(path: Path) -> Baseline:
     """The models in the JSON of an earlier `ctrans diagnose`. Raises ConfigError for another file."""
-    found = decoded({"it": read_json(path)})["it"]
-    try:
-        if found["command"] != "diagnose" or not found["placements"]:
-            raise KeyError("placements")
-        for model in found["placements"].values():
-            _places(model)
-            for reading in (each for several in readings_in(model).values() for each in several):
-                if not isinstance(reading.value, (int, float)) or not isinstance(reading.place, str):
-                    raise TypeError(f"{reading.place!r} is {reading.value!r}")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"--baseline {str(path)!r} is no result of ctrans diagnose ({type(error).__name__}: {error}): give the file of its --json"
-        ) from None
-    models: Baseline = found["placements"]
+    found = read_json(path)
+    if not isinstance(found, dict) or found.get("command") != "diagnose" or not found.get("placements"):
+        raise ConfigError(f"--baseline {str(path)!r} is no result of ctrans diagnose: give the file of its --json")
+    page_of({str(path): found})  # raises ConfigError for what no diagnosis writes
+    for reading in (each for model in found["placements"].values() for several in model["readings"].values() for each in several):
+        if not is_number(reading["value"]):
+            raise ConfigError(f"--baseline {str(path)!r} has the value {shown(reading['value'])}, and readings are numbers")
+    models: Baseline = decoded(found["placements"])
     return models
 
 
@@ -59,12 +55,12 @@ def _places(model: Any) -> set[tuple[str, str]]:
     return {(each["check"], at["place"]) for each in model["findings"] for at in each["places"] or [each]}
 
 
-def stopping(found: Diagnosis, severity: str | None, known: Any = None) -> list[Finding]:
+def stopping(found: Diagnosis, severity: str, known: Any = None) -> list[Finding]:
     """The findings of this severity or a worse one, except those that the model `known` of a baseline
     has at all of their places.
     """
-    worst = SEVERITIES[: SEVERITIES.index(severity) + 1] if severity else ()
-    before = _places(known) if known else set()
+    names, before = [str(each) for each in SEVERITIES], _places(known) if known else set()
+    worst = names[: names.index(severity) + 1]
     return [
         each
         for each in found.findings

@@ -164,7 +164,7 @@ def test_a_baseline_with_wrong_values_is_refused(places, tmp_path):
     (tmp_path / "it.json").write_text(json.dumps(kept))
     result = gate(places / "healthy", "--baseline", tmp_path / "it.json")
     assert result.exit_code == 2
-    assert "is no result of ctrans diagnose" in result.stderr
+    assert "has the value 'large', and readings are numbers" in result.stderr
 
 
 def test_the_help_names_the_checks_and_the_exit_codes():

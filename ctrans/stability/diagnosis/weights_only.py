@@ -136,16 +136,12 @@ def _drift(before: Reading, after: Reading) -> float:
     return max(before.value, after.value) if moved else _factor(before, after)
 
 
-def _more(before: Reading, after: Reading) -> float:
-    return after.value - before.value
-
-
 COMPARED: dict[str, tuple[str, Callable[[Reading, Reading], float]]] = {
     "spectral norm": ("growth of the spectral norm", _ratio),
     "stable rank": ("change of the stable rank", _ratio),
     "outlier channel": ("drift of an outlier channel", _drift),
-    "units of zeros": ("new units of zeros", _more),
-    "entries that are not finite": ("new entries that are not finite", _more),
+    "units of zeros": ("new units of zeros", lambda before, after: after.value - before.value),
+    "entries that are not finite": ("new entries that are not finite", lambda before, after: after.value - before.value),
     "smallest gain over the median": ("change of a gain", _factor),
     "largest gain of a norm": ("change of a gain", _factor),
 }
