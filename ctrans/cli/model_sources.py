@@ -191,6 +191,7 @@ def _of_files(request: ModelRequest, path: Path) -> ModelSource:
         loss=_loss(request),
         heads=request.config["heads"] if "heads" in request.typed else None,
         images=request.images is not None,
+        allow_pickle=request.allow_pickle,
         **_named_parts(request),
     )
     return _of_opened(opened, request, path.name, trained=True)

@@ -156,7 +156,11 @@ RESULT_KEYS: dict[str, Schema] = {
     },
     "diagnose": {
         "checks": a_map("The checks by name.", _without(schema_of(Check, measure=str), "measure")),
-        "placements": a_map("By placement.", Diagnosis),
+        "placements": a_map("By placement, or by the name of a model.", Diagnosis),
+        "changes": a_map(
+            "What changed from one of two models, or from the baseline, to another. `segment` is the block where only weights were read.",
+            Diagnosis,
+        ),
     },
     "screen": _screenings(),
     "families": {"families": a_map("By the name in a config's model_type.", FoundFamily)},
