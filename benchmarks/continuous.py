@@ -114,7 +114,9 @@ def report() -> list[str]:
                 cells.append(f"{how} {statistics.fmean(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})")
             cost = statistics.fmean(one[name]["seconds"] for one in each)
             calls = statistics.fmean(one[name]["evaluations"] for one in each)
-            lines.append(f"  trained as {name} ({cost:.0f} s, {calls:.1f} evaluations a sublayer): run with {'; '.join(cells)}")
+            broken = sum(one[name]["ending"] != "finished" for one in each)
+            about = f"{cost:.0f} s, {calls:.1f} evaluations a sublayer" + (f", {broken} broke off" if broken else "")
+            lines.append(f"  trained as {name} ({about}): run with {'; '.join(cells)}")
     return lines
 
 
@@ -124,7 +126,7 @@ def draw(path: Path) -> None:
 
     found = rows(ROWS)
     cases = list(dict.fromkeys((row["task"], row["placement"]) for row in found))
-    figure, axes = plt.subplots(1, len(cases), figsize=(3.2 * len(cases), 3.4), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(1, len(cases), figsize=(2.9 * len(cases), 3.6), layout="constrained", squeeze=False)
     for place, (task, placement) in zip(axes[0], cases, strict=True):
         each = [row["trained"] for row in found if (row["task"], row["placement"]) == (task, placement)]
         for name in TRAINED:
@@ -135,7 +137,8 @@ def draw(path: Path) -> None:
         place.axhline(data(task).depthless_loss(), color="grey", linestyle=":", label="without depth")
         place.set(title=f"{task}, {placement}", xlabel="how it is run", ylabel="validation loss, nats", ylim=(0, None))
         place.tick_params(axis="x", labelrotation=60)
-    axes[0][0].legend(title="how it was trained", fontsize="small", title_fontsize="small")
+    lines, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(lines, [f"trained as {n}" if n in TRAINED else n for n in names], loc="outside lower center", ncols=len(names))
     figure.savefig(path, dpi=130)
 
 

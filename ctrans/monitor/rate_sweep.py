@@ -280,9 +280,8 @@ def _restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[No
     they were, and the same objects. Inside, gradients are on and None, and the model is in training
     mode.
     """
-    tables: list[tuple[Any, dict[str, Any]]] = [
-        (table, {**table}) for part in model.modules() for table in (part._parameters, part._buffers)
-    ]
+    held: list[dict[str, Any]] = [table for part in model.modules() for table in (part._parameters, part._buffers)]
+    tables = [(table, {**table}) for table in held]
     all_of = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
     all_of += [weight for group in optimizer.param_groups for weight in group["params"]]
     tensors = {id(tensor): tensor for tensor in all_of}.values()
