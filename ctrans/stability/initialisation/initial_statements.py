@@ -367,9 +367,8 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
         if printed:
             return at_most(found[2].measured, found[0].measured / 10, "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1")
         if name == "post":
-            h, slopes = sublayer.field.pre_projection(x), known(sublayer.state_norm).slope(sublayer.field(x))
-            limit = (h.norm(dim=-1) * pull.norm(dim=-1) * slopes).sum()
-            cases.append(equal(found[2].bound, limit, "post: the bound at c = 10^6 against its limit"))
+            h, slopes = sublayer.field.pre_projection(x).norm(dim=-1), known(sublayer.state_norm).slope(sublayer.field(x))
+            cases.append(equal(found[2].bound, (h * pull.norm(dim=-1) * slopes).sum(), "post: the bound at c = 10^6, its limit"))
         slope = math.log10(found[2].measured / found[1].measured)
         cases.append(Trial(abs(slope - (name == "pre")), f"{name}: |dL/dW_2| ~ c^{slope:.5f}"))
     return cases
@@ -389,14 +388,13 @@ def peri_growth(draw: Draw) -> Trials:
     dt^2 lies outside the interval over 16 seeds, all initialisations together.
 
     Each output norm adds a vector of length dt sqrt(d), at right angles in the mean, because the
-    last matrix is as likely as its negative. With eps > 0 it is shorter, and near 0 for small
-    weights.
+    last matrix is as likely as its negative. With eps > 0 it is shorter.
     """
     placement, name = draw.choice(("peri", "output")), draw.choice(INITIALISATIONS)
     setting, dt = Setting(initialisation=name), draw.choice((0.3, 1.0))
     models = [(setting.model(placement, 4, seed), setting.inputs(seed)) for seed in range(SEEDS)]
-    depths = [(Depth(list(model.depth.sublayers), dt), x0) for model, x0 in models]
-    squares = [[float(x.square().mean()) for x in states_of(depth, x0)[2::2]] for depth, x0 in depths]
+    states = [states_of(Depth(list(model.depth.sublayers), dt), x0) for model, x0 in models]
+    squares = [[float(x.square().mean()) for x in each[2::2]] for each in states]
     exact = [1.0 + 2 * block * dt**2 for block in range(1, 5)]
     measured = [interval(each, 100) for each in zip(*squares, strict=True)]  # four blocks of any initialisation
     return _growth_case(HiddenGrowth("after the block", measured, exact, exact), f"{placement}, {name}, dt {dt}, E|x_l|^2/d")
