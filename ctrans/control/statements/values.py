@@ -131,7 +131,8 @@ def flat(draw: Draw) -> Trials:
     4,
     "Kan, theorem 2",
     "where G has a least point z, optimal fields have every sup|f| >= |z - X_0|/T, and none less; under cross-entropy without a "
-    "final norm none is optimal: a loss of e takes T sup|f| >= log((V - 1)/(exp(e) - 1))/max_v |w_y - w_v| - |X_0|, attained",
+    "final norm none is optimal where w_y is no weighted mean of the other rows: a loss of e takes T sup|f| >= "
+    "log((V - 1)/(exp(e) - 1))/max_v |w_y - w_v| - |X_0|, attained",
     1e-9,
     0.25,
     printed=Printed("the optimal velocity is unbounded in magnitude", 1e-9, 0.05),
@@ -142,8 +143,11 @@ def optimal_fields(draw: Draw, printed: bool) -> Trials:
     sup|f|.
 
     Cross-entropy of V classes: the bound at random states for V = 3 to 6, equal for V = 2 along w_y
-    - w_v from X_0 = 0. Behind a final norm the loss of c x does not fall with c. Printed: the
-    straight field, whose size is |z - X_0|/T, is no optimum.
+    - w_v from X_0 = 0. Behind a final norm the loss of c x does not fall with c. Rows 0, w and -w
+    with y the first have the least loss log 3, at x = 0.
+
+    Printed: the straight field, whose size is |z - X_0|/T, is no optimum. The paper's text reads
+    "can be arbitrarily large", as the detour is: this is right where G has a least point.
     """
     d, horizon, size = 2 + draw.integer(4), draw.uniform(0.2, 3), draw.log_uniform(0, 3)
     x0, z, e = draw.normal(3, d)
@@ -169,6 +173,7 @@ def optimal_fields(draw: Draw, printed: bool) -> Trials:
         at_most(needed, x.norm(), f"{classes} classes, loss {float(loss):.3g}: the length needed against |X(T)|"),
         equal(x.norm() if classes == 2 else needed, needed, "two classes, straight: |X(T)| against the length needed"),
         equal(behind[1], behind[0], "behind a final norm, the loss of 1000 x against that of x"),
+        at_most(math.log(3), _entropy(torch.stack([0 * x, w[1], -w[1]]) @ x), "w_y = 0 between w and -w: log 3 against the loss"),
     ]
 
 

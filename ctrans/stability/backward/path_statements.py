@@ -61,7 +61,8 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
     against products over segments; c_k from the dense Jacobian of the map and the norm's slope.
 
     In one case of 4 all dt J_k are multiples of one projection, which attains all three bounds.
-    Printed: J_k = -(I - ee')/2 leaves 2^-N of N segments, less than 1/N.
+    Printed: J_k = -(I - ee')/2 leaves 2^-N of N segments, less than 1/N. The theorem's three items
+    hold. What fails is the end of its proof, that the identity avoids compounding contraction.
     """
     if printed:
         segments = 20 + 2 * draw.integer(11)
@@ -116,7 +117,8 @@ def _turning(draw: Draw, c: float, segments: int, d: int = 6) -> tuple[Depth, Te
     9,
     "Emadi, theorem 5.5",
     "post, eps = 0: J = prod J_N(Y_k)(I + dt J_k) has rank n (d - 2) at most (RMSNorm: d - 1) from the first norm on, and |J| <= "
-    "prod g/sigma(Y_k) |I + dt J_k|; this decays like (1 + c^2)^(-N/2) where |f_k| = c sqrt(d) is constant, at right angles",
+    "prod g/sigma(Y_k) |I + dt J_k|; this is (1 + c^2)^(-N/2) for g = 1 and constant vectors dt f_k of length c sqrt(d) at right angles "
+    "to the state (LayerNorm: of mean 0)",
     share=0.25,
     printed=Printed("the norms' Jacobians are projection-like, so that their product decays exponentially with depth", 0.0, 0.02),
 )
@@ -124,8 +126,11 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
     """The dense Jacobian of a post depth: its rank, its norm against the product over segments, and
     (1 + c^2)^(-N/2) for constant fields at right angles to the state, which attain it.
 
+    Fields that are not constant may undo it: c R x, R a quarter turn, leaves |J| = 1 of RMSNorm.
+
     Printed: without a field N(N(x)) = N(x), so that singular values are 0 or 1, after 2 norms as
-    after 40; exponential decay would leave less than half.
+    after 40; exponential decay would leave less than half. The paper also says "along certain
+    directions". For eps > 0 that holds: each norm multiplies x_hat by eps/sigma^3.
     """
     if printed:
         kept = []
@@ -160,14 +165,16 @@ def _before_norm(sublayer: Sublayer, h: float, x: Tensor) -> Tensor:
     "theorem-6.1",
     9,
     "Emadi, theorem 6.1",
-    "values pass two of the four maps: N^(-1/2) each keeps |J| of N layers below e^c, c = |W_O W_V|/sigma of unscaled maps",
+    "values pass two of the four maps: for one token N^(-1/2) each keeps |J| of N layers below e^c, c = |W_O W_V|/sigma of unscaled "
+    "maps, sigma the least of all layers",
     1e-9,
     0.1,
     printed=Printed("N^(-1/4) each of the four maps keeps the product over N layers bounded (by e^c)", 0.0, 0.02),
 )
 def values_path(draw: Draw, printed: bool) -> Trials:
     """One token, whose attention is W_O W_V: J_k = W_O W_V J_N(x), here c b^2 (I - ee') with b =
-    N^(-1/2), so that |J| = (1 + c/N)^N is at most e^c, and at least e^(c - c^2/(2 N)).
+    N^(-1/2), so that |J| = (1 + c/N)^N is at most e^c, and at least e^(c - c^2/(2 N)). Where n
+    tokens attend to one, |A| = sqrt(n) is another factor of c.
 
     Printed: b = N^(-1/4) gives (1 + c N^(-1/2))^N, about e^(c sqrt(N)).
     """

@@ -107,7 +107,7 @@ def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
     "theorem-6",
     8,
     "Kan, theorem 6, eq. 17",
-    "W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + 2 dt sqrt(nd) m_p sum_k g_k, m_p = (nd)^max(0, 1/p - 1/2)",
+    "behind output norms W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + 2 dt sqrt(nd) m_p sum_k g_k, m_p = (nd)^max(0, 1/p - 1/2)",
     printed=Printed("W_p(mu_D, nu_D) <= 2^((p-1)/p) (C W_p(mu_0, nu_0) + 4 dt D sqrt(nd) g_max), at p = 1 too", share=0.05),
 )
 def theorem_6(draw: Draw, printed: bool) -> Trials:
@@ -195,13 +195,15 @@ def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
     "eq-127",
     8,
     "Kan, eq. 124-127",
-    "E_nu G(X_D) <= E_mu G(X_D) + L (r + 2 dt nd sum_k g_k) where W_1(mu, nu) <= r, L Lipschitz in the same entrywise 1-norm; "
-    "attained",
+    "behind output norms E_nu G(X_D) <= E_mu G(X_D) + L (r + 2 dt nd sum_k g_k) where W_1(mu, nu) <= r, L Lipschitz in the same "
+    "entrywise 1-norm; attained",
     share=0.5,
     printed=Printed("the same with 4 D sqrt(nd) g_max for 2 dt nd sum_k g_k", share=0.05),
 )
 def robust_loss(draw: Draw, printed: bool) -> Trials:
-    """G(X) = L|X - Y|_1, which is L-Lipschitz, over random samples of any placement with a bound.
+    """G(X) = L|X - Y|_1, which is L-Lipschitz, over random samples of any placement, each with its own
+    `transport_bound`.
+
     In one case of 4, and as printed, the diverging fields, with Y the end of the other input: they
     attain the bound, up to their inputs' distance.
     """
@@ -227,8 +229,8 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
     "eq-129",
     8,
     "Kan, eq. 129",
-    "no number N of samples makes the bound informative: it stays L 2 dt nd sum_k g_k above the mean loss. For a fixed network "
-    "and 0 <= G <= M the excess is at most M sqrt(log(1/delta)/(2 N)) with probability 1 - delta (Hoeffding)",
+    "for no number N of samples does the bound tend to the mean loss: it stays L 2 dt nd sum_k g_k above. For a fixed network and "
+    "0 <= G <= M the excess is at most M sqrt(log(1/delta)/(2 N)) with probability 1 - delta (Hoeffding)",
     0.0,
     0.05,
     printed=Printed("the bound tells how the network generalises: it tends to the mean loss", 0.0, 0.02),
