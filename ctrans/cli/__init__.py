@@ -17,7 +17,7 @@ from ctrans import __version__
 from ctrans.cli.exits import Terminated
 from ctrans.cli.failures import explained
 from ctrans.cli.plugins import import_plugins
-from ctrans.cli.say import discard_stdout, say_last
+from ctrans.cli.say import discard_stdout, end_stdout, say_last
 from ctrans.cli.signals import ending_by_signals, words_of
 from ctrans.pages import take_huge_pages
 from ctrans.threads import wait_passively
@@ -90,6 +90,8 @@ class Commands(click.Group):
             del os.environ["COLUMNS"]
         if sys.stdout is None:  # closed; a file that is opened later would get its number
             sys.stdout = open(os.devnull, encoding="utf-8")  # noqa: SIM115 for all of the process; writes raise OSError
+        if sys.stderr is None:
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 for all of the process
         for stream in (sys.stdout, sys.stderr):  # file names may be bytes that are no text
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -107,6 +109,9 @@ class Commands(click.Group):
         except BaseException as error:  # users' code may raise any class
             words, code = explained(error)
             say_last(words)
+        finally:
+            if not (args or "args" in kwargs):  # the process ends with this call
+                end_stdout()
         sys.exit(code if isinstance(code, int) else 0)
 
 

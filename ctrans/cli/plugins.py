@@ -21,6 +21,7 @@ from typing import Any, cast
 import click
 
 from ctrans.cli.exits import Exit
+from ctrans.cli.say import stdout_apart
 from ctrans.printable import text_of
 
 LOADED: list[str] = []
@@ -91,7 +92,7 @@ def _failures_of(value: str) -> Iterator[None]:
     code prints goes to stderr, since stdout may have to hold one JSON object.
     """
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with stdout_apart(), contextlib.redirect_stdout(sys.stderr):
             yield
     except (click.ClickException, Exit, KeyboardInterrupt):
         raise

@@ -26,6 +26,7 @@ from ctrans.cli.click_options import (
     settings_of,
 )
 from ctrans.cli.exits import Exit
+from ctrans.cli.say import stdout_apart
 from ctrans.interop.architecture import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
@@ -298,9 +299,12 @@ def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Calla
         @click.pass_context
         def call(context: click.Context, /, **_: object) -> None:
             request = request_of(kind, context)
-            context.meta[STDOUT] = sys.stdout
             try:
-                with contextlib.redirect_stdout(sys.stderr if request.quiet else sys.stdout):  # models of users may print
+                with contextlib.ExitStack() as stack:
+                    if request.quiet:  # models of users may print
+                        stack.enter_context(stdout_apart())
+                        context.meta[STDOUT] = sys.stdout
+                        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
                     command(request)
             except SystemExit as stop:
                 if isinstance(stop, Exit) or isinstance(stop.__context__, BrokenPipeError):  # rich exits where nobody reads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import IO
 
 import click
@@ -31,3 +32,46 @@ def discard_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+@contextlib.contextmanager
+def stdout_apart() -> Iterator[None]:
+    """Inside, sys.stdout writes to a copy of descriptor 1, whose place stderr has. So stdout gets
+    nothing of native code, of processes that are started, and of sys.__stdout__.
+    """
+    before = sys.stdout
+    if not _is_stdout_of_process(before):
+        yield
+        return
+    before.flush()
+    copy = open(os.dup(1), "w", encoding=before.encoding, errors=before.errors)  # noqa: SIM115 closed below
+    os.dup2(2, 1)
+    sys.stdout = copy
+    try:
+        yield
+    finally:
+        sys.stdout = before
+        with contextlib.suppress(OSError):
+            before.flush()
+        os.dup2(copy.fileno(), 1)
+        with contextlib.suppress(OSError):  # which what was printed has raised
+            copy.close()
+
+
+def _is_stdout_of_process(stream: IO[str]) -> bool:
+    try:
+        return stream.writable() and stream.fileno() == 1
+    except (OSError, ValueError):  # a stream without a descriptor, or a closed one
+        return False
+
+
+def end_stdout() -> None:
+    """From now on, what is printed goes to stderr: functions that users' code left for the exit of
+    the process may print.
+    """
+    if not _is_stdout_of_process(sys.stdout):
+        return
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr

@@ -79,6 +79,59 @@ def test_prints_of_users_code_do_not_stand_before_the_object(tmp_path):
     assert "at import" in result.stderr
 
 
+LOUD = """
+import atexit, os, sys
+def loud(where):
+    print(where, "print", flush=True)
+    os.write(1, f"{where} descriptor\\n".encode())
+    os.system(f"echo {where} process")
+    sys.__stdout__.write(f"{where} stream\\n")
+    sys.__stdout__.flush()
+loud("import")
+atexit.register(loud, "exit")
+if os.fork() == 0:
+    loud("fork")
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_what_users_code_writes_to_the_descriptor_of_stdout_goes_to_stderr(tmp_path):
+    (tmp_path / "loud.py").write_text(LOUD)
+    options = ["simulate", *map(str, SMALL), "--json", "-"]
+    called = [sys.executable, "-m", "ctrans", "--plugin", str(tmp_path / "loud.py"), *options]
+    done = subprocess.run(called, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert strict(done.stdout)["command"] == "simulate"
+    ways = ("print", "descriptor", "process", "stream")
+    assert sorted(done.stderr.splitlines()) == sorted(f"{where} {way}" for where in ("import", "fork", "exit") for way in ways)
+
+
+def test_no_file_gets_the_number_of_a_closed_stderr(tmp_path):
+    (tmp_path / "number.py").write_text("import os\nassert os.path.samestat(os.fstat(2), os.stat(os.devnull))\n")
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "ctrans", "--plugin", str(tmp_path / "number.py")]
+    done = subprocess.run([*command, "simulate", *map(str, SMALL), "--json", "-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, strict(done.stdout)["command"]) == (0, "simulate")
+
+
+def test_a_program_that_calls_the_command_has_its_stdout_as_before():
+    code = """
+import os, sys
+from ctrans.cli import main
+before = sys.stdout
+for options in (["--batch", "1"], ["--depth", "0"]):
+    try:
+        main(["simulate", "--depth", "1", "--width", "16", "--heads", "2", "--context", "16", "--json", "-", *options])
+    except SystemExit as end:
+        print("ended", end.code, flush=True)
+assert sys.stdout is before
+os.system("echo by descriptor")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\nended 0\nended 2\nby descriptor\n")
+
+
 def test_a_model_that_prints_or_exits_in_a_pass(monkeypatch):
     from ctrans.model.gpt import GPT
 
