@@ -233,6 +233,12 @@ def plain_loss(case: Case) -> None:
     case.course.loss = None
 
 
+def no_hooks(case: Case) -> None:
+    """Hooks that change what a module returns are removed."""
+    for module in case.course.body.model.modules():
+        module._forward_hooks.clear()
+
+
 def z_loss(case: Case) -> None:
     case.course.loss = lambda c, step, logits, targets: (
         cross_entropy(logits, targets) + 1e-3 * logits.logsumexp(-1).square().mean()
@@ -275,6 +281,7 @@ TREATMENTS: dict[str, Treatment] = {
     "reset gradients": reset_gradients,
     "divide gradients": divide_gradients,
     "plain loss": plain_loss,
+    "no hooks": no_hooks,
     "z-loss": z_loss,
 }
 """Treatments by name."""
@@ -308,7 +315,14 @@ ADVICE: dict[str, str] = {
     "logits drift": "smaller head",
     "worse than guessing": "own data",
     "tied gradients oppose": "nothing",
+    "not the same twice": "no hooks",
+    "silenced outlier channel": "nothing",
+    "scores of another scale": "scores by neighbours",
+    "dead units": "redraw sublayer",
+    "sublayer raises the loss": "restore",
     # of the monitor
+    "updates near zero": "steps as planned",
+    "targets leak": "own data and mask",
     "near the end of float16": "nothing",
     "attention logits grow": "lower rate",
     "output logits drift": "z-loss",

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
-    "attention scale": ("saturated heads", "attention logits grow", "attention collapsed"),
-    "dead part": ("dead sublayer", "zero weight", "heads of zeros", "dead layer", "sensitivity near zero"),
+    "attention scale": ("saturated heads", "attention logits grow", "attention collapsed", "scores of another scale"),
+    "dead part": ("dead sublayer", "zero weight", "heads of zeros", "dead layer", "sensitivity near zero", "dead units"),
     "embedding": ("embedding dominates the depth", "embedding grows"),
     "positions": ("positions dominate the text",),
-    "wrong weights": (),
+    "wrong weights": ("sublayer raises the loss",),
     "future tokens": ("reads future tokens",),
-    "leak": (),
+    "leak": ("targets leak",),
     "not finite": ("not finite",),
     "gains": (
         "dead gain around the state",
@@ -35,10 +35,10 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     "outliers": ("massive activation",),
     "logits": ("logits drift", "output logits drift", "worse than guessing"),
     "tokens": ("worse than guessing",),
-    "noise": (),
+    "noise": ("not the same twice",),
     "routing": ("router collapse",),
     "rate": ("updates too large", "beyond the edge of stability", "gradients explode by depth", "gradients vanish by depth"),
-    "stalled": (),
+    "stalled": ("updates near zero",),
     "moments": ("Adam's second moments too small", "Adam's second moments too large"),
     "labels": ("loss spike",),
     "bad batch": ("loss spike", "gradient spike"),

@@ -132,17 +132,16 @@ def _false(rows: Sequence[Row]) -> list[str]:
     lines = ["False alarms on healthy trainings and findings on healthy models"]
     for name, word in (("alarms", "trainings"), ("findings", "models")):
         loud = [row for row in rows if any(each[1] != "note" for each in row[name])]
-        lines.append(
-            f"  {word} with one above note: {share(len(loud), len(rows))}; with any: {share(sum(bool(row[name]) for row in rows), len(rows))}"
-        )
+        told = share(sum(bool(row[name]) for row in rows), len(rows))
+        lines.append(f"  {word} with one above note: {share(len(loud), len(rows))}; with any: {told}")
         each: dict[str, int] = {}
         for row in rows:
             for check, severity, *_ in row[name]:
                 each[f"{check} ({severity})"] = each.get(f"{check} ({severity})", 0) + 1
         lines += [f"    {check}: {times}" for check, times in sorted(each.items(), key=lambda pair: -pair[1])]
     steps = sum(row["steps"] for row in rows)
-    told = sum(each[1] != "note" for row in rows for each in row["alarms"])
-    lines.append(f"  alarms above note for 1,000 healthy steps: {1000 * told / max(1, steps):.2f}")
+    times_told = sum(each[1] != "note" for row in rows for each in row["alarms"])
+    lines.append(f"  alarms above note for 1,000 healthy steps: {1000 * times_told / max(1, steps):.2f}")
     return lines
 
 

@@ -154,6 +154,29 @@ ALARMS = Checks(
             limits={"limit": 0.12, "reports": 1},
             measure=past_checks.beyond("update", past_checks.median_by_depth),
         ),
+        "updates near zero": Check(
+            "update",
+            "|W' - W|/|W| of one step over the largest learning rate, for the median sublayer",
+            "serious",
+            f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights have an rms below 1; 1 to 8 in healthy open runs "
+            "of benchmarks/clinic",
+            "Nothing is learned, whatever the rate is.",
+            "Check Adam's eps (1e-8 is usual), the loss's scale against that of the gradients, and the weights' dtype: in bfloat16 small "
+            "steps are rounded away.",
+            limits={"limit": 0.05, "reports": 3},
+            measure=past_checks.slow,
+        ),
+        "targets leak": Check(
+            "foreseen",
+            "share of tokens whose likeliest successor is the next token, if attention reads later tokens; else the token itself",
+            "serious",
+            f"{OURS}: a causal model of text names its own token at 0.2 to 0.3 in healthy open runs of benchmarks/clinic",
+            "The model copies what it has to predict. Its loss falls, and it has learned nothing.",
+            "Mask later tokens (is_causal=True). Shift the labels by one: the target of a token is the next one. "
+            "Do nothing if a prefix is meant to read itself.",
+            limits={"limit": 0.9, "margin": 0.05, "reads": 1e-3, "reports": 3},
+            measure=past_checks.leak,
+        ),
         "Adam's second moments too small": Check(
             "adam_gradient_ratio",
             _MOMENTS,
@@ -215,11 +238,11 @@ ALARMS = Checks(
             measure=past_checks.dead,
         ),
         "frozen layer": Check(
-            "update",
-            "|W' - W| of one step",
+            "unmoved",
+            "share of a sublayer's matrices that a step does not change",
             "note",
-            "any layer that no step moves, where most are moved",
-            "The layer keeps its initial weights.",
+            "any matrix that no step moves, where most sublayers have none",
+            "These matrices keep their weights.",
             "Give its parameters to the optimiser. Check requires_grad, and whether it was made after the optimiser.",
             limits={"share": 0.34, "reports": 2},
             measure=past_checks.frozen,

@@ -96,7 +96,8 @@ class Gauges:
                 self._pre(site.router, site, self._sent)
             elif site.router is not None:
                 self._post(site.router, site, self._routed)
-        handle = self.sites.root.register_forward_hook(Hook(lambda _, __, output: self._try("logits", self._returned, output)))
+        returned = Hook(lambda _, args, kwargs, output: self._try("logits", self._returned, output, (*args, *kwargs.values())))
+        handle = self.sites.root.register_forward_hook(returned, with_kwargs=True)
         self.hooks.callback(handle.remove)
 
     def disarm(self) -> None:
@@ -291,13 +292,19 @@ class Gauges:
                 chosen = y.detach().reshape(-1, y.shape[-1]).argmax(-1)
                 self._found["routing", site.k] = evenness(torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen))
 
-    def _returned(self, output: Any) -> None:
+    def _returned(self, output: Any, given: Sequence[Any]) -> None:
         if torch.compiler.is_compiling() or not self._new("log_z", 0):
             return
         logits = self.sites.logits(output)
         if logits is not None:
             with torch.no_grad():
                 self._logits(logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
+                tokens = next((x for x in given if isinstance(x, Tensor) and x.shape == logits.shape[:-1] and x.dim() == 2), None)
+                if tokens is not None:
+                    count = max(1, SAMPLE // tokens.shape[1])
+                    likeliest, tokens = logits[:count].argmax(-1), tokens[:count]
+                    self._found["copied", 0] = (likeliest == tokens).float().mean()
+                    self._found["foreseen", 0] = (likeliest[:, :-1] == tokens[:, 1:]).float().mean()
 
     def _heads_of_model(self) -> None:
         """Logits of ctrans's own models, from the last state's sample: training does not call these

@@ -34,7 +34,7 @@ class Updates:
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
     ) -> dict[tuple[str, int], Tensor]:
-        """`update` if there is a sample of before the step; `adam_gradient_ratio` if the optimiser
+        """`update` and `unmoved` if there is a sample of before the step; `adam_gradient_ratio` if the optimiser
         has Adam's second moments.
 
         `cut` is a factor of the gradients that is yet to be applied.
@@ -48,7 +48,11 @@ class Updates:
                 now = list(_samples(group))
                 if [part.shape for part in now] == [part.shape for part in before[k]]:
                     changed = torch._foreach_sub(now, before[k])
-                    found["update" + end, place] = _length(changed) / _length(before[k]).clamp(min=1e-30)
+                    norms = torch._foreach_norm(changed)
+                    found["update" + end, place] = _length(norms) / _length(before[k]).clamp(min=1e-30)
+                    still = [norm == 0 for norm, weight in zip(norms, group, strict=True) if weight.dim() > 1]
+                    if still and not end:
+                        found["unmoved", place] = torch.stack(still).float().mean()
             ratio = _gradient_ratio(group, states, cut)
             if ratio is not None:
                 found["adam_gradient_ratio" + end, place] = ratio
