@@ -7,6 +7,7 @@ prints the tables from these lines. Trained controls are kept in out/clinic.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="examine nothing")
     parser.add_argument("--only", default="", help="patients with this in their names")
+    parser.add_argument("--detect", action="store_true", help="find only: no advice is carried out")
     parser.add_argument("--name", default="", help="another name of the file, for a run after a change of the checks")
     options = parser.parse_args()
     path = RESULTS / f"{options.name or options.half}.jsonl"
@@ -49,7 +51,7 @@ def main() -> None:
         end = time.monotonic() + 60 * options.minutes
         path.parent.mkdir(parents=True, exist_ok=True)
         with multiprocessing.get_context("fork").Pool(options.workers) as pool, path.open("a") as file:
-            for count, row in enumerate(pool.imap(examine, left), 1):
+            for count, row in enumerate(pool.imap(functools.partial(examine, arms=not options.detect), left), 1):
                 file.write(f"{json.dumps(row)}\n")
                 file.flush()
                 print(f"\r{count} of {len(left)}", end="", flush=True)

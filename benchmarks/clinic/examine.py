@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import time
 from pathlib import Path
@@ -16,13 +17,14 @@ from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS, Fault
 from benchmarks.clinic.judging import shows, six_sigma
 from benchmarks.clinic.seal import Patient
 from ctrans import GPT, open_model
-from ctrans.findings import Finding
-from ctrans.monitor import Monitor
+from ctrans.findings import Finding, as_object
+from ctrans.monitor import ALARMS, Monitor
 from ctrans.stability.diagnosis.diagnose import diagnose
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from solvers import ConfigError
 
 KEPT = Path("out/clinic")
-"""The trained controls, from which patients start. They are made again where they are missing."""
+"""The trained controls, from which patients start. They are made again where they are missing, or were judged by other checks."""
 MORE, LATE_RATE, EARLIER, SNAPSHOTS, SEQUENCES = 40, 1e-3, 200, 20, 8
 """Steps by which a model is trained on, and their rate; the step of the earlier copy; steps between copies of a training; sequences
 that `diagnose` reads."""
@@ -53,7 +55,7 @@ def number(value: float) -> float | None:
 def watched(made: Course) -> tuple[list[Finding], dict[int, Course]]:
     """Trains to the end or to a loss that is not finite; the alarms, and the copies of each `SNAPSHOTS` steps."""
     monitor, alarms, copies = monitor_of(made), list[Finding](), {}
-    while made.step < STEPS and (not made.losses or math.isfinite(made.losses[-1])):
+    while made.step < STEPS and (made.step % EVERY or not made.losses or math.isfinite(made.losses[-1])):
         if made.step % SNAPSHOTS == 0:
             copies[made.step] = made.copy()
         told = made.advance(monitor)
@@ -67,7 +69,10 @@ def watched(made: Course) -> tuple[list[Finding], dict[int, Course]]:
 @functools.lru_cache(4)
 def control(architecture: str, task: str, seed: int) -> dict[str, Any]:
     """A healthy training: its weights at two steps, losses, alarms, findings, and the loss after `MORE` steps. It is kept."""
-    path = KEPT / f"{architecture}-{task}-{seed}.pt"
+    judged = hashlib.sha256(
+        repr([*CHECKS.items(), *((name, as_object(each)) for name, each in ALARMS.items())]).encode()
+    ).hexdigest()
+    path = KEPT / f"{architecture}-{task}-{seed}-{judged[:8]}.pt"
     if path.exists():
         kept: dict[str, Any] = torch.load(path)
         return kept
@@ -104,8 +109,8 @@ def trained(patient: Patient, which: str = "weights") -> Course:
     return made
 
 
-def examine(patient: Patient) -> dict[str, Any]:
-    """A row of results."""
+def examine(patient: Patient, arms: bool = True) -> dict[str, Any]:
+    """A row of results; without `arms`, what is found alone."""
     torch.set_num_threads(1)
     started = time.process_time()
     own = control(patient.architecture, patient.task, patient.seed)
@@ -116,11 +121,11 @@ def examine(patient: Patient) -> dict[str, Any]:
         table, look = (MODEL_FAULTS, model) if patient.kind == "model" else (TRAINING_FAULTS, training)
         fault = table[patient.fault]
         fits = fault.fits(course(patient.architecture, patient.task, patient.seed))
-        row |= look(patient, fault, own) if fits else {"ending": "does not fit"}
+        row |= look(patient, fault, own, arms) if fits else {"ending": "does not fit"}
     return row | {"seconds": round(time.process_time() - started, 2)}
 
 
-def model(patient: Patient, fault: Fault, own: dict[str, Any]) -> dict[str, Any]:
+def model(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -> dict[str, Any]:
     made, refused = trained(patient), ""
     earlier = trained(patient, "earlier")
     fault.put(made)
@@ -132,6 +137,15 @@ def model(patient: Patient, fault: Fault, own: dict[str, Any]) -> dict[str, Any]
         found, refused = [], str(error)[:200]
     known = {check for check, *_ in own["findings"]}
     counted = [each for each in found if each.check not in known]
+    seen = {
+        "ending": "refused" if refused else "examined",
+        "refused": refused,
+        "found": short(counted),
+        "loss": number(loss),
+        "healthy": number(own["loss"]),
+    }
+    if not tried:
+        return seen | {"arms": {}}
 
     def treated(name: str, finding: Finding | None) -> float:
         arm = made.copy()
@@ -153,12 +167,7 @@ def model(patient: Patient, fault: Fault, own: dict[str, Any]) -> dict[str, Any]
     arms["cure"] = (
         arms["advice"] if fault.cure == advised and counted else treated(fault.cure, located(fault)) if fault.cure else None
     )
-    return {
-        "ending": "refused" if refused else "examined",
-        "refused": refused,
-        "found": short(counted),
-        "loss": number(loss),
-        "healthy": number(own["loss"]),
+    return seen | {
         "arms": {name: None if value is None else number(value) for name, value in arms.items()},
         "treatments": {"advice": advised if counted else None, "placebo": other, "cure": fault.cure or None},
     }
@@ -171,7 +180,7 @@ def located(fault: Fault) -> Finding:
     return Finding("", "", "note", place, 0.0, "", "", "", "", "")
 
 
-def training(patient: Patient, fault: Fault, own: dict[str, Any]) -> dict[str, Any]:
+def training(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -> dict[str, Any]:
     made = course(patient.architecture, patient.task, patient.seed)
     fault.put(made)
     torch.manual_seed(0)
@@ -179,6 +188,17 @@ def training(patient: Patient, fault: Fault, own: dict[str, Any]) -> dict[str, A
     known = {check for check, *_ in own["alarms"]}
     counted = [each for each in alarms if (each.step or 0) > fault.start and each.check not in known]
     early = [each for each in alarms if (each.step or 0) <= fault.start and each.check not in known]
+    seen = {
+        "ending": "examined",
+        "found": short(counted),
+        "early": short(early),
+        "steps": made.step,
+        "shows": shows(made.losses, own["losses"], fault.start),
+        "sigma loss": six_sigma(made.losses, fault.start),
+        "sigma norm": six_sigma(made.norms, fault.start),
+    }
+    if not tried:
+        return seen | {"arms": {}}
     when = counted[0].step if counted else next((step for step in copies if step > fault.start + 60), max(copies))
     assert when is not None
     before = max((step for step in copies if step <= max(0, when - 10)), default=0)
@@ -203,14 +223,7 @@ def training(patient: Patient, fault: Fault, own: dict[str, Any]) -> dict[str, A
     arms["cure"] = (
         arms["advice"] if fault.cure == advised and counted else treated(fault.cure, located(fault)) if fault.cure else None
     )
-    return {
-        "ending": "examined",
-        "found": short(counted),
-        "early": short(early),
-        "steps": made.step,
-        "shows": shows(made.losses, own["losses"], fault.start),
-        "sigma loss": six_sigma(made.losses, fault.start),
-        "sigma norm": six_sigma(made.norms, fault.start),
+    return seen | {
         "arms": {name: None if value is None else number(value) for name, value in arms.items()},
         "treatments": {"advice": advised if counted else None, "placebo": other, "cure": fault.cure or None},
     }

@@ -68,8 +68,18 @@ def report(rows: Sequence[Row]) -> list[str]:
     for kind in ("model", "training"):
         own = [row for row in sick if row["kind"] == kind]
         if own:
-            lines += ["", f"Faults of a {kind}, with 95% intervals of Wilson", *_detection(own), *_outcomes(own)]
-    return [*lines, "", *_lead([row for row in sick if row["kind"] == "training"]), "", *_false(healthy), "", *_advice(sick)]
+            lines += ["", f"Faults of a {kind}, with 95% intervals of Wilson", *_detection(own)]
+            treated = [row for row in own if row["arms"]]
+            lines += _outcomes(treated) if treated else []
+    return [
+        *lines,
+        "",
+        *_lead([row for row in sick if row["kind"] == "training"]),
+        "",
+        *_false(healthy),
+        "",
+        *_advice([row for row in sick if row["arms"]]),
+    ]
 
 
 def _by_fault(rows: Sequence[Row]) -> list[str]:

@@ -34,8 +34,8 @@ class Updates:
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
     ) -> dict[tuple[str, int], Tensor]:
-        """`update` and `unmoved` if there is a sample of before the step; `adam_gradient_ratio` if the optimiser
-        has Adam's second moments.
+        """`update` and `unmoved` if there is a sample of before the step; `adam_gradient_ratio` if the
+        optimiser has Adam's second moments.
 
         `cut` is a factor of the gradients that is yet to be applied.
         """

@@ -1,4 +1,4 @@
-"""The checks of `ctrans diagnose`. A new finding is one entry of `CHECKS`, of a quantity that an instrument offers."""
+"""The checks of `ctrans diagnose`. A new finding is one entry of `CHECKS`."""
 
 from __future__ import annotations
 

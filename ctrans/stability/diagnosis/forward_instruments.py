@@ -64,7 +64,7 @@ def smallest_gain(gains: Tensor, left_out: Tensor | None = None) -> tuple[float,
 
 
 def silenced(norm: Norm, x: Tensor) -> tuple[Tensor, float, str]:
-    """The channels with a dead gain whose input is an outlier, the largest ratio of these, and both in words.
+    """The channels with a dead gain whose input is an outlier, their largest ratio, and words.
 
     The ratio is a channel's mean |x_i| over the median of all channels.
     """
@@ -208,11 +208,11 @@ def _apart(logits: float) -> str:
 
 
 class ScoreSpread(DiagnosticInstrument):
-    """The deviation of a row's scores of attention, in nats: of log a_ij over the tokens j that row i reads.
-    Each layer's median over heads and rows, over the median of the other layers.
+    """The deviation of log a_ij, in nats, over the tokens j that row i of attention reads. Each layer's
+    median over heads and rows, over the median of the other layers.
 
-    A layer whose scores have the wrong scale stands out. Weights a_ij that are 0 in their dtype count
-    as its smallest number. Two layers cannot say which of them is the odd one.
+    A layer whose scores have the wrong scale stands out. Weights a_ij that are 0 in their dtype
+    count as its smallest number. With two layers there is no reading.
     """
 
     offers = ("scores over the other layers'",)
@@ -246,7 +246,7 @@ class ScoreSpread(DiagnosticInstrument):
 
 
 class DeadUnits(DiagnosticInstrument):
-    """The share of an FFN's features, before its last map, that are the same for all tokens of the text."""
+    """The share of an FFN's features, before its last map, that are the same for all tokens."""
 
     offers = ("share of dead units",)
 

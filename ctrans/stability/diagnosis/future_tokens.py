@@ -28,8 +28,8 @@ class ReadsAhead(DiagnosticInstrument):
     later ones other than the last, maps with equal output for x_N and -x_N, and changes below
     sqrt(eps), which is 9% in bfloat16.
 
-    The unchanged sequence is a second pass of the same text. If it differs, the model is not the same
-    twice, and there is no reading of later tokens.
+    The unchanged sequence is a second pass of the same text. If it differs, the model is not the
+    same twice, and there is no reading of later tokens.
     """
 
     offers = ("change by a later token", "difference of two passes")

@@ -1,4 +1,4 @@
-"""The instruments of `ctrans diagnose`. A new one is an entry of `INSTRUMENTS`, and offers quantities for `CHECKS`."""
+"""The instruments of `ctrans diagnose`. A new one is an entry of `INSTRUMENTS`."""
 
 from __future__ import annotations
 
