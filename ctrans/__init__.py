@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.model.checkpoint import load, save
     from ctrans.model.config import GPTConfig
     from ctrans.model.gpt import GPT
-    from ctrans.monitor import Monitor
+    from ctrans.monitor import Monitor, largest_rate
     from ctrans.norm import LayerNorm, RMSNorm
     from ctrans.ode_block import ODEBlock
     from ctrans.placement import PLACEMENTS
@@ -53,6 +53,7 @@ _HOMES = {
     "diagnose": "ctrans.analysis",
     "from_nanogpt": "ctrans.interop",
     "from_transformers": "ctrans.interop",
+    "largest_rate": "ctrans.monitor",
     "load": "ctrans.model.checkpoint",
     "open_model": "ctrans.interop",
     "resume": "ctrans.training.train",
@@ -86,6 +87,7 @@ __all__ = [
     "diagnose",
     "from_nanogpt",
     "from_transformers",
+    "largest_rate",
     "load",
     "open_model",
     "resume",

@@ -15,3 +15,11 @@ show nothing, and halves of characters.
 def printable(text: str) -> str:
     """The text with each unsafe character escaped as Python writes it, such as \\x1b."""
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an error, also of a class of the user's whose text cannot be made."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"its text cannot be made: {type(other).__name__}"

@@ -36,6 +36,7 @@ COMMANDS = {
     "verify": "Check every statement of the theory on random cases, as printed and as corrected.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "coordinate-check": "Measure how activations and their updates grow with the width.",
+    "rate": "Find the largest stable learning rate of a model on its data by a sweep.",
     "export": "Write a trained model in the format of Hugging Face or nanoGPT.",
     "watch": "Show a monitored training: progress, figures by depth, alarms.",
     "generate": "Continue a text with a trained model.",
@@ -101,7 +102,9 @@ class Commands(click.Group):
         except Terminated as error:
             say_last(words_of(error.number))
             code = error.code
-        except (Exception, KeyboardInterrupt) as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # users' code may raise any class
             words, code = explained(error)
             say_last(words)
         sys.exit(code if isinstance(code, int) else 0)

@@ -15,6 +15,7 @@ import click
 from ctrans.cli.plugins import FILES
 from ctrans.cli.say import say
 from ctrans.cli.signals import words_of
+from ctrans.printable import text_of
 
 UNEXPECTED = 70
 """The exit code of an error that ctrans did not expect: EX_SOFTWARE of sysexits.h."""
@@ -40,9 +41,9 @@ def explained(error: BaseException) -> tuple[str, int]:
         return str(error), 2
     if isinstance(error, SolveError):
         return str(error), 1
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _of_memory(str(error))):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _of_memory(text_of(error))):
         return "out of memory: lower --width, --depth, --context or --batch", 2
-    name = f"{type(error).__name__}: {str(error)[:500]}"
+    name = f"{type(error).__name__}: {text_of(error)[:500]}"
     frames = traceback.extract_tb(error.__traceback__)
     if theirs := [frame for frame in frames if frame.filename in FILES]:
         return f"{theirs[-1].filename}, line {theirs[-1].lineno}, failed: {name}; {_kept(error)}", 2

@@ -21,6 +21,7 @@ from typing import Any, cast
 import click
 
 from ctrans.cli.exits import Exit
+from ctrans.printable import text_of
 
 LOADED: list[str] = []
 """The plugins that were imported, as named. Results depend on them and show them."""
@@ -92,12 +93,12 @@ def _failures_of(value: str) -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except (click.ClickException, Exit):
+    except (click.ClickException, Exit, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         place = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}, line {place.lineno}"
-        raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {error}") from error
+        raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {text_of(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:

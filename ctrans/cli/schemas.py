@@ -21,6 +21,7 @@ from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
 from ctrans.monitor.log_lines import Header
+from ctrans.monitor.rate_sweep import Rung
 from ctrans.report.schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.diagnose import Diagnosis
@@ -216,6 +217,16 @@ RESULT_KEYS: dict[str, Schema] = {
         "size_powers": described("By update and place: k and its standard error.", list[list[Power]]),
         "change_powers": described("By update and place: k and its standard error.", list[list[Power]]),
         "verdict": str,
+    },
+    "rate": {
+        "rate": described("The largest stable learning rate; null with the reason.", float | None),
+        "at_least": described("Whether it is the highest that was tried.", bool),
+        "reason": str,
+        "first": described("The loss before the first step.", float),
+        "rungs": list[Rung],
+        "gives_way": described("The first alarm at the lowest rate above it.", str),
+        "steps": described("Of all trainings.", int),
+        "cost": described("steps over --iterations.", float),
     },
     "export": {
         "family": described("The family of transformers, or nanoGPT.", str),

@@ -25,9 +25,9 @@ GPT2_VOCABULARY = 50304
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainRequest(WrittenRequest):
-    """The request of `train`. `config` has fields of `GPTConfig`, `training` fields of
-    `TrainConfig`.
+class OfTraining(WrittenRequest):
+    """A request for a model and data to train it on. `config` has fields of `GPTConfig`, `training`
+    fields of `TrainConfig`.
     """
 
     config: OptionValues = settings_of(GPTConfig)
@@ -50,6 +50,59 @@ class TrainRequest(WrittenRequest):
         group="Data",
         default_words=f"{VOCABULARY}, for bytes; {GPT2_VOCABULARY} with --bin",
     )
+
+    defaults: ClassVar[OptionValues] = {
+        "depth": 4,
+        "width": 128,
+        "heads": 4,
+        "context": 64,
+        "dt": 0.1,
+        "initialisation": "xavier",
+        "embedding_std": 0.1,
+    }
+    """A size that two cores train in two minutes, and the initialisation that trains best at that
+    size.
+    """
+
+    @property
+    def model(self) -> GPTConfig:
+        """The architecture. Raises ConfigError for an invalid one."""
+        task = self._task
+        if task is not None:
+            own = {name: value for name, value in self.config.items() if name not in task.architecture}
+            return GPTConfig(**task.architecture, **own)
+        default = VOCABULARY if self.bin is None else GPT2_VOCABULARY
+        return GPTConfig(default if self.vocab_size is None else self.vocab_size, **self.config)
+
+    @property
+    def settings(self) -> TrainConfig:
+        """The training's settings. Raises ConfigError for invalid ones."""
+        usual = {} if self._task is None else {name: v for name, v in self._task.settings.items() if name not in self.typed}
+        return TrainConfig(**{**self.training, **usual})
+
+    @property
+    def source(self) -> dict[str, str | None]:
+        """The task, or the data's paths."""
+        if self._task is not None:
+            return {"task": self.task}
+        return absolute_paths(file=self.file, bin=self.bin)
+
+    @property
+    def _task(self) -> Task | None:
+        """The task; None for a text. Raises ConfigError for options that the task sets itself."""
+        if self.task == "text":
+            return None
+        task = TASKS[self.task]
+        brought = [name for name in ("file", "bin", *task.architecture) if name in self.typed]
+        if brought:
+            raise ConfigError(f"--task {self.task} brings its own {', '.join(brought)}: leave the option out")
+        return task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainRequest(OfTraining):
+    """The request of `train`."""
+
     out: Path = option(Path("out/train"), "Directory of the run.", group="Output")
     origin: Path | None = option(
         None,
@@ -92,53 +145,7 @@ class TrainRequest(WrittenRequest):
     )
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
 
-    defaults: ClassVar[OptionValues] = {
-        "depth": 4,
-        "width": 128,
-        "heads": 4,
-        "context": 64,
-        "dt": 0.1,
-        "initialisation": "xavier",
-        "embedding_std": 0.1,
-    }
-    """A size that two cores train in two minutes, and the initialisation that trains best at that
-    size.
-    """
     unshown = Request.unshown
-
-    @property
-    def model(self) -> GPTConfig:
-        """The architecture. Raises ConfigError for an invalid one."""
-        task = self._task
-        if task is not None:
-            own = {name: value for name, value in self.config.items() if name not in task.architecture}
-            return GPTConfig(**task.architecture, **own)
-        default = VOCABULARY if self.bin is None else GPT2_VOCABULARY
-        return GPTConfig(default if self.vocab_size is None else self.vocab_size, **self.config)
-
-    @property
-    def settings(self) -> TrainConfig:
-        """The training's settings. Raises ConfigError for invalid ones."""
-        usual = {} if self._task is None else {name: v for name, v in self._task.settings.items() if name not in self.typed}
-        return TrainConfig(**{**self.training, **usual})
-
-    @property
-    def source(self) -> dict[str, str | None]:
-        """The task, or the data's paths."""
-        if self._task is not None:
-            return {"task": self.task}
-        return absolute_paths(file=self.file, bin=self.bin)
-
-    @property
-    def _task(self) -> Task | None:
-        """The task; None for a text. Raises ConfigError for options that the task sets itself."""
-        if self.task == "text":
-            return None
-        task = TASKS[self.task]
-        brought = [name for name in ("file", "bin", *task.architecture) if name in self.typed]
-        if brought:
-            raise ConfigError(f"--task {self.task} brings its own {', '.join(brought)}: leave the option out")
-        return task
 
     @property
     def given(self) -> dict[str, Any]:

@@ -8,13 +8,15 @@ and dt = 1.
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import os
 import pickle
 import re
+import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from ctrans.given_files import cannot_read, check_file
 from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.ot_transformer import OTTransformer
+from ctrans.interop.subprocess_guard import run_guarded
 from ctrans.interop.weight_names import GPT2_NAMES
 from ctrans.memory import check_fits
 from ctrans.model.config import GPTConfig
@@ -58,6 +61,10 @@ IGNORED = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 """Causal masks that old versions keep among the weights."""
 COMPILED = "_orig_mod."
 """The prefix that torch.compile adds to each name."""
+SECONDS, MEMORY = 15, 512 << 20
+"""The limits of a first reading without the weights, in processor seconds and bytes. A pickle of
+100,000 names takes 2 seconds.
+"""
 
 
 @checked
@@ -66,9 +73,10 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
     state dict (which needs `heads`).
 
     A checkpoint of the OT-Transformer's fork with `cts` gives an `OTTransformer`. Files are read
-    only by torch.load(weights_only=True), so no code in them runs. Raises ConfigError for a file of
-    another kind, unknown settings, and weights that do not fit. Warns of dropout, which is off in
-    the model.
+    only by torch.load(weights_only=True), so no code in them runs, and first in a process with
+    limits. Weights of several dtypes are read in the smallest that holds them all. Raises
+    ConfigError for a file of another kind, unknown settings, and weights that do not fit. Warns of
+    dropout, which is off in the model.
     """
     model, notes = read_nanogpt(source, heads=heads)
     for note in notes:
@@ -91,17 +99,12 @@ def read_nanogpt(
             f"{named!r} holds no nanoGPT model: its model_args are a {type(arguments).__name__} and not a dict of settings"
         )
     _check_arguments(named, arguments)
-    weights = {str(name).removeprefix(COMPILED): value for name, value in weights.items()}
-    weights = {name: value for name, value in weights.items() if not IGNORED.fullmatch(name)}
-    if not all(_is_weight(value) for value in weights.values()):
-        raise ConfigError(
-            f"{named!r} holds no nanoGPT model: some entries are not weights, which are dense floating-point tensors"
-        )
+    weights = _weights(named, weights)
     heads = arguments.get("n_head") if heads is None else heads
     if heads is None:
         raise ConfigError(f"{named!r} is a bare state dict, which does not state the number of heads: give heads=... (--heads)")
     config = _config(named, weights, heads, arguments)
-    model = GPT(config).to(weights["transformer.wte.weight"].dtype)
+    model = GPT(config).to(functools.reduce(torch.promote_types, (value.dtype for value in weights.values())))
     if not _ot(arguments, "lnf_on"):
         model.final_norm = nn.Identity()
     _load(model, named, weights)
@@ -125,14 +128,16 @@ def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:
     known = [*SETTINGS.values(), *OT, *OTHER]
     for name, value in arguments.items():
         if name not in known:
-            raise unknown(f"setting in the model_args of {named!r}", str(name), known)
+            raise unknown(f"setting in the model_args of {named!r}", name if isinstance(name, str) else shown(name), known)
         if name in OT and type(value) is not type(OT[name]) and not (name == "lmbda" and type(value) is int):
             raise ConfigError(f"{named!r} has {name} = {shown(value)}: it must be of type {type(OT[name]).__name__}")
+        if value is not None and not isinstance(value, (Real, str)):
+            raise ConfigError(f"{named!r} has {name} = {shown(value)}: it must be a number or a text")
     dropout, kinetic = arguments.get("dropout", 0.0), _ot(arguments, "lmbda")
     if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
-        raise ConfigError(f"{named!r} has dropout = {dropout!r}: it must be between 0 and 1")
-    if not 0 <= kinetic < math.inf:
-        raise ConfigError(f"{named!r} has lmbda = {kinetic!r}: it must be finite and at least 0")
+        raise ConfigError(f"{named!r} has dropout = {shown(dropout)}: it must be between 0 and 1")
+    if not 0 <= kinetic <= sys.float_info.max:
+        raise ConfigError(f"{named!r} has lmbda = {shown(kinetic)}: it must be at least 0 and at most {sys.float_info.max:.3g}")
     if not _ot(arguments, "cts") and not _ot(arguments, "lnf_on"):
         raise ConfigError(f"{named!r} has no norm before its head (lnf_on = False without cts): ctrans has no such GPT")
 
@@ -144,7 +149,8 @@ def _ot(arguments: Mapping[str, Any], name: str) -> Any:
 def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
     """Loads the weights into the model. Raises ConfigError if a name or shape differs."""
     tied = weights.pop(TIED, None)
-    if tied is not None and not torch.equal(tied, weights["transformer.wte.weight"]):
+    table = weights["transformer.wte.weight"]
+    if tied is not None and not (tied.shape == table.shape and tied.dtype == table.dtype and _same_bits(tied, table)):
         raise ConfigError(f"{named!r} has an untied head ({TIED} differs from transformer.wte.weight): nanoGPT's head is tied")
     ours = {GPT2_NAMES.of(name): name for name in model.state_dict()}
     expected = {name: tuple(model.state_dict()[own].shape) for name, own in ours.items()}
@@ -175,9 +181,13 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    _check_size(path, check_file(path))
+    in_parts = _check_size(path, check_file(path))
+    load = functools.partial(torch.load, path, map_location="cpu", weights_only=True)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        run_guarded(functools.partial(_tried, load, mmap=in_parts), seconds=SECONDS, memory=MEMORY + 2 * path.stat().st_size)
+        checkpoint = load()
+    except ConfigError as error:
+        raise ConfigError(f"{str(path)!r} is not read: {error}; a model of its size needs less") from None
     except OSError as error:
         raise cannot_read(path, error) from None
     except pickle.UnpicklingError:
@@ -187,36 +197,77 @@ def _read(path: Path) -> Mapping[str, Any]:
     # Damaged bytes lead torch to KeyError, IndexError, TypeError, AssertionError and more.
     except Exception as error:
         raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({named_error(error)})") from None
-    if not isinstance(checkpoint, Mapping):
+    if not isinstance(checkpoint, dict):
         raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
-    return checkpoint
+    # without attributes of dictionaries, which a file may set
+    return {name: dict(dict.items(value)) if isinstance(value, dict) else value for name, value in dict.items(checkpoint)}
 
 
-def _check_size(path: Path, size: int) -> None:
-    """Raises ConfigError for an archive that unpacks to more than its own size, which torch.save
-    never writes, or that exceeds the memory.
+def _tried(load: Callable[..., Any], mmap: bool) -> None:
+    """Loads the file and drops the result. A fault of the file is raised again, in full, without
+    limits.
+    """
+    try:
+        load(mmap=mmap)
+    except MemoryError:
+        raise
+    except Exception:
+        return
+
+
+def _check_size(path: Path, size: int) -> bool:
+    """Whether the file is an archive, whose weights can be left on the disk. Raises ConfigError for
+    an archive that unpacks to more than its own size, which torch.save never writes, or that
+    exceeds the memory.
     """
     check_fits(size, "it cannot be read in parts")
     try:
         if not zipfile.is_zipfile(path):
-            return
+            return False
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(part.file_size for part in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return  # torch.load raises the error
+        return False  # torch.load raises the error
     if unpacked > size:
         raise ConfigError(
             f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save does not compress, so it is not read"
         )
+    return True
+
+
+def _weights(named: str, given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights by nanoGPT's names, without attributes of tensors, which a file may set. Raises
+    ConfigError for entries that are no weights, and for a name with and without `COMPILED`.
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in given.items():
+        plain = str(name).removeprefix(COMPILED) if isinstance(name, str) else ""
+        if plain in found:
+            raise ConfigError(f"{named!r} is no nanoGPT model: it has {plain!r} twice, once with the prefix {COMPILED!r}")
+        if IGNORED.fullmatch(plain):
+            continue
+        weight = Tensor.detach(value) if isinstance(value, Tensor) else value
+        if not plain or not _is_weight(weight):
+            raise ConfigError(
+                f"{named!r} holds no nanoGPT model: some entries are not weights, which are dense floating-point tensors of at "
+                f"least two bytes a number, such as {shown(name)} = {shown(value)}"
+            )
+        found[plain] = weight
+    return found
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal; nan equals itself."""
+    return torch.equal(*(each.contiguous().view(torch.uint8) for each in (one, other)))
 
 
 def _is_weight(value: object) -> bool:
-    """Whether it is a dense floating-point tensor whose storage holds all of its numbers; a view
-    may repeat a few without end.
+    """Whether it is a dense floating-point tensor, not of float8, whose storage holds all of its
+    numbers; a view may repeat a few without end.
     """
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
         return False
-    return value.numel() * value.itemsize <= value.untyped_storage().nbytes()
+    return value.itemsize >= 2 and value.numel() * value.itemsize <= value.untyped_storage().nbytes()
 
 
 def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Mapping[str, Any]) -> GPTConfig:
@@ -237,7 +288,9 @@ def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Ma
     for ours, theirs in SETTINGS.items():
         said = arguments.get(theirs, found[ours])
         if said != found[ours]:
-            raise ConfigError(f"{named!r} is no nanoGPT model: it has {theirs} = {said!r}, but its weights give {found[ours]!r}")
+            raise ConfigError(
+                f"{named!r} is no nanoGPT model: it has {theirs} = {shown(said)}, but its weights give {found[ours]!r}"
+            )
     attention, ffn = ("pre" if _ot(arguments, name) else "none" for name in ("ln1_on", "ln2_on"))
     placement = attention if attention == ffn else spell((attention, ffn))
     return dataclasses.replace(BUILT_IN, placement=placement, **found)

@@ -57,10 +57,10 @@ def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) 
         os.dup2(nowhere, stream)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = resource.getrusage(resource.RUSAGE_SELF)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + seconds)
     with contextlib.suppress(OSError):  # a system without /proc
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, resource.RLIM_INFINITY))
+        _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory)
     try:
         said = DONE + json.dumps(act()).encode()
     except BaseException as error:
@@ -68,3 +68,9 @@ def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) 
         what = "out of memory" if isinstance(error, MemoryError) else one_line(error)
         said = FAILED + (what or type(error).__name__).encode(errors="replace")
     sender.send_bytes(said)
+
+
+def _limit(what: int, wanted: int) -> None:
+    """Sets a limit of this process; to what the user allows (`ulimit`) if that is less."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

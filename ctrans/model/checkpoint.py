@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from torch import Tensor, nn
 
 from ctrans.given_files import read_json
@@ -174,7 +176,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
 @checked
 def load(directory: str | Path, *, merge: bool = True) -> GPT:
     """The model in this directory (see `find_model`), on the CPU, in the dtype of the saved
-    weights.
+    weights; the smallest that holds them all if they have several.
 
     Low-rank updates are merged into the weights, or kept as updates without `merge`. Raises
     ConfigError for missing or damaged files, pickles, files of another run, weights that do not fit
@@ -223,7 +225,8 @@ def _filled(model: GPT, weights: Mapping[str, Tensor], path: Path) -> GPT:
         want = expected.get(name, "absent")
         if have != want:
             raise ConfigError(f"{str(path)!r} does not fit its config.json: {name} is {have}, expected {want}")
-    parameters = {name: nn.Parameter(value) for name, value in weights.items()}
+    dtype = functools.reduce(torch.promote_types, (value.dtype for value in weights.values()))
+    parameters = {name: nn.Parameter(value.to(dtype)) for name, value in weights.items()}
     # one Parameter under all its names stays shared
     model.load_state_dict({name: parameters[first.get(name, name)] for name in model.state_dict()}, assign=True)
     return model

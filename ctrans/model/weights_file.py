@@ -52,8 +52,10 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
         raise ConfigError(f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})")
     for name, value in weights.items():
-        if not value.is_floating_point():
-            raise ConfigError(f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are floating-point numbers")
+        if not value.is_floating_point() or value.itemsize < 2:
+            raise ConfigError(
+                f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are floating-point numbers of at least two bytes"
+            )
     return weights, metadata
 
 

@@ -14,6 +14,7 @@ from ctrans.monitor.alarms import ALARMS
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.monitor.monitor import Monitor
+from ctrans.monitor.rate_sweep import RateSweep, largest_rate
 from ctrans.monitor.reactions import REACTIONS
 from solvers.deprecated import old_names
 
@@ -28,7 +29,9 @@ __all__ = [
     "LightningCallback",
     "Monitor",
     "MonitorLog",
+    "RateSweep",
     "TrainerCallback",
+    "largest_rate",
     "read_log",
 ]
 _HOMES = {"LightningCallback": "ctrans.monitor.lightning", "TrainerCallback": "ctrans.monitor.trainer"}

@@ -23,6 +23,7 @@ from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Site, Sites, dropped, own_parameters
 from ctrans.monitor.updates import Updates
+from ctrans.printable import text_of
 from ctrans.stability.forward.bounds import needs_radius, velocity_bound
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
@@ -53,8 +54,7 @@ class Gauges:
         self.sites = sites
         self.updates = Updates()
         self.map_bounds: list[TokenBound | None] = []
-        """Bounds on the outputs of maps at the weights of the next `read`, if a probe found them.
-        """
+        """Bounds on the outputs of maps at the next `read`'s weights, if a probe found them."""
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
         self.hooks, self._scores = contextlib.ExitStack(), contextlib.ExitStack()
@@ -82,7 +82,7 @@ class Gauges:
         """
         self.disarm()
         self._looking = looking
-        self._found, self._left_so_far, self.unknown, self._start, self._last = {}, {}, {}, None, None
+        self._begin()
         for site in self.sites.sites:
             self._pre(site.enter, site, self._entered)
             for place, way_out in enumerate(site.exits):
@@ -104,6 +104,9 @@ class Gauges:
         self.hooks.close()
         self._scores.close()
 
+    def _begin(self) -> None:
+        self._found, self._left_so_far, self.unknown, self._start, self._last = {}, {}, {}, None, None
+
     def read(
         self,
         optimizer: torch.optim.Optimizer | None,
@@ -123,10 +126,13 @@ class Gauges:
         self._heads_of_model()
         found, self._found = self._found, {}
         inside, outside = own_parameters(self.sites)
-        for k, parameters in enumerate(inside):
-            if any(p.requires_grad for p in parameters):  # frozen weights have no figure, rather than 0
-                found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
-        found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
+        if all(p.grad is None for group in (*inside, outside) for p in group):
+            self.unknown["gradients"] = "no weight has one: call step after backward, and before an optimiser that takes them"
+        else:
+            for k, parameters in enumerate(inside):
+                if any(p.requires_grad for p in parameters):  # frozen weights have no figure, rather than 0
+                    found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
+            found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
         of_weights = 1.0 if scale is None or unscaled else scale
         if scale is not None:
             for key in [key for key in found if key[0] in OF_GRADIENTS]:
@@ -136,14 +142,23 @@ class Gauges:
         factor = None if clip is None and of_weights == 1 else cut / of_weights
         found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
-        values = to_host(found)
+        values = self._on_host(found)
         values.update(self._bound_shares(values))
         return self._figures(values, scaled=scale is not None)
+
+    def _on_host(self, found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], list[float]]:
+        try:
+            return to_host(found)
+        except Exception:  # what cannot be read, such as a tensor inside torch.func.vmap, costs its own figure only
+            values: dict[tuple[str, int], list[float]] = {}
+            for key, value in found.items():
+                self._try(f"the gauge {key[0]}", lambda one: values.update(to_host(one)), {key: value})
+            return values
 
     def _clip_factor(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
         """The factor that clips the norm of all gradients to `clip`."""
         parts = [found["gradient", k] for k in range(len(self.sites.sites)) if ("gradient", k) in found]
-        outside = found["gradient_outside", 0]
+        outside = found.get(("gradient_outside", 0), torch.zeros(()))
         if parts:  # none if all sublayers are frozen
             outside = outside.to(parts[0])
         return (clip / length(torch.stack([*parts, outside])).clamp(min=TINY)).clamp(max=1.0)
@@ -157,7 +172,7 @@ class Gauges:
 
     def _pre(self, module: nn.Module, site: Site, look: Callable[[Site, Tensor], None]) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            x = None if torch.compiler.is_compiling() else _state((*args, *kwargs.values()))
+            x = None if _traced() else _state((*args, *kwargs.values()))
             if x is not None:
                 self._try(site.place, look, site, x)
 
@@ -168,7 +183,7 @@ class Gauges:
     ) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             y = first_tensor(output)
-            if not torch.compiler.is_compiling() and (isinstance(y, Tensor) or always):
+            if not _traced() and (isinstance(y, Tensor) or always):
                 self._try(site.place, look, site, y, (*args, *kwargs.values()))
 
         self.hooks.callback(module.register_forward_hook(Hook(hook), with_kwargs=True, always_call=always).remove)
@@ -185,13 +200,19 @@ class Gauges:
     def _failed(self, where: str, error: Exception) -> None:
         self.unknown.setdefault(where, in_a_line(error))
 
+    @property
+    def _wanted(self) -> bool:
+        """Whether the pass is to be measured."""
+        return self._looking or (torch.is_grad_enabled() and self.sites.root.training)
+
     def _new(self, name: str, place: int) -> bool:
         """Whether the pass is to be measured and has no such figure yet."""
-        wanted = self._looking or (torch.is_grad_enabled() and self.sites.root.training)
-        return wanted and (name, place) not in self._found
+        return self._wanted and (name, place) not in self._found
 
     def _entered(self, site: Site, x: Tensor) -> None:
         k = site.k
+        if k == 0 and self.seen and self._wanted and not any(name == "costate" for name, _ in self._found):
+            self._begin()  # the pass before had no backward pass: an error ended it, or nothing was to learn from it
         if not self._new("rms", k):
             return
         with torch.no_grad():
@@ -293,7 +314,7 @@ class Gauges:
                 self._found["routing", site.k] = evenness(torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen))
 
     def _returned(self, output: Any, given: Sequence[Any]) -> None:
-        if torch.compiler.is_compiling() or not self._new("log_z", 0):
+        if _traced() or not self._new("log_z", 0):
             return
         logits = self.sites.logits(output)
         if logits is not None:
@@ -346,8 +367,9 @@ class Gauges:
         added = [values.get(("added", k), [math.nan])[0] for k in range(1, count + 1)]
         if (exponent := growth_exponent(added)) is not None:
             figures["growth"] = exponent
-        inside = [values.get(("gradient", k), [0.0])[0] for k in range(count)]
-        figures["gradient_norm"] = math.hypot(*inside, values["gradient_outside", 0][0])
+        if ("gradient_outside", 0) in values:
+            inside = [values.get(("gradient", k), [0.0])[0] for k in range(count)]
+            figures["gradient_norm"] = math.hypot(*inside, values["gradient_outside", 0][0])
         return figures
 
 
@@ -366,7 +388,12 @@ def growth_exponent(added: Sequence[float]) -> float | None:
 
 def in_a_line(error: BaseException) -> str:
     """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {' '.join(text_of(error).split())[:200]}"
+
+
+def _traced() -> bool:
+    """Whether torch records the pass for a compiled graph, an export or TorchScript."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _state(given: Sequence[Any]) -> Tensor | None:

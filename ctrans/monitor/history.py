@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -25,15 +26,18 @@ def history(log: MonitorLog) -> dict[str, Any]:
     - `by_depth`: for each other gauge, one list for each of `steps`; nan is unknown. Figures have
       four digits, one more than in the log
     """
-    seen = {name: log.series(name) for name in GAUGES}
-    known = {name: series for name, series in seen.items() if series.size and np.isfinite(series).any()}
-    deep = {name: series for name, series in known.items() if series.ndim == 2}
-    width = sum(series.shape[1] for series in deep.values())
+    run = [name for name, gauge in GAUGES.items() if gauge.scope == "run"]
+    width = sum(log.width(name) for name in GAUGES)
     chosen = kept_reports(len(log.reports), max(2, min(MOMENTS, ENTRIES // max(1, width))))
+    kept = dataclasses.replace(log, reports=[log.reports[i] for i in chosen])
+    seen = {name: (log if name in run else kept).series(name) for name in GAUGES}
+    known = {name: series for name, series in seen.items() if series.size and np.isfinite(series).any()}
     return {
-        "over_time": {name: series.tolist() for name, series in known.items() if series.ndim == 1},
-        "steps": [log.steps[i] for i in chosen],
-        "by_depth": {name: [[_short(value) for value in series[i]] for i in chosen] for name, series in deep.items()},
+        "over_time": {name: series.tolist() for name, series in known.items() if name in run},
+        "steps": kept.steps,
+        "by_depth": {
+            name: [[_short(value) for value in row] for row in series] for name, series in known.items() if name not in run
+        },
     }
 
 

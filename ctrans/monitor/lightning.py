@@ -101,7 +101,8 @@ class LightningCallback(Base):
         # scale
         scaler = _scaler(trainer)
         loss = loss.detach() if scaler is None else loss.detach() / scaler.scale(torch.ones_like(loss))
-        self._loss = loss if self._loss is None else self._loss + loss
+        loss = loss.mean()  # a manual backward pass may have several losses, each with a device of its own
+        self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         assert self.monitor is not None, "the training has begun"

@@ -34,6 +34,7 @@ from ctrans.monitor.log_lines import (
     end_of,
     finding_of,
     header_of,
+    is_finite,
     line_of,
     probe_of,
     report_of,
@@ -73,10 +74,15 @@ class MonitorLog:
     def series(self, name: str) -> NDArray[np.float64]:
         """A gauge over time: (reports,) for one of the run, else (reports, places); nan is unknown."""
         rows = [report.figures.get(name) for report in self.reports]
-        width = max((len(row) for row in rows if isinstance(row, list)), default=0)
+        width = self.width(name)
         if GAUGES[name].scope == "run":
             return np.array([np.nan if row is None else row for row in rows], dtype=float)
         return np.array([row if isinstance(row, list) and len(row) == width else [np.nan] * width for row in rows], dtype=float)
+
+    def width(self, name: str) -> int:
+        """The number of places of a gauge; 0 for one of the run, and for one without figures."""
+        rows = (report.figures.get(name) for report in self.reports)
+        return max((len(row) for row in rows if isinstance(row, list)), default=0)
 
     @property
     def steps(self) -> list[int]:
@@ -167,7 +173,7 @@ def read_log(directory: str | Path) -> MonitorLog:
     cannot be read.
     """
     directory = Path(directory)
-    lines = list(lines_of(directory))
+    lines = _few(lines_of(directory))
     header = next(_each(header_of, lines), None)
     if header is None:
         raise ConfigError(f"{str(directory / LOG)!r} is no log of a monitor: give the directory of Monitor(out=...)")
@@ -178,6 +184,19 @@ def read_log(directory: str | Path) -> MonitorLog:
         list(_each(probe_of, lines)),
         next(_each(end_of, reversed(lines)), ""),
     )
+
+
+def _few(lines: Iterable[LogLine]) -> list[LogLine]:
+    """The lines, with as few reports as a writer keeps."""
+    kept: list[LogLine] = []
+    reports = 0
+    for line in lines:
+        kept.append(line)
+        reports += "by" in line
+        if reports >= 2 * KEPT:
+            kept = thinned(kept)
+            reports = sum("by" in line for line in kept)
+    return thinned(kept) if reports >= KEPT else kept
 
 
 def _each(made: Callable[[LogLine], Made | None], lines: Iterable[LogLine]) -> Iterator[Made]:
@@ -215,13 +234,18 @@ def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
     peaks: dict[str, float] = {}
     for i, line in enumerate(lines):
         if i in dropped:
-            peaks = {name: line["run"][name] for name in PEAKS if isinstance(line["run"].get(name), float)}
+            own = _run(line)
+            peaks = {name: own[name] for name in PEAKS if isinstance(own.get(name), float)}
             continue
         if "by" in line and peaks:
-            own = line["run"]
-            larger = {
-                name: max(value, own.get(name, value)) for name, value in peaks.items() if not isinstance(own.get(name), str)
-            }
+            own = _run(line)
+            larger = {name: max(value, own.get(name, value)) for name, value in peaks.items() if is_finite(own.get(name, value))}
             line, peaks = {**line, "run": {**own, **larger}}, {}
         kept.append(line)
     return kept
+
+
+def _run(line: LogLine) -> dict[str, Any]:
+    """The figures of the run in a report; none in a damaged one."""
+    run = line.get("run")
+    return run if isinstance(run, dict) else {}

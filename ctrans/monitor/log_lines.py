@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ from ctrans.monitor.alarms import ALARMS
 from ctrans.monitor.gauge_table import GAUGES, RENAMED, Figures
 
 LogLine = dict[str, Any]
+LONGEST, MOST = 2_000, 1_000
+"""Most characters of a text, and most entries of an object, that are shown of a log."""
+PLACES = 1 << 18
+"""Most figures of a gauge in a report."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +64,10 @@ def encoded(values: Sequence[float]) -> str:
 
 
 def decoded(text: str) -> list[float]:
-    """The inverse of `encoded`."""
-    bits = np.frombuffer(base64.b64decode(text), dtype="<u2").astype(np.uint32) << 16
+    """The inverse of `encoded`. Raises ValueError for a text that it does not write."""
+    if len(text) > 3 * PLACES:
+        raise ValueError(f"more than {PLACES:,} figures")
+    bits = np.frombuffer(base64.b64decode(text, validate=True), dtype="<u2").astype(np.uint32) << 16
     found: list[float] = bits.view(np.float32).tolist()
     return found
 
@@ -101,7 +108,7 @@ def report_of(line: LogLine) -> Report | None:
         figures |= {name: decoded(text) for name, text in by.items() if _is_of(name, run=False)}
     except (TypeError, ValueError, OverflowError):
         return None
-    return Report(line["step"], figures, {_shown(name): _shown(str(why)) for name, why in unknown.items()})
+    return Report(line["step"], figures, {name: str(why) for name, why in _shown(unknown).items()})
 
 
 def finding_of(line: LogLine) -> dict[str, Any] | None:
@@ -125,8 +132,8 @@ def _of_before(alarm: Mapping[str, Any]) -> dict[str, Any]:
         "check": ALARMS.renamed.get(rule, rule) if isinstance(rule, str) else rule,
         "topic": "training",
         "severity": {"danger": "serious", "notice": "note"}.get(str(alarm.get("grade"))),
-        "figure": f"{says} = {alarm.get('value'):.3g}" if _is_finite(alarm.get("value")) else str(says or alarm.get("value")),
-        "limit": f"{limit:.3g}" if _is_finite(limit) else "",
+        "figure": f"{says} = {alarm.get('value'):.3g}" if is_finite(alarm.get("value")) else str(says or alarm.get("value")),
+        "limit": f"{limit:.3g}" if is_finite(limit) else "",
         "places": [],
     }
 
@@ -152,7 +159,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300
 
 
@@ -180,16 +187,19 @@ FINDING: dict[str, Callable[[Any], bool]] = {
     "places": lambda value: value == [],
     "step": is_step,
     "since": _or_none(is_step),
-    "doubling": _or_none(_is_finite),
+    "doubling": _or_none(is_finite),
     "crossing": _or_none(is_step),
 }
 """What a valid header and a valid finding have."""
 
 
 def _shown(value: Any) -> Any:
-    """The value with spaces for characters that could control a terminal."""
+    """The value with spaces for characters that could control a terminal, and no longer than anyone
+    reads (`LONGEST`, `MOST`).
+    """
     if isinstance(value, str):
-        return "".join(each if each.isprintable() else " " for each in value)
+        text = value if len(value) <= LONGEST else value[:LONGEST] + "..."
+        return "".join(each if each.isprintable() else " " for each in text)
     if isinstance(value, dict):
-        return {_shown(name): _shown(each) for name, each in value.items()}
+        return {_shown(name): _shown(each) for name, each in itertools.islice(value.items(), MOST)}
     return [_shown(each) for each in value] if isinstance(value, list) else value

@@ -177,7 +177,7 @@ class Monitor:
         step, alarms = self._step + 1, list[Finding]()
         if self._closed:
             return alarms
-        reports = self._reports(step)
+        reports, optimizer = self._reports(step), self._waiting.optimizer(optimizer, step)
         with self._errors_as_warnings(step):
             self._memory_before = self.memory() if "save" in self.reactions.asked and reports else None
             self.reactions.attach(optimizer)

@@ -33,7 +33,7 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(())
-    norms = torch._foreach_norm(list(tensors))
+    norms = torch._foreach_norm([part.coalesce().values() if part.is_sparse else part for part in tensors])
     whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     return length(torch.stack([norm.float() for norm in whole]))
 

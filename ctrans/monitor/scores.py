@@ -127,11 +127,15 @@ def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwarg
     for i, x in enumerate((query, key)):
         part = F.linear(x[:, 0], weight[i * width : (i + 1) * width], None if bias is None else bias[i * width : (i + 1) * width])
         parts.append(part.unflatten(-1, (heads, -1)).transpose(0, 1))
-    mask = named.get("attn_mask")
-    if mask is not None:
-        mask = ~mask if mask.dtype == torch.bool else mask
-        mask = mask[:heads] if mask.dim() == 3 else mask
-    return _of_kernel(parts[0], parts[1], parts[1], attn_mask=mask)
+    mask, padded = named.get("attn_mask"), named.get("key_padding_mask")
+    mask = mask[:heads] if mask is not None and mask.dim() == 3 else mask
+    hidden = [_added(each) for each in (mask, None if padded is None else padded[:1]) if each is not None]
+    return _of_kernel(parts[0], parts[1], parts[1], attn_mask=sum(hidden[1:], hidden[0]) if hidden else None)
+
+
+def _added(mask: Tensor) -> Tensor:
+    """A mask of torch's multi-head attention as one that is added to scores: its True hides."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
 
 
 MULTIHEAD = (

@@ -117,10 +117,11 @@ def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Parameter]]:
-    """The parameters of each sublayer, and those outside of the depth. Do not keep them: sharding
-    replaces parameters.
+    """The parameters of each sublayer that the root still has, and those outside of the depth. Do not
+    keep them: sharding replaces parameters.
     """
-    inside = [list(site.sublayer.parameters()) for site in sites.sites]
+    all_of_root = {id(parameter) for parameter in sites.root.parameters()}
+    inside = [[p for p in site.sublayer.parameters() if id(p) in all_of_root] for site in sites.sites]
     known = {id(parameter) for each in inside for parameter in each}
     return inside, [parameter for parameter in sites.root.parameters() if id(parameter) not in known]
 

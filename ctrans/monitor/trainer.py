@@ -6,7 +6,7 @@ import contextlib
 import copy
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ctrans.findings import Finding
 from ctrans.interop.open_model import unwrap_model
 from ctrans.model.weights_file import write_durably
-from ctrans.monitor.gauges import Hook
+from ctrans.monitor.gauges import Hook, in_a_line
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.monitor import Monitor, check_options
 from solvers import ConfigError
@@ -108,8 +108,8 @@ class TrainerCallback(transformers.TrainerCallback):
         if self.monitor is not None and state.is_world_process_zero and place.is_dir():
             try:
                 write_durably(place / MEMORY, json.dumps(self.monitor.memory(), allow_nan=False).encode())
-            except OSError as error:
-                LOGGER.warning("cannot write %s: %s", place / MEMORY, error.strerror)
+            except Exception as error:  # a training must not stop for the monitor's file
+                LOGGER.warning("cannot write %s: %s", place / MEMORY, in_a_line(error))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         control.should_save, self._save = control.should_save or self._save, False
@@ -131,7 +131,7 @@ class TrainerCallback(transformers.TrainerCallback):
     def _returned(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         loss = output.get("loss") if isinstance(output, Mapping) else output[0] if isinstance(output, tuple) and output else None
         if module.training and isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
-            self._losses.append(loss.detach())
+            self._losses.append(loss.detach().reshape(()))
             self._adds_up = kwargs.get("num_items_in_batch") is not None
 
     def _loss(self, args: Any) -> Tensor | None:
@@ -142,7 +142,7 @@ class TrainerCallback(transformers.TrainerCallback):
         if not losses:
             return None
         self._knows_loss = True
-        total = torch.stack(losses).sum()
+        total = torch.stack([loss.to(losses[0].device) for loss in losses]).sum()  # replicas have devices of their own
         if not self._adds_up:
             return total / len(losses)
         return total * (args.world_size if args.average_tokens_across_devices else 1)
@@ -151,14 +151,14 @@ class TrainerCallback(transformers.TrainerCallback):
         """Keeps what the accelerator's `clip_grad_norm_` returns, the norm before clipping, for the
         next step.
         """
+        if not isinstance(accelerator.clip_grad_norm_, Clip):
+            accelerator.clip_grad_norm_ = Clip(accelerator)
         clip = accelerator.clip_grad_norm_
+        clip.told.append(self._note_norm)
+        self._undo.callback(clip.leave, self._note_norm)
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self._norm = clip(*args, **kwargs)
-            return self._norm
-
-        accelerator.clip_grad_norm_ = noted
-        self._undo.callback(vars(accelerator).pop, "clip_grad_norm_")
+    def _note_norm(self, norm: Any) -> None:
+        self._norm = norm
 
     def _ask_to_save(self, alarm: Finding) -> None:
         self._save = True
@@ -173,6 +173,31 @@ class TrainerCallback(transformers.TrainerCallback):
         for callback in trainer.callback_handler.callbacks:
             if callback is not self and not isinstance(callback, PRINTERS):
                 callback.on_log(trainer.args, state, trainer.control, logs=rows, model=trainer.model)
+
+
+class Clip:
+    """An accelerator's `clip_grad_norm_` that tells callbacks what it returns. When the last one leaves,
+    the accelerator has again what it had.
+    """
+
+    def __init__(self, accelerator: Any):
+        self.accelerator, self.clip = accelerator, accelerator.clip_grad_norm_
+        self.own = vars(accelerator).get("clip_grad_norm_")
+        self.told: list[Callable[[Any], None]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        norm = self.clip(*args, **kwargs)
+        for tell in self.told:
+            tell(norm)
+        return norm
+
+    def leave(self, tell: Callable[[Any], None]) -> None:
+        self.told.remove(tell)
+        if self.told or vars(self.accelerator).get("clip_grad_norm_") is not self:
+            return
+        del self.accelerator.clip_grad_norm_
+        if self.own is not None:
+            self.accelerator.clip_grad_norm_ = self.own
 
 
 def _checkpoint(args: Any, state: Any) -> Path:

@@ -78,7 +78,7 @@ def _gradient_ratio(
     """
     squares, count = [], 0
     for parameter, stride in _strides(group):
-        if parameter.grad is None or id(parameter) not in states:
+        if parameter.grad is None or parameter.grad.is_sparse or id(parameter) not in states:
             continue
         state, options = states[id(parameter)]
         beta = float(options["betas"][1])

@@ -44,6 +44,16 @@ class Waiting:
             self._warned.add(name)
             return None
 
+    def optimizer(self, given: Any, step: int) -> Any:
+        """An optimiser. None for what has no groups of parameters, with one warning."""
+        if given is None or (hasattr(given, "param_groups") and hasattr(given, "state")):
+            return given
+        if "optimizer" not in self._warned:
+            kind = type(given).__name__
+            warn(step, "unknown optimizer", TypeError(f"a {kind} has no param_groups and no state: give one optimiser, or None"))
+        self._warned.add("optimizer")
+        return None
+
     def add(self, step: int, loss: Any, norm: Any) -> None:
         """Adds a step whose values are tensors, floats, or None if they are unknown."""
         self._kept.append((step, loss, norm))

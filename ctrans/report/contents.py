@@ -19,6 +19,7 @@ from ctrans.report.pages import (
     families_page,
     hjb_check_page,
     other_page,
+    rate_page,
     screen_page,
     simulate_page,
     study_page,
@@ -71,6 +72,7 @@ SECTIONS: dict[str, Sections] = {
     "study": Sections(study_page.chapters),
     "families": Sections(families_page.chapters, "families"),
     "coordinate-check": Sections(coordinate_page.chapters),
+    "rate": Sections(rate_page.chapters),
     "export": Sections(written_page.exported),
     "generate": Sections(written_page.generated),
 }

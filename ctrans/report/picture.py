@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,10 @@ BEYOND = (("v", 0.03, "0, below the axis (hollow)"), ("^", 0.97, "infinite, abov
 COLUMNS = 3
 WIDTH, HEIGHT = 4.5, 4.2
 """Inches of a panel."""
+LARGEST = 1e300
+"""What is larger is drawn as infinite, and on a logarithmic axis what is below its inverse as 0:
+matplotlib computes with sums, differences and ratios.
+"""
 
 
 def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
@@ -58,6 +63,7 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
     """A panel for each chart, with one legend below. More than `MOST_LINES` models are rows of a
     map.
     """
+    charts = [_within(chart) for chart in charts]
     columns = 2 if len(charts) == 4 else min(COLUMNS, len(charts))
     rows = math.ceil(len(charts) / columns)
     maps = [len(_measured(chart)) > MOST_LINES and chart.kind == "lines" for chart in charts]
@@ -82,6 +88,34 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
     return figure
 
 
+def _within(chart: Plot) -> Plot:
+    """The chart with figures of which matplotlib can compute sums and ratios (see `LARGEST`)."""
+
+    def figures(values: Sequence[float | None]) -> list[float | None]:
+        least = 1 / LARGEST if chart.log else 0.0
+        return [
+            v if v is None or math.isnan(v) else 0.0 if abs(v) < least else math.copysign(math.inf, v) if abs(v) > LARGEST else v
+            for v in values
+        ]
+
+    def place(x: float) -> float:
+        return max(-LARGEST, min(LARGEST, x))
+
+    lines = [
+        dataclasses.replace(
+            line,
+            x=list(map(place, line.x)),
+            y=figures(line.y),
+            low=figures(line.low),
+            high=figures(line.high),
+            shade=list(map(place, line.shade)),
+        )
+        for line in chart.lines
+    ]
+    frames = {name: [figures(each) for each in frame] for name, frame in chart.frames.items()}
+    return dataclasses.replace(chart, lines=lines, frames=frames, events=[(place(x), word) for x, word in chart.events])
+
+
 def _measured(chart: Plot) -> list[Line]:
     return [line for line in chart.lines if not line.bound]
 
@@ -96,7 +130,7 @@ def _panel(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look], h
         width = 0.8 / max(1, len(measured))
         for i, line in enumerate(measured):
             at = [x + i * width for x in line.x]
-            bars = axes.bar(at, [y or 0.0 for y in line.y], width, color=looks[line.model].colour)
+            bars = axes.bar(at, _drawn(line.y, log=False), width, color=looks[line.model].colour)
             handles.setdefault(line.model, bars.patches[0])
         axes.axhline(0, color="0.5", linewidth=0.8)
     else:

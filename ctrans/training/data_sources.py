@@ -44,6 +44,7 @@ def read_source(source: Source, context: int) -> Data:
         return look_up("task", str(source["task"]), TASKS).data()
     if not source:
         raise ConfigError("a program gave the run its data: give them again, with --file or --bin if they are in files")
-    if source["bin"] is not None:
-        return from_bin(source["bin"], context)
-    return from_text(read_text(source["file"]), context, "the text" if source["file"] is None else repr(source["file"]))
+    directory, file = source.get("bin"), source.get("file")
+    if directory is not None:
+        return from_bin(directory, context)
+    return from_text(read_text(file), context, "the text" if file is None else repr(file))

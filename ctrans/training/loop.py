@@ -294,7 +294,8 @@ def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple
         progress, measured = run.evaluate(progress)
         row = row | measured
     run.report(row)
-    if progress.above >= run.config.patience or not math.isfinite(row.get("validation_loss", 0.0)):
+    # at an evaluation: a resumed run may have a lower patience
+    if "validation_loss" in row and (progress.above >= run.config.patience or not math.isfinite(row["validation_loss"])):
         return progress, diverged(run, progress, _above(progress, row["validation_loss"]))
     return progress, None
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ctrans.given_files import read_json
+from ctrans.json_values import is_step
 from ctrans.model.sums import STATE
 from ctrans.training.settings import TrainConfig, check_names, from_saved
 from solvers import ConfigError
+from solvers.errors import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +69,12 @@ class State:
 
 SAVED = ("progress", "config", "source", "fingerprint")
 """The keys of train.json."""
+LOSSES = ("first", "best")
 
 
 def read_state(directory: Path) -> State:
     """Reads the state. Raises ConfigError for a file that is missing, damaged, or has an unknown
-    key.
+    key or a value of another type.
     """
     path = directory / STATE
     content = read_json(path)
@@ -81,4 +85,14 @@ def read_state(directory: Path) -> State:
     except (ValueError, TypeError, KeyError):
         raise ConfigError(f"{str(path)!r} is no training state of ctrans") from None
     check_names(progress, Progress, f"key in {STATE}")
+    for name, value in progress.items():
+        if not (_is_loss(value) if name in LOSSES else is_step(value) or (name == "best_step" and value is None)):
+            wanted = "a number or null" if name in LOSSES else "a step"
+            raise ConfigError(f"{name} = {shown(value)} in {str(path)!r}: give {wanted}, or restore the file")
+    if not isinstance(source, dict) or not all(isinstance(value, str | None) for value in source.values()):
+        raise ConfigError(f"source = {shown(source)} in {str(path)!r}: give names and paths, or restore the file")
     return State(Progress(**progress), from_saved(settings), source, fingerprint)
+
+
+def _is_loss(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)

@@ -419,6 +419,7 @@ def results():
     asked = [
         *([command, *SMALL] for command in ("simulate", "diagnose", "control", "hjb-check")),
         ["screen", "--quick", *SMALL],
+        ["rate", "--rates", "0.01", "--iterations", "40", *SMALL[2:8], "--json", "-"],
         ["coordinate-check", "--widths", "8", "--widths", "16", "--updates", "1", *SMALL[2:8], "--json", "-"],
         ["verify", "--cases", "1", "--only", "lemma-1", "--json", "-"],
     ]

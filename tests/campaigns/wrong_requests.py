@@ -35,6 +35,7 @@ QUICK = {
     "control": SMALL,
     "screen": [*SMALL, "--quick"],
     "diagnose": SMALL,
+    "rate": [*SMALL, "--rates", "0.01", "--rates", "0.1", "--iterations", "40"],
     "coordinate-check": [*SMALL[:2], *SMALL[4:8], "--widths", "8", "--widths", "16", "--updates", "1"],
     "verify": ["--cases", "1", "--only", "lemma-1"],
     "train": [*SMALL, "--iterations", "1", "--eval-windows", "1"],
@@ -46,7 +47,7 @@ QUICK = {
     "export": ["--checkpoint", "/proc/none"],
 }
 """What keeps the answer to a request that is right after all short."""
-SLOW = {"convergence", "verify", "coordinate-check", "hjb-check", "control", "screen", "diagnose"}
+SLOW = {"convergence", "verify", "coordinate-check", "rate", "hjb-check", "control", "screen", "diagnose"}
 """Commands whose answers take seconds or minutes: what is drawn for them has nowhere to be written."""
 
 

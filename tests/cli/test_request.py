@@ -70,7 +70,7 @@ def test_every_field_of_a_request_is_an_option_of_its_command(name):
     assert fields | {name for names in settings.values() for name in names} == context.params.keys()
 
 
-@pytest.mark.parametrize("name", ["simulate", "hjb-check", "control", "diagnose", "screen", "train", "coordinate-check"])
+@pytest.mark.parametrize("name", ["simulate", "hjb-check", "control", "diagnose", "screen", "train", "coordinate-check", "rate"])
 def test_every_option_of_an_architecture_is_one_of_the_command(name):
     module = importlib.import_module(f"ctrans.cli.{name.replace('-', '_')}")
     flags = {flag for parameter in module.command.params for flag in parameter.opts}

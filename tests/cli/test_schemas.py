@@ -33,6 +33,7 @@ RUNS = {
     "coordinate-check": [
         ["coordinate-check", "--depth", "1", "--context", "8", "--batch", "2", "--widths", "16", "--widths", "32"]
     ],
+    "rate": [["rate", "--task", "recall", "--iterations", "60", "--batch", "2", "--width", "16", "--heads", "2", "--depth", "1"]],
     "export": [["export", "--checkpoint", "LLAMA", "--out", "EXPORTED"]],
     "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],

@@ -28,6 +28,38 @@ def test_a_plugin_that_exits_is_named_with_its_line(code, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
+ERRORS = """
+class Ends(BaseException):
+    pass
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError
+def raises():
+    raise {error}
+"""
+
+
+@pytest.mark.parametrize("error", ["Ends('now')", "GeneratorExit", "Mute()"])
+def test_code_that_raises_any_class_is_named_with_its_line(error, tmp_path):
+    (tmp_path / "model.py").write_text(ERRORS.format(error=error))
+    result = run("diagnose", "--python", f"{tmp_path / 'model.py'}:raises")
+    assert result.exit_code == 2
+    assert f"model.py, line 8: {error.partition('(')[0]}" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", ["Ends", "Mute"])
+def test_a_model_whose_pass_raises_any_class_ends_in_a_line(error, monkeypatch):
+    from ctrans.model.gpt import GPT
+
+    classes = {}
+    exec(ERRORS.format(error=error), classes)
+    monkeypatch.setattr(GPT, "__init__", lambda *args, **options: classes["raises"]())
+    result = run("simulate", *SMALL)
+    assert result.exit_code == 70
+    assert f"please report it: {error}" in result.stderr
+
+
 def test_a_module_without_a_file_can_be_a_plugin():
     assert run("--plugin", "math", "families").exit_code == 0
 

@@ -1,8 +1,11 @@
 """nanoGPT checkpoints: the same logits, the same bits, and nothing executed."""
 
+import collections
 import dataclasses
 import io
 import pickle
+import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -205,3 +208,85 @@ def test_an_archive_that_spans_disks_is_refused(tmp_path):
     (tmp_path / "ckpt.pt").write_bytes(b"PK\x03\x04" + bytes(56) + locator + b"PK\x05\x06" + bytes(18))
     with pytest.raises(ConfigError, match="no whole file"):
         from_nanogpt(tmp_path / "ckpt.pt")
+
+
+def pickled(path, bytes_of_pickle):
+    """A whole archive of torch.save with that pickle in it."""
+    torch.save({}, path.with_suffix(".whole"))
+    with zipfile.ZipFile(path.with_suffix(".whole")) as whole, zipfile.ZipFile(path, "w") as archive:
+        for name in whole.namelist():
+            archive.writestr(name, bytes_of_pickle if name.endswith("data.pkl") else whole.read(name))
+
+
+DOUBLED = b"".join(b"h%c\x86q%c" % (i, i + 1) for i in range(60))
+"""Pairs of pairs, of which each has the one before twice."""
+
+
+@pytest.mark.parametrize(
+    "bytes_of_pickle",
+    [
+        b"\x80\x02}X\x01\x00\x00\x00xcbuiltins\nbytearray\n\x8a\x05\x00\xf2\x05*\x01\x85Rs.",
+        b"\x80\x02}K\x01q\x00" + DOUBLED + b"K\x01s.",
+    ],
+    ids=["bytes beyond the file", "a key whose hash takes years"],
+)
+def test_a_pickle_that_costs_more_than_its_model_is_refused(bytes_of_pickle, tmp_path, monkeypatch):
+    monkeypatch.setattr("ctrans.interop.nanogpt.SECONDS", 2)
+    pickled(tmp_path / "ckpt.pt", bytes_of_pickle)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="a model of its size needs less"):
+        from_nanogpt(tmp_path / "ckpt.pt")
+    assert time.monotonic() - began < 30
+
+
+def with_attribute(value, name):
+    weight = torch.nn.Parameter(value)
+    setattr(weight, name, 3)
+    return weight
+
+
+def test_attributes_that_a_file_gives_to_its_objects_are_without_effect(tmp_path):
+    w = {name: with_attribute(value, "numel") for name, value in plain_nanogpt.weights().items()}
+    model = collections.OrderedDict(w)
+    model.__dict__["get"] = model.__dict__["values"] = 3
+    torch.save({"model": model, "model_args": {"n_head": HEADS}}, tmp_path / "ckpt.pt")
+    assert equal(to_nanogpt(from_nanogpt(tmp_path / "ckpt.pt"))["model"], plain_nanogpt.weights())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"block_size": torch.ones(2)}, "has block_size = a tensor"),
+        ({"dropout": 1j}, "has dropout = a complex"),
+        ({"random_seed": [[]]}, "has random_seed = "),
+        ({"lmbda": 10**400}, "lmbda = a number of 401 digits: it must be at least 0"),
+        ({(1, 2): 3}, "unknown setting"),
+    ],
+)
+def test_settings_of_other_kinds_are_named(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        from_nanogpt({"model": plain_nanogpt.weights(), "model_args": {"n_head": HEADS, **arguments}})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.update({f"_orig_mod.{name}": value + 1 for name, value in [*w.items()]}), "twice, once with the prefix"),
+        (lambda w: w.update({name: value.to(torch.float8_e4m3fn) for name, value in w.items()}), "float8"),
+        (lambda w: w.update({"lm_head.weight": w["lm_head.weight"].double()}), "has an untied head"),
+    ],
+)
+def test_weights_of_which_some_would_be_lost_are_refused(change, words):
+    with pytest.raises(ConfigError, match=words):
+        from_nanogpt(spoiled(change), heads=HEADS)
+
+
+def test_weights_of_several_dtypes_keep_their_bits():
+    names = ("transformer.wte.weight", "lm_head.weight")
+    w = {name: value.bfloat16() if name in names else value.double() for name, value in plain_nanogpt.weights().items()}
+    assert equal(to_nanogpt(from_nanogpt(w, heads=HEADS))["model"], {name: value.double() for name, value in w.items()})
+
+
+def test_a_model_whose_weights_are_not_finite_is_read():
+    w = {name: value * torch.nan for name, value in plain_nanogpt.weights().items()}
+    assert from_nanogpt(w, heads=HEADS).config.depth == 2

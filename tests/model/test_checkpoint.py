@@ -279,3 +279,26 @@ def test_equal_models_are_equal_bytes(tmp_path):
     assert len(set(files)) == 1
     assert (int.from_bytes(files[0][:8], "little")) % 8 == 0
     assert safetensors.torch.load(files[0])["token_embedding.weight"].shape == (256, 16)
+
+
+def stored_as(directory, dtypes):
+    """A model's file with weights of these dtypes in turn, and without sums."""
+    save(small_model("peri", torch.float32), directory)
+    forget_metadata(directory)
+    weights = safetensors.torch.load_file(directory / WEIGHTS)
+    changed = {name: value.to(dtypes[i % len(dtypes)]) for i, (name, value) in enumerate(weights.items())}
+    safetensors.torch.save_file(changed, directory / WEIGHTS)
+    return changed
+
+
+def test_weights_of_several_dtypes_are_read_in_one_that_holds_them_all(tmp_path):
+    stored = stored_as(tmp_path, [torch.float16, torch.bfloat16])
+    model = load(tmp_path)
+    assert all(torch.equal(model.state_dict()[name], value.float()) for name, value in stored.items())
+    assert model(tokens())[0].dtype is torch.float32
+
+
+def test_weights_of_one_byte_are_refused(tmp_path):
+    stored_as(tmp_path, [torch.float32, torch.float8_e4m3fn])
+    with pytest.raises(ConfigError, match=r"holds torch.float8_e4m3fn"):
+        load(tmp_path)

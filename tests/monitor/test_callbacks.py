@@ -195,3 +195,33 @@ def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path
     logs = [read_log(tmp_path / name) for name in ("whole", "resumed")]
     assert logs[0].steps == logs[1].steps == [1, 4, 8, 12]
     assert logs[0].reports[-1].figures["rms"] == pytest.approx(logs[1].reports[-1].figures["rms"], rel=1e-6)
+
+
+def test_callbacks_that_share_a_trainer_hear_every_norm_and_leave_its_clipping_as_it_was(tmp_path):
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+    from ctrans.monitor.trainer import Clip
+
+    accelerator = types.SimpleNamespace(clip_grad_norm_=lambda: 3.0)
+    users = accelerator.clip_grad_norm_
+    bound = Clip(accelerator)
+    accelerator.clip_grad_norm_ = bound
+    bound.told.append(lambda norm: None)
+    bound.leave(bound.told[0])
+    assert accelerator.clip_grad_norm_ is users
+    watching = [TrainerCallback(every=4, out=tmp_path / name) for name in ("first", "second")]
+    trainer = trained(tmp_path, watching)
+    first, second = ([figures.get("gradient_norm") for _, figures in each.monitor.past.reports] for each in watching)
+    assert first == second
+    assert None not in first
+    assert "clip_grad_norm_" not in vars(trainer.accelerator)
+
+
+def test_losses_of_replicas_and_of_any_shape_are_one_loss():
+    pytest.importorskip("accelerate")
+    from ctrans.monitor import TrainerCallback
+
+    callback, module = TrainerCallback(), torch.nn.Linear(1, 1)
+    for shape in ((), (1,), (1, 1)):
+        callback._returned(module, (), {}, {"loss": torch.full(shape, 2.0, requires_grad=True)})
+    assert callback._loss(types.SimpleNamespace()) == 2.0

@@ -20,6 +20,7 @@ from ctrans.monitor.log_lines import Report
 from ctrans.monitor.monitor import check_options
 from ctrans.monitor.past import STEPS as LOSSES
 from ctrans.monitor.probes import PROBES
+from tests import typecheck
 from tests.campaigns.disk import BrokenDisk, raising
 from tests.monitor.test_callbacks import STEPS, trained
 from tests.monitor.test_log import HEADER
@@ -249,6 +250,7 @@ def hooks(model):
 
 
 def test_what_is_no_number_costs_its_figure_and_no_report(said):
+    typecheck.allow(0)
     model, optimiser = small()
     monitor = Monitor(model, every=1, react=["skip"])
     strange = [10**400, "x", [1], object(), torch.zeros((), device="meta"), torch.zeros(2).to_sparse()]
@@ -263,6 +265,7 @@ def test_what_is_no_number_costs_its_figure_and_no_report(said):
 
 
 def test_what_is_no_optimiser_ends_no_training(said, reports_may_fail):
+    typecheck.allow(0)
     model, optimiser = small()
     monitor = Monitor(
         model, every=1, react=["lower", "save"], save=lambda alarm: None, limits={"updates too large": {"limit": 0.0}}

@@ -165,3 +165,25 @@ def test_a_compiled_model_is_looked_at_by_its_batch(tmp_path):
 def test_what_is_no_option_is_refused_when_the_callback_is_made():
     with pytest.raises(ConfigError, match="did you mean 'every'"):
         LightningCallback(evry=5)
+
+
+class ByHand(Language):
+    """Several losses of one step, with entries of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, rows, index):
+        optimiser = self.optimizers()
+        for count in (3, 5):
+            losses = self.model(rows[:, :-1], rows[:, 1:])[1].expand(count)
+            self.manual_backward(losses, gradient=torch.ones(count) / count)
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+def test_losses_of_a_manual_backward_pass_may_have_any_shape(tmp_path):
+    callback = LightningCallback(every=4)
+    assert same(trained(tmp_path, [], kind=ByHand), trained(tmp_path, [callback], kind=ByHand))
+    assert len(callback.monitor.past.losses) == STEPS

@@ -262,3 +262,50 @@ def test_the_memory_of_a_step_is_that_of_its_directory_and_step(tmp_path):
     assert memory_in(tmp_path, 6) is None, "of another step"
     (tmp_path / MEMORY).write_text('{"step": 0}')
     assert memory_in(tmp_path, 0) is None, "a training that begins has no memory"
+
+
+def written(directory, *lines):
+    """A log of those lines after a header."""
+    header = {"header": dataclasses.asdict(HEADER)}
+    (directory / LOG).write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+
+
+def test_a_log_of_more_than_a_writer_keeps_is_read_as_one_would_keep_it(tmp_path):
+    written(tmp_path, *({"step": step, "run": {"loss": 1.0}, "by": {}} for step in range(5 * KEPT)))
+    steps = read_log(tmp_path).steps
+    assert len(steps) < KEPT
+    assert steps[-DENSE:] == list(range(5 * KEPT - DENSE, 5 * KEPT))
+
+
+def test_one_wide_report_does_not_widen_all_others(tmp_path, monkeypatch):
+    wide = {"step": 0, "run": {}, "by": {"rms": encoded([1.0] * 200_000)}}
+    written(tmp_path, wide, *({"step": step, "run": {}, "by": {"rms": encoded([1.0])}} for step in range(1, KEPT - 1)))
+    entries, built = [], np.array
+    monkeypatch.setattr(np, "array", lambda *given, **more: entries.append((made := built(*given, **more)).size) or made)
+    assert findings(read_log(tmp_path))["history"]["steps"] == [0, KEPT - 2]
+    assert max(entries) <= 400_000
+
+
+def test_texts_without_end_are_shown_to_a_length(tmp_path):
+    many = {str(place): "no" for place in range(5000)}
+    written(tmp_path, {"step": 1, "run": {}, "by": {}, "unknown": many}, {"step": 1, "end": 10**6 * "x"})
+    log = read_log(tmp_path)
+    assert len(log.ended) < 3000
+    assert len(log.reports[0].unknown) < 2000
+
+
+@pytest.mark.parametrize(
+    "line", [{"by": {}}, {"by": {}, "run": []}, {"by": 3, "run": {"highest_loss": 2.0}}, {"by": {}, "run": {"highest_loss": [1]}}]
+)
+def test_a_damaged_report_in_the_log_ends_no_training(tmp_path, line):
+    whole = {"step": 1, "run": {"highest_loss": 9.0}, "by": {}}
+    written(tmp_path, *([whole, {"step": 1, **line}] * KEPT))
+    writer = LogWriter(tmp_path, HEADER, start=1)
+    writer.report(Report(2, {"loss": 1.0}))
+    assert read_log(tmp_path).steps[-1] == 2
+
+
+def test_figures_that_base64_does_not_have_are_no_other_figures(tmp_path):
+    text = encoded([1.0, 2.0, 3.0])
+    written(tmp_path, {"step": 1, "run": {}, "by": {"rms": "*" + text}}, {"step": 2, "run": {}, "by": {"rms": text}})
+    assert read_log(tmp_path).steps == [2]

@@ -27,3 +27,13 @@ def test_a_zero_in_a_map_is_as_dark_as_the_least_and_not_the_grey_of_what_is_unk
     shown = image.get_array()
     assert not shown.mask.any()
     assert shown[0, 0] == shown.min() == pytest.approx(image.norm.vmin)
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("values", [[1.7e308, -1.7e308, 5e-324], [1.7e308] * 3, [5e-324] * 3, [-1.7e308, 0.0, float("nan")]])
+@pytest.mark.parametrize("kind", ["lines", "bars", "frames"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_figures_at_the_ends_of_floats_are_drawn(values, log, kind):
+    lines = [Line("a", [0, 1, 2], values, low=values, high=values)]
+    shown = {"frames": {"1": [values], "2": [values]}} if kind == "frames" else {"kind": kind}
+    draw([Plot("Loss", "step", "loss", lines, log=log, events=[(1.7e308, "alarm")], **shown)], "").canvas.draw()

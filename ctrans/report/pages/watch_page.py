@@ -190,15 +190,16 @@ def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
         return ""
     array = np.asarray(values, dtype=float)
     parts = np.array_split(array, min(width, len(array)))
-    means = np.array([part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan for part in parts])
+    with np.errstate(over="ignore"):
+        means = np.array([part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan for part in parts])
     known = means[np.isfinite(means)]
     if not len(known):
         return "x" * len(means)
-    if known.min() > 0 and known.max() > 4 * known.min():
+    if known.min() > 0 and known.max() / 4 > known.min():
         means, known = np.log(means), np.log(known)
-    low, span = known.min(), known.max() - known.min()
-    levels = [(value - low) / (span or 1.0) for value in means]
-    return "".join("x" if math.isnan(value) else BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in levels)
+    low, span = known.min() / 2, known.max() / 2 - known.min() / 2
+    levels = [(value / 2 - low) / (span or 1.0) for value in means]
+    return "".join("x" if not math.isfinite(value) else BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in levels)
 
 
 def _over_time(runs: JSONObject, gauge: str) -> Plot:
