@@ -156,7 +156,7 @@ ALARMS = Checks(
         ),
         "updates near zero": Check(
             "update",
-            "|W' - W|/|W| of one step over the largest learning rate, for the median sublayer",
+            "|W' - W|/|W| of one step over the learning rate of these weights, for the median sublayer",
             "serious",
             f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights have an rms below 1; 1 to 8 in healthy open runs "
             "of benchmarks/clinic",

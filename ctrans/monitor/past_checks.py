@@ -170,15 +170,16 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 
 
 def slow(past: Past, limits: Limits) -> Sighting | None:
-    """The median sublayer's update over the learning rate, below `limit` in each of the last `reports`
+    """The median sublayer's update over its learning rate, below `limit` in each of the last `reports`
     reports with a rate above 0, in a training with Adam's second moments.
     """
-    _, rates = past.of("learning_rate")
-    _, values = past.of("update")
+    (_, rates), (_, values), (_, shares) = (past.of(name) for name in ("learning_rate", "update", "rate_share"))
     count = int(limits["reports"])
-    if not len(past.of("adam_gradient_ratio")[0]) or min(len(rates), len(values)) < count or not (rates[-count:] > 0).all():
+    known = min(len(rates), len(values), len(shares)) >= count and values.shape[1] == shares.shape[1]
+    if not known or not len(past.of("adam_gradient_ratio")[0]) or not (rates[-count:] > 0).all():
         return None
-    shares = _medians(values[-count:]) / rates[-count:]
+    with np.errstate(divide="ignore", invalid="ignore"):  # a sublayer whose rate is 0 is none that should move
+        shares = _medians(values[-count:] / np.where(shares[-count:] > 0, shares[-count:], np.nan)) / rates[-count:]
     if not (shares < limits["limit"]).all():
         return None
     return Sighting("the median sublayer", float(shares[-1, 0]), limits["limit"], past.step, below=True)

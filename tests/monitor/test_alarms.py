@@ -31,6 +31,7 @@ def well(i):
         "step_share": [0.5] * 6,
         "gradient": [0.3] * 6,
         "update": [1e-3] * 6,
+        "rate_share": [1.0] * 6,
         "unmoved": [0.0] * 6,
         "learning_rate": 1e-3,
         "ahead": [0.0] * 6,

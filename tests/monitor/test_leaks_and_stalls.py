@@ -9,13 +9,18 @@ from ctrans.monitor.reductions import SAMPLE
 from ctrans.monitor.scores import weight_ahead
 
 
-def trained(*, steps=60, causal=True, shift=1, hide=False, eps=1e-8, frozen=(), kind=torch.optim.AdamW, seed=0, every=5):
-    """A GPT of three blocks on random tokens; with `hide`, one that fills in hidden tokens."""
+def trained(*, steps=60, causal=True, shift=1, hide=False, eps=1e-8, frozen=(), kind=torch.optim.AdamW, seed=0, every=5, ahead=1):
+    """A GPT of three blocks on random tokens; with `hide`, one that fills in hidden tokens. Weights outside
+    of the depth have `ahead` times the learning rate.
+    """
     model = GPT(GPTConfig(vocab_size=13, context=12, depth=3, width=32, heads=2, placement="pre", causal=causal), seed=seed)
     for name, weight in model.named_parameters():
         weight.requires_grad_(not any(part in name for part in frozen))
     options = {"eps": eps} if kind is torch.optim.AdamW else {}
-    optimiser = kind([p for p in model.parameters() if p.requires_grad], lr=1e-2, **options)
+    inside, outside = (
+        [p for name, p in model.named_parameters() if p.requires_grad and ("sublayers" in name) == own] for own in (True, False)
+    )
+    optimiser = kind([{"params": inside}, {"params": outside, "lr": ahead * 1e-2}], lr=1e-2, **options)
     monitor, draws = Monitor(model, every=every), torch.Generator().manual_seed(seed)
     for _ in range(steps):
         rows = torch.randint(0, 12, (32, 13), generator=draws)
@@ -73,6 +78,16 @@ def test_an_adam_that_divides_by_its_eps_hardly_moves_and_is_told():
     assert "updates near zero" in checks(trained(eps=1.0, steps=20)[0])
     assert "updates near zero" not in checks(trained(steps=20)[0])
     assert "updates near zero" not in checks(trained(kind=torch.optim.SGD, steps=20)[0])
+
+
+def test_a_weight_hardly_moves_by_the_rate_of_its_own_group():
+    monitor, _, _ = trained(ahead=300, steps=20)
+    figures = monitor.past.reports[-1][1]
+    assert figures["learning_rate"] == pytest.approx(3.0)
+    assert figures["rate_share"] == pytest.approx([1 / 300] * 6)
+    assert max(figures["update"]) / figures["learning_rate"] < 0.05, "by the largest rate it would be told"
+    assert "updates near zero" not in checks(monitor)
+    assert "updates near zero" in checks(trained(ahead=1 / 300, eps=1.0, steps=20)[0])
 
 
 def test_matrices_that_stand_still_are_told_although_the_norm_before_them_moves():
