@@ -13,6 +13,6 @@ SATURATED = (
 )
 COLLAPSED = "Add a norm before or behind each sublayer, add less per sublayer (--dt below 1), or use fewer blocks."
 GUESSING = (
-    "At the start of a training: a smaller head or embedding. For a trained model: use its own tokenizer and the kind of text that it "
-    "was trained on."
+    "At the start of a training: a smaller head or embedding. For a trained model: compare its head and embedding with the checkpoint, "
+    "and its tokenizer and text with those of the training."
 )
