@@ -36,7 +36,8 @@ class ReadsAhead(DiagnosticInstrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         super().begin(depth, x0)
-        self._next, self._differs = False, None
+        self._next = False
+        self._differs: tuple[int, float] | None = None
         text = torch.ones(x0.shape[-2], dtype=torch.bool) if self.kept is None else self.kept[0]
         self._last = int(text.nonzero().max()) if text.any() else 0
         self._pair = torch.cat([x0[:1], x0[:1]])
@@ -65,12 +66,12 @@ class ReadsAhead(DiagnosticInstrument):
         if not self._next or not self._changes:
             return self.found
         r = [change / self._rounding for change in self._changes]
-        k = next((k for k, each in enumerate(r) if each > 1), None)
-        if k is None:
+        first = next((k for k, each in enumerate(r) if each > 1), None)
+        if first is None:
             self.add(self.offers[0], max(r), "no earlier token's state changes with the last token's sign", place="the depth")
         else:
-            change = f"{self._changes[k]:.2g} of themselves, {r[k]:.2g} times the limit"
-            self.add(self.offers[0], r[k], f"with another last token alone, states of earlier ones change by {change}", k)
+            change = f"{self._changes[first]:.2g} of themselves, {r[first]:.2g} times the limit"
+            self.add(self.offers[0], r[first], f"with another last token alone, states of earlier ones change by {change}", first)
         return self.found
 
 
