@@ -172,11 +172,17 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 def slow(past: Past, limits: Limits) -> Sighting | None:
     """The median sublayer's update over its learning rate, below `limit` in each of the last `reports`
     reports with a rate above 0, in a training with Adam's second moments.
+
+    A step that moves no weight at all was skipped, by a scaler or a reaction: none of these may be.
     """
     (_, rates), (_, values), (_, shares) = (past.of(name) for name in ("learning_rate", "update", "rate_share"))
     count = int(limits["reports"])
     known = min(len(rates), len(values), len(shares)) >= count and values.shape[1] == shares.shape[1]
     if not known or not len(past.of("adam_gradient_ratio")[0]) or not (rates[-count:] > 0).all():
+        return None
+    _, outside = past.of("update_outside")
+    moved = np.nan_to_num(values[-count:]).max(1) > 0
+    if not (moved | (outside[-count:, 0] > 0 if len(outside) >= count else False)).all():
         return None
     with np.errstate(divide="ignore", invalid="ignore"):  # a sublayer whose rate is 0 is none that should move
         shares = _medians(values[-count:] / np.where(shares[-count:] > 0, shares[-count:], np.nan)) / rates[-count:]

@@ -99,6 +99,12 @@ def test_nothing_is_said_of_a_training_that_is_well():
     assert told(half=True) == []
 
 
+def test_steps_that_are_skipped_are_no_updates_near_zero():
+    assert told(lambda i, figures: {"update": [0.0] * 6}) == []
+    rounded = told(lambda i, figures: {"update": [0.0] * 6, "update_outside": 1e-4})
+    assert [alarm.check for alarm in rounded] == ["updates near zero"]
+
+
 @pytest.mark.cases(15)
 @pytest.mark.parametrize("rule", FAULTS)
 def test_each_rule_sees_what_it_is_for_first(rule):
