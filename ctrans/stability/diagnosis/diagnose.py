@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from ctrans.as_found import leaving_as_found
 from ctrans.findings import SEVERITIES, Checks, Finding, Reading, Readings, in_words
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivities
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.forward_instruments import sensitivity_readings
+from ctrans.stability.diagnosis.instruments import INSTRUMENTS
 from ctrans.stability.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.stability.diagnosis.reading import cut, place_of
 from ctrans.stability.diagnosis.weight_readings import weight_readings
