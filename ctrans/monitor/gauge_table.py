@@ -104,7 +104,7 @@ GAUGES = GaugeTable({
     "step_share": Gauge("|h r_k|/|X_k|: the length of a discrete step", "sublayer"),
     "gradient": Gauge("|dL/dW_k|", "sublayer"),
     "update": Gauge("|W_k' - W_k|/|W_k| of one step of the optimiser, of sampled entries", "sublayer"),
-    "rate_share": Gauge("rms learning rate of a sublayer's weights over the largest, each weight counted by |W|^2", "sublayer"),
+    "rate_share": Gauge("|lr w|/|lr_max W| over a sublayer's weights W, with w = W cut to -1 and 1", "sublayer"),
     "unmoved": Gauge("share of a sublayer's matrices that one step of the optimiser does not change", "sublayer"),
     "adam_gradient_ratio": Gauge(
         "rms of dL/dW_k over the root of Adam's second moment, of sampled entries", "sublayer"

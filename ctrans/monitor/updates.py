@@ -55,7 +55,8 @@ class Updates:
                         found["unmoved", place] = torch.stack(still).float().mean()
                     shares = [rates.get(id(weight), 0.0) for weight in group]
                     if any(shares) and not end:
-                        expected = _length(torch._foreach_mul(before[k], shares))
+                        small = [weight.clamp(-1, 1) for weight in before[k]]  # a step is not longer where weights have grown
+                        expected = _length(torch._foreach_mul(small, shares))
                         found["rate_share", place] = expected / _length(before[k]).clamp(min=1e-30)
             ratio = _gradient_ratio(group, states, cut)
             if ratio is not None:
