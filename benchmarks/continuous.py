@@ -15,6 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import torch
 
 from benchmarks.reach.__main__ import FILE, add, data, rows

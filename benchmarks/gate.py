@@ -20,6 +20,10 @@ from pathlib import Path
 # in place of this file's own folder, where `import solvers` would find a benchmark
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
