@@ -19,8 +19,12 @@ from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
+from ctrans.option import Range
 from solvers import ConfigError
 from solvers.checked import checked
+
+RUNNING_COSTS = Range(1e-12, 1e12, "a positive number from 1e-12 to 1e+12")
+"""H is about |P|^2/lam. Outside these limits rounding decides whether evidence holds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +48,11 @@ class Regularization:
     kinetic: float | None = None
 
     def __post_init__(self) -> None:
+        if self.weight_decay is not None:
+            check_positive("weight_decay", self.weight_decay)
         for name, value in vars(self).items():
-            if value is not None:
-                check_positive(name, value)
+            if value is not None and name != "weight_decay":
+                RUNNING_COSTS.check(name, value)
 
 
 @checked

@@ -132,12 +132,19 @@ def test_two_running_costs_are_refused_everywhere(placement):
     assert why_not_applicable(PLACEMENTS[placement], Regularization()) is None
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_a_running_cost_has_a_positive_finite_weight(value):
-    with pytest.raises(ConfigError, match="kinetic = "):
-        Regularization(kinetic=value)
-    with pytest.raises(ConfigError, match="last_map_decay = "):
-        Regularization(last_map_decay=value)
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, 9e-13, 1.1e12])
+def test_a_running_cost_has_a_positive_weight_at_which_evidence_is_more_than_rounding(value):
+    for name in ("kinetic", "last_map_decay", "gain_decay"):
+        with pytest.raises(ConfigError, match=f"{name} = .*from 1e-12 to 1e"):
+            Regularization(**{name: value})
+
+
+@pytest.mark.parametrize("value", [1e-12, 1e12])
+@pytest.mark.parametrize(
+    ("name", "placement"), [("kinetic", "pre"), ("kinetic", "peri"), ("last_map_decay", "pre"), ("gain_decay", "peri")]
+)
+def test_evidence_holds_at_the_smallest_and_the_largest_weight(name, placement, value):
+    assert check(placement, regularization=Regularization(**{name: value})).agrees
 
 
 @pytest.mark.cases(5)
