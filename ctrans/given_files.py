@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator
@@ -50,10 +51,17 @@ def check_file(path: Path) -> int:
         status = os.fstat(handle)
     finally:
         os.close(handle)
-    if not stat.S_ISREG(status.st_mode):
-        what = next((words for kind, words in NO_FILE.items() if kind(status.st_mode)), "something else")
+    what = no_regular_file(status.st_mode)
+    if what:
         raise ConfigError(f"cannot read {str(path)!r}: it is {what}, and no regular file")
     return status.st_size
+
+
+def no_regular_file(mode: int) -> str:
+    """What a file of that mode is in words; "" for a regular file."""
+    if stat.S_ISREG(mode):
+        return ""
+    return next((words for kind, words in NO_FILE.items() if kind(mode)), "something else")
 
 
 def read_file(path: Path, limit: int | None = None) -> bytes:
@@ -122,9 +130,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     data = read_file(path, LARGEST_TOML)
     try:
-        return tomllib.loads(data.decode())
+        text = data.decode()
+        found = {} if _long_key(text) else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no TOML: {' '.join(str(error).split())[:200]}") from None
+    if _long_key(text) or nested_too_deep(found):
+        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
+    return found
+
+
+def _long_key(text: str) -> bool:
+    """Whether TOML may have a dotted key of over `DEEPEST_JSON` parts, for which Python needs time by
+    the square. Parts in quotes can look like values, so that all of them count.
+    """
+    bare = max(len(re.findall(r"[\w-][ \t]*\.", piece)) for piece in re.split(r"[,=\[\]{}\n]", text))
+    return bare > DEEPEST_JSON or len(re.findall(r"[\"'][ \t]*\.|\.[ \t]*[\"']", text)) > 10 * DEEPEST_JSON
 
 
 def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> Any:

@@ -168,7 +168,7 @@ def _test(hint: Any) -> Test:
         key, entry = map(_test, parts)
         return lambda value: isinstance(value, kind) and all(key(name) and entry(each) for name, each in value.items())
     if issubclass(kind, Iterable) and parts:
-        several = _several(kind, _test(parts[0]), text=str in parts)
+        several = _several(kind, None if parts[0] in (Any, object) else _test(parts[0]), text=str in parts)
         things = parts[0] is Tensor or dataclasses.is_dataclass(parts[0])
         return (
             several if not things else lambda value: not hasattr(value, "shape") and several(value)
@@ -183,8 +183,10 @@ def _test(hint: Any) -> Test:
     return lambda value: isinstance(value, wanted)
 
 
-def _several(kind: type, entry: Test, *, text: bool) -> Test:
-    """The function that says whether a value has entries that pass a test. An iterator's are left in it."""
+def _several(kind: type, entry: Test | None, *, text: bool) -> Test:
+    """The function that says whether a value has entries that pass a test. An iterator's are left in
+    it, and where anything passes none is taken: a loader of data may be long, and shuffle.
+    """
 
     def fits(value: Any) -> bool:
         if isinstance(value, (str, bytes)):
@@ -192,7 +194,7 @@ def _several(kind: type, entry: Test, *, text: bool) -> Test:
         if not (_is_sequence(value) if kind in (Sequence, tuple) else isinstance(value, kind)):
             return False
         try:
-            return isinstance(value, Iterator) or all(map(entry, value))
+            return getattr(value, "shape", None) != () if entry is None else isinstance(value, Iterator) or all(map(entry, value))
         except TypeError:  # a tensor without axes
             return False
 

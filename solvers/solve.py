@@ -91,6 +91,10 @@ def solve(
     use (such as tolerances for fixed steps), tolerances below the dtype's resolution, segments that
     do not meet, or a gradient that the method does not support.
 
+    A field that is Lipschitz in x has one solution. Where it is not, there may be several, and
+    `solve` returns one of them with SUCCESS. For x' = sqrt|x| from 0 that is x = 0, though t^2/4 is
+    a solution too. No evaluation at the state shows that. For the other one, start off the point.
+
     The state is checked once, at the end. If it has a non-finite entry, `solve` repeats the solve
     without gradient and checks each step, to find where it broke. So a successful solve on a GPU
     waits for the device once. With `check=False` it does not wait, and you must look for non-finite

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 import ctrans
 from ctrans.cli import COMMANDS, main
@@ -50,8 +51,8 @@ def test_a_pages_code_runs(page, tmp_path):
 def shown_commands(page):
     """The arguments of each `ctrans` that a page shows or runs, lines that end in a backslash joined."""
     for language, _, code in blocks(page):
-        for line in code.replace("\\\n", " ").splitlines() if language in ("", "sh") else ():
-            if called := re.search(r"(?:^|^\S+/|^torchrun .*-m )ctrans (.*)", line):
+        for line in code.replace("\\\n", " ").splitlines() if language in ("", "sh", "yaml") else ():
+            if called := re.search(r"(?:^|^\S+/|^torchrun .*-m |^\W*(?:run|entry): )ctrans (.*)", line):
                 yield shlex.split(called[1], comments=True)
 
 
@@ -71,7 +72,9 @@ def test_commands_that_are_only_shown_are_understood(page, monkeypatch):
 def test_blocks_are_run_or_read_by_a_test(page, tmp_path):
     """Python and sh are run, commands in blocks of no language understood, TOML read; `text` is for another shell."""
     for language, title, code in blocks(page):
-        assert language in ("", "python", "sh", "toml", "text"), language
+        assert language in ("", "python", "sh", "toml", "text", "yaml"), language
+        if language == "yaml":
+            assert yaml.safe_load(code)
         if language == "toml":
             (tmp_path / title).write_text(code)
             if "learning_rates" in tomllib.loads(code):

@@ -78,3 +78,8 @@ def test_an_editable_install_is_found_from_the_folder_that_holds_the_clone(tmp_p
     use = f"import site; site.addsitedir({str(site)!r}); import ctrans; print(ctrans.__version__)"
     done = subprocess.run([sys.executable, "-S", "-c", use], cwd=tmp_path, capture_output=True, text=True, check=False, env={})
     assert done.stdout == f"{ctrans.__version__}\n", done.stderr
+
+
+def test_an_environment_that_is_a_link_is_ignored_too():
+    """Merging a committed link of this name removes the environment in its place, file by file."""
+    assert ".venv" in (ROOT / ".gitignore").read_text().splitlines()

@@ -37,7 +37,7 @@ COMMANDS = {
     "verify": "Check every statement of the theory on random cases, as printed and as corrected.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "coordinate-check": "Measure how activations and their updates grow with the width.",
-    "rate": "Estimate the largest stable learning rate from short trainings.",
+    "rate": "Find the largest stable learning rate of a model on its data by a sweep.",
     "export": "Write a trained model in the format of Hugging Face or nanoGPT.",
     "watch": "Show a monitored training: progress, figures by depth, alarms.",
     "generate": "Continue a text with a trained model.",

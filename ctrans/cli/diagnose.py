@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
-from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import read_batch
-from ctrans.cli.model_sources import ModelSource, find_models
-from ctrans.cli.request import ComparisonRequest, command_of
-from ctrans.findings import as_object, limits_in_words
-from ctrans.option import NOT_NEGATIVE, Range, option
+from ctrans.cli.ending import check_file_of, directory_of, end
+from ctrans.cli.inputs import Batch, read_batch
+from ctrans.cli.model_sources import ModelSource, find_models, labels
+from ctrans.cli.request import ComparisonRequest, WrittenRequest, command_of
+from ctrans.findings import SEVERITIES, as_object, limits_in_words
+from ctrans.interop.checkpoint_weights import checkpoint_weights
+from ctrans.option import NOT_NEGATIVE, Range, option, options_of
+from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
 from ctrans.report.progress import progress_bar
-from ctrans.stability.diagnosis.diagnose import Diagnosis, diagnose, merged
+from ctrans.stability.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.stability.diagnosis.weights_only import Change, WeightReaders, change, updates, weight_diagnosis
+from solvers import ConfigError
+
+STOPPED = 3
+"""The exit code if findings of the severity --fail-on stop the gate."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,10 +39,47 @@ class DiagnoseRequest(ComparisonRequest):
         "Repeat the diagnosis on this many parts of the text, for a seeded model with new weights: findings get error bars.",
         limits=Range(1, 1000),
     )
+    weights_only: bool = option(
+        False,
+        "Read the weights alone, one tensor in memory at a time, without a text. MODEL may then also be a .safetensors file, or a "
+        "distributed checkpoint of torch or Megatron (torch_dist). Codes of fp8, and of 8 bits with scales, become numbers.",
+    )
+    baseline: Path | None = option(
+        None,
+        "The JSON of an earlier diagnosis, such as that of a healthy checkpoint. ctrans shows which figures changed since. --fail-on "
+        "leaves out findings that it has at the same places.",
+        metavar="FILE.json",
+    )
+    fail_on: str | None = option(
+        None,
+        "Exit with code 3 if there is a finding of this severity or a worse one. All files are written before.",
+        choices=dict.fromkeys(SEVERITIES),
+    )
+    sarif: Path | None = option(
+        None, "Also write the findings as SARIF 2.1.0, which code scanning reads.", group="Output", metavar="PATH"
+    )
+    junit: Path | None = option(
+        None,
+        "Also write the checks as JUnit test cases. Those that --fail-on names fail; without it, serious and broken ones.",
+        group="Output",
+        metavar="PATH",
+    )
+
+    unshown: ClassVar[frozenset[str]] = ComparisonRequest.unshown | {"sarif", "junit"}
 
 
-LIMITS = "\b\nEvery finding with its severity, what is measured, its limit, and who set it:\n" + "\n".join(
-    textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words(CHECKS)
+def _limits(which: str, checks: Any) -> str:
+    lines = (textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words(checks))
+    return "\n".join(("\b", which, *lines))
+
+
+LIMITS = "\n\n".join(
+    [
+        _limits("Every finding with its severity, what is measured, its limit, and who set it:", CHECKS),
+        _limits("With --weights-only:", WEIGHT_CHECKS),
+        _limits("Between two models, or since the baseline:", CHANGE_CHECKS),
+        "Exit codes: 0 success, with or without findings. 1 the computation failed. 2 invalid input. 3 --fail-on found something.",
+    ]
 )
 
 
@@ -46,16 +94,60 @@ def command(request: DiagnoseRequest) -> None:
     does not bound the weights, grown output norms, drifting logits, tied weights with opposing
     gradients, and non-finite numbers. The directory gets diagnose.json and diagnose.png.
 
+    Of two checkpoints it also says what changed from the first to the second, by block: size of the
+    update, spectral norms, stable ranks, gains, dead units and outlier channels.
+
     \b
     ctrans diagnose models/bert
     ctrans diagnose out/train --weight-decay 0.1 --seeds 5
     ctrans diagnose --placement none --init large
+    ctrans diagnose step-1000 step-2000 --weights-only
+    ctrans diagnose models/new --weights-only --baseline healthy.json --fail-on serious
     """
+    without = _check_weights_only(request) if request.weights_only else ()
+    baseline = None if request.baseline is None else read_baseline(request.baseline)
+    results, batch, directory = (_of_weights if request.weights_only else _of_models)(request)
+    before = {} if baseline is None else {name: of_baseline(baseline, name) for name in results}
+    changes = _changes(request, results)
+    changes |= {f"baseline to {name}": change(readings_in(known), results[name].readings) for name, known in before.items()}
+    both: dict[str, Diagnosis] = {**results, **changes}
+    stops = {name: stopping(each, request.fail_on or "serious", before.get(name)) for name, each in both.items()}
+    paths = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
+    files = {request.sarif: partial(sarif, both, paths), request.junit: partial(junit, both, stops)}
+    number = sum(map(len, stops.values())) if request.fail_on else 0
+    checks = WEIGHT_CHECKS if request.weights_only else CHECKS
+    end(
+        request,
+        directory,
+        inputs=batch,
+        options=dict.fromkeys(without),
+        result={
+            **({"model": None} if batch is None else {}),
+            "checks": {name: as_object(check) for name, check in checks.items()},
+            "placements": results,
+            "changes": changes,
+        },
+        files={str(path.absolute()): make for path, make in files.items() if path is not None},
+        failures=[f"{number} finding{'s' * (number > 1)} of severity {request.fail_on} or worse (--fail-on)"] if number else (),
+        code=STOPPED,
+    )
+
+
+def _directory(request: DiagnoseRequest) -> Path | None:
+    directory = directory_of(request)
+    for kind in ("sarif", "junit"):
+        if (path := getattr(request, kind)) is not None:
+            check_file_of(kind, path, request.command, directory)
+    return directory
+
+
+def _of_models(request: DiagnoseRequest) -> tuple[dict[str, Diagnosis], Batch | None, Path | None]:
+    """The diagnosis of each model on the text, by name."""
     seeds = request.seeds
     found = find_models(request)
     opened = found[0].opened  # without a loss only some checks run
     batch = read_batch(request, found, targets=opened is None or opened.loss != "none", walks=seeds)
-    directory = directory_of(request)
+    directory = _directory(request)
     results: dict[str, Diagnosis] = {}
     with progress_bar("diagnose", 2 * seeds * sum(source.segments for source in found)) as advance:
         for i, source in enumerate(found):
@@ -65,12 +157,60 @@ def command(request: DiagnoseRequest) -> None:
                 model = _drawn_anew(request, source, i, s).model(request)
                 several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=advance.of(source.name)))
             results[source.name] = several[0] if seeds == 1 else merged(several)
-    end(
-        request,
-        directory,
-        inputs=batch,
-        result={"checks": {name: as_object(check) for name, check in CHECKS.items()}, "placements": results},
-    )
+    return results, batch, directory
+
+
+def _check_weights_only(request: DiagnoseRequest) -> list[str]:
+    """The options that only a run on a text takes. Raises ConfigError if one is given, and without a
+    model of files.
+    """
+    kind: Any = type(request)  # a class is hashable, which mypy does not know
+    about = options_of(kind)
+    allowed = {"named", "model", "checkpoint", "allow_pickle", "weights_only", "baseline", "fail_on", "sarif", "junit"}
+    allowed |= set(options_of(WrittenRequest))
+    for name in request.typed - allowed:
+        flag = about[name].flag(name) if name in about else f"--{name.replace('_', '-')}"
+        raise ConfigError(
+            f"{flag} has no effect with --weights-only, which reads files of weights alone: leave out one of the two"
+        )
+    if not request.named_models:
+        raise ConfigError("--weights-only reads the weights of files, and no model is named: give a path as MODEL")
+    if len(set(request.named_models)) < len(request.named_models):
+        raise ConfigError("a model is named twice: name each model once")
+    return [name for name in request.options if name not in allowed | request.unshown]
+
+
+def _weights(request: DiagnoseRequest) -> dict[str, WeightReaders]:
+    """The weights of each named model by its name in results."""
+    paths = [Path(value) for _, value in request.named_models]
+    names = [path.name or str(path) for path in paths] if len(paths) == 1 else labels([str(path) for path in paths])
+    return {name: checkpoint_weights(path, allow_pickle=request.allow_pickle) for name, path in zip(names, paths, strict=True)}
+
+
+def _of_weights(request: DiagnoseRequest) -> tuple[dict[str, Diagnosis], Batch | None, Path | None]:
+    """The diagnosis of the weights of each named model, by name."""
+    models = _weights(request)
+    directory = _directory(request)
+    with progress_bar("diagnose", sum(map(len, models.values()))) as advance:
+        return {name: weight_diagnosis(each, advance.of(name)) for name, each in models.items()}, None, directory
+
+
+def _changes(request: DiagnoseRequest, results: dict[str, Diagnosis]) -> dict[str, Change]:
+    """What changed from the first of two models of files to the second; nothing for other models."""
+    if len(results) != 2 or {option for option, _ in request.named_models} - {"model", "checkpoint"} or not request.named_models:
+        return {}
+    (first, old), (second, new) = results.items()
+    name = f"{first} to {second}"
+    try:
+        before, after = _weights(request).values()
+    except ConfigError as error:
+        return {name: Change([], {}, {"changes": str(error)})}
+    if not before.keys() & after.keys():
+        return {name: Change([], {}, {"changes": "no weight has the same name in both"})}
+    with progress_bar("compare", len(after)) as advance:
+        moved = updates(before, after, advance.of(name))
+    own = [{} if request.weights_only else weight_diagnosis(each).readings for each in (before, after)]
+    return {name: change(own[0] | old.readings, own[1] | new.readings, moved)}
 
 
 def _drawn_anew(request: DiagnoseRequest, source: ModelSource, i: int, s: int) -> ModelSource:

@@ -53,13 +53,14 @@ def check_json(request: Request, made: Path | None = None) -> None:
     the page, and that of --out (`made`). The directory of the JSON must exist.
     """
     if request.json_path is not None and not request.quiet:
-        _check_file("json", Path(request.json_path), request.command, made)
+        check_file_of("json", Path(request.json_path), request.command, made)
     if request.html_path is not None:
-        _check_file("html", Path(request.html_path), request.command, made)
+        check_file_of("html", Path(request.html_path), request.command, made)
         check_libraries()
 
 
-def _check_file(kind: str, path: Path, command: str, made: Path | None) -> None:
+def check_file_of(kind: str, path: Path, command: str, made: Path | None) -> None:
+    """Raises ConfigError unless the file of the option --`kind` can be written."""
     if path.is_dir():
         raise ConfigError(f"--{kind} {str(path)!r} is a directory: give a file in it, as {str(path / f'{command}.{kind}')!r}")
     if takes_data(path) or (made is not None and path.parent.absolute() == made.absolute()):
@@ -79,8 +80,9 @@ def end(
     files: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
     report: Page | None = None,
     failures: Sequence[str] = (),
+    code: int = 1,
 ) -> None:
-    """Writes and prints a result. Exits with 1 if there are failures.
+    """Writes and prints a result. Exits with `code` if there are failures.
 
     The JSON is written first, so that a figure that cannot be drawn does not lose the result. With
     --json - stdout holds the JSON only.
@@ -89,7 +91,8 @@ def end(
       what is shown of it
     - `options`: values that replace those of the request
     - `inputs`: models and text, for commands that run models
-    - `files`: further files of the directory: names, and functions that make the content
+    - `files`: further files of the directory, or elsewhere by absolute paths: names, and functions
+      that make the content
     - `report`: the page to show, if it is not that of the result
     - `failures`: one line each
     """
@@ -97,17 +100,18 @@ def end(
     begin = result_of(request, request.shown(**decided, **options), CPU if inputs is None else inputs.tokens.device)
     about = {} if inputs is None else {"model": inputs.summary}
     page = write_result(request, directory, {**begin, **about, **result}, report)
-    files = {**(pictures(page) if report is None else {}), **files}
-    if directory is not None:
-        for name, make in files.items():
-            write_atomic(directory / name, make())
-    written = [] if directory is None else [f"{directory}/{name}" for name in (f"{request.command}.json", *files)]
+    own = pictures(page) if report is None and directory is not None else {}
+    for name, make in {**own, **files}.items():
+        if directory is not None or Path(name).is_absolute():
+            write_atomic((directory or Path()) / name, make())
+    written = [] if directory is None else [f"{directory}/{name}" for name in (f"{request.command}.json", *own)]
+    written += [str(directory / name) for name in files] if directory is not None else []
     written += [] if request.html_path is None else [request.html_path]
     print_page(request, page, written, looked_at=None if inputs is None else inputs.words)
     for failure in failures:
         say(failure, error=True)
     if failures:
-        raise Exit(1)
+        raise Exit(code)
 
 
 def result_of(request: Request, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from ctrans.cli.model_sources import ModelSource, settle_threads, tokens_of
+from ctrans.cli.model_sources import ModelSource, needs_images, settle_threads, tokens_of
 from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.opened import Opened
@@ -146,10 +146,7 @@ def _pictures(request: ModelRequest, found: Sequence[ModelSource]) -> InputRows:
     if opened is None or opened.vocabulary:
         raise ConfigError(f"--images is for a model of images, and {found[0].name} reads token ids: leave it out")
     if request.images is None:
-        raise ConfigError(
-            f"{opened.config.model} reads no text: give --images PATH, a folder of images or an .npy array, or with --python its "
-            "input by --example MODULE:FUNCTION"
-        )
+        raise needs_images(opened.config.model)
     if others := _asked(request, "file", "text", "ids"):
         raise ConfigError(f"--images and --{others[0]} are given, and the model reads one of them: choose one")
     shapes = {each.opened.reads for each in found if each.opened is not None}

@@ -16,7 +16,8 @@ from ctrans.cli.plugins import called, function_of
 from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.depth import check_dt
 from ctrans.interop.anatomy import read_anatomy
-from ctrans.interop.architecture import PRESETS, from_architecture
+from ctrans.interop.architecture import PRESETS, from_architecture, skeleton
+from ctrans.interop.families import READS
 from ctrans.interop.image_inputs import read_images
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
 from ctrans.interop.module_adapter import Example
@@ -191,6 +192,7 @@ def _of_files(request: ModelRequest, path: Path) -> ModelSource:
         loss=_loss(request),
         heads=request.config["heads"] if "heads" in request.typed else None,
         images=request.images is not None,
+        allow_pickle=request.allow_pickle,
         **_named_parts(request),
     )
     return _of_opened(opened, request, path.name, trained=True)
@@ -249,6 +251,10 @@ def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
     """A published shape, or that of a config.json, with fresh weights."""
     _check_alone("--architecture", request, but=("context", "dt", "depth", "seed"))
     with quiet():
+        if request.images is None:  # before images of any size pass
+            outline = skeleton(name)
+            if READS.get(getattr(outline, "main_input_name", "")) == "images":
+                raise needs_images(type(outline).__name__)
         model = from_architecture(
             name,
             seed=request.seed,
@@ -261,6 +267,14 @@ def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
     path = Path(name)
     directory = None if name in PRESETS else path if path.is_dir() else path.parent
     return _of_opened(open_imported(model, directory, _loss(request)), request, path.name)
+
+
+def needs_images(model: str) -> ConfigError:
+    """The error for a model of images that the user gave none for."""
+    return ConfigError(
+        f"{model} reads no text: give --images PATH, a folder of images or an .npy array, or with --python its input by --example "
+        "MODULE:FUNCTION"
+    )
 
 
 def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) -> ModelSource:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import command_of
 from ctrans.cli.train_options import OfTraining
 from ctrans.model.gpt import GPT
-from ctrans.monitor.largest_rate import RATES, largest_rate
+from ctrans.monitor.rate_sweep import RATES, largest_rate
 from ctrans.option import Range, option
 from ctrans.report.progress import progress_bar
+from ctrans.study.outcomes import Floor
 from ctrans.threads import choose_threads, flops
+from ctrans.training.data import Data
 from ctrans.training.data_sources import source_of
 from ctrans.training.processes import get_device
 from ctrans.training.settings import TrainConfig
@@ -26,27 +30,42 @@ class RateRequest(OfTraining):
         TrainConfig, only=("batch", "iterations", "optimiser", "weight_decay", "decay_gains", "beta1", "beta2", "clip", "seed")
     )
     rates: tuple[float, ...] = option(RATES, "Repeatable: the learning rates.", default_words="half decades from 0.0032 to 0.32")
-    budget: float = option(
-        0.05,
-        "The cost of all short trainings, as a share of one training of --iterations.",
-        limits=Range(1e-6, 1e3),
+    share: float = option(
+        1.0,
+        "Length of each training, as a share of --iterations. Short ones cost less, and were no better than a constant.",
+        limits=Range(1e-6, 1.0),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches(Sequence[Any]):
+    """The batches of the first steps of a training, each made when it is asked for."""
+
+    data: Data
+    settings: TrainConfig
+    steps: int
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: Any) -> Any:
+        return self.data.batch(step, 0, batch=self.settings.batch, seed=self.settings.seed)
 
 
 @command_of(RateRequest, "rate")
 def command(request: RateRequest) -> None:
-    """Estimate the largest stable learning rate of a model on its data from short trainings.
+    """Find the largest stable learning rate of a model on its data by a sweep.
 
-    Each learning rate gets a short training with its own warm-up and cosine, all together for
-    --budget of a full training. The estimate is the centre of the rates that end near the best
-    loss. It says what short trainings accept: a long one can fail later, so that a constant rate
-    was about as good on the tasks of our study (docs/why/prediction.md). The directory gets
-    rate.json and rate.png.
+    Each learning rate gets a training of --iterations with a warm-up and a cosine. Going up from
+    the best rate, the answer is the rate at which the loss crosses the middle between the best loss
+    and that of a model without depth. A monitor says what gives way first above it. On 40 models
+    and three tasks one sweep was within a factor of 2 of another seed's for 77% to 92%. Sweeps of
+    short trainings were not (docs/why/prediction.md). The directory gets rate.json and rate.png.
 
     \b
     ctrans rate
     ctrans rate --task recall --placement pre --dt 1 --iterations 600 --batch 16
-    ctrans rate --file book.txt --iterations 5000 --budget 0.2
+    ctrans rate --file book.txt --iterations 1000 --rates 0.001 --rates 0.01 --rates 0.1
     """
     model, settings = request.model, request.settings
     data = source_of(request.source, model.context)[1]
@@ -54,15 +73,15 @@ def command(request: RateRequest) -> None:
     choose_threads(flops(model.width, settings.batch, model.context), settings.weight_dtype.itemsize)
     device = get_device("cpu")
     made = GPT(model, seed=settings.seed)
-    steps = max(1, round(request.budget * settings.iterations / len(set(request.rates))))
-    batches = (data.batch(step, 0, batch=settings.batch, seed=settings.seed) for step in range(steps))
+    steps = max(1, round(request.share * settings.iterations))
     with progress_bar("rate", len(set(request.rates))) as advance:
         found = largest_rate(
             made,
-            batches,
+            Batches(data, settings, steps),
             settings.make_optimiser(made.parameters(), device),
             rates=request.rates,
             steps=steps,
+            floor=Floor(data.depthless_loss(), data.guess_loss()),
             clip=settings.clip,
             progress=advance,
         )

@@ -208,6 +208,12 @@ class ModelRequest(WrittenRequest):
         metavar="NAME|MODULE:FUNCTION",
         default_words="next or mlm, by the model's attention; random without a head of logits",
     )
+    allow_pickle: bool = option(
+        False,
+        "Also read the pytorch_model.bin of a Hugging Face directory without safetensors. torch's restricted unpickler reads it, which "
+        "builds tensors and runs no code.",
+        group="Other models",
+    )
     stream: bool | None = option(
         None,
         "Draw or read the weights of each sublayer when a pass reaches it, and drop them afterwards. This needs the memory of one "

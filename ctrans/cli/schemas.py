@@ -20,8 +20,8 @@ from ctrans.findings import Check, Finding
 from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
-from ctrans.monitor.largest_rate import Rung
 from ctrans.monitor.log_lines import Header
+from ctrans.monitor.rate_sweep import Rung
 from ctrans.report.schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.diagnose import Diagnosis
@@ -156,7 +156,11 @@ RESULT_KEYS: dict[str, Schema] = {
     },
     "diagnose": {
         "checks": a_map("The checks by name.", _without(schema_of(Check, measure=str), "measure")),
-        "placements": a_map("By placement.", Diagnosis),
+        "placements": a_map("By placement, or by the name of a model.", Diagnosis),
+        "changes": a_map(
+            "What changed from one of two models, or from the baseline, to another. `segment` is the block where only weights were read.",
+            Diagnosis,
+        ),
     },
     "screen": _screenings(),
     "families": {"families": a_map("By the name in a config's model_type.", FoundFamily)},
@@ -219,11 +223,13 @@ RESULT_KEYS: dict[str, Schema] = {
         "verdict": str,
     },
     "rate": {
-        "rate": described("The estimate; null if no short training lowered the loss.", float | None),
+        "rate": described("The largest stable learning rate; null with the reason.", float | None),
+        "at_least": described("Whether it is the highest that was tried.", bool),
+        "reason": str,
         "first": described("The loss before the first step.", float),
         "rungs": list[Rung],
-        "gives_way": described("The first alarm at the lowest rate that ended worse.", str),
-        "steps": described("Of all short trainings.", int),
+        "gives_way": described("The first alarm at the lowest rate above it.", str),
+        "steps": described("Of all trainings.", int),
         "cost": described("steps over --iterations.", float),
     },
     "export": {

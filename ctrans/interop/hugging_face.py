@@ -20,6 +20,7 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
 from ctrans.interop.imported import Imported
+from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.streamed import Stored, check_floating, check_tied, put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.weights.on_demand import skeletons
@@ -28,6 +29,8 @@ from solvers.checked import checked
 from solvers.errors import unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+PICKLES = "pytorch_model.bin", "pytorch_model.bin.index.json"
+"""The file of weights, and the index of shards, of a model that was saved as a pickle."""
 
 NO_WEIGHTS = r"rotary_emb\w*\.(original_)?inv_freq$", r"(^|\.)position_ids$", r"(attn|attention)\.(bias|masked_bias|causal_mask)$"
 """Patterns of buffers that older versions of the library stored and the newer ones compute."""
@@ -43,6 +46,7 @@ def from_transformers(
     anatomy: Anatomy | None = None,
     dtype: torch.dtype | None = None,
     on_demand: bool = False,
+    allow_pickle: bool = False,
 ) -> Imported:
     """A Hugging Face model, or one saved in a local directory, with `depth`, `embed`, `head` and
     `trajectory`.
@@ -54,6 +58,7 @@ def from_transformers(
     - `dtype`: to load in. Default: the dtype of the config, or of the files
     - `on_demand`: reads matrices by memory map when they are used and drops them afterwards. The
       numbers are the same, and only one sublayer is in memory (see `ctrans.weights.on_demand`)
+    - `allow_pickle`: also reads `pytorch_model.bin`, by torch's restricted unpickler
 
     The structure around each attention and FFN is read from what the blocks compute;
     `str(result.config)` describes it.
@@ -63,7 +68,7 @@ def from_transformers(
     """
     if not isinstance(model, nn.Module):
         anatomy = anatomy or Anatomy()
-        model = open_local(model, anatomy, dtype) if on_demand else load_local(model, dtype)
+        model = open_local(model, anatomy, dtype, allow_pickle) if on_demand else load_local(model, dtype, allow_pickle)
     elif dtype is not None or on_demand:
         raise ConfigError(
             f"dtype = {dtype} and on_demand = {on_demand} are only for models loaded from a directory: convert this one by "
@@ -92,20 +97,20 @@ def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:
     return encoder
 
 
-def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
+def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pickle: bool = False) -> nn.Module:
     """The model saved in that directory, of the class that its config names, in eval mode. Errors
     as `from_transformers`.
     """
     directory = Path(directory)
     transformers = import_transformers()
-    settings, config, stored, _ = _checked(directory, dtype, on_demand=False)
+    settings, config, stored, _ = _checked(directory, dtype, allow_pickle, on_demand=False)
     with reading(f"cannot load {str(directory)!r}"):
         model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
             directory,
             config=config,
             local_files_only=True,
             trust_remote_code=False,
-            use_safetensors=True,
+            use_safetensors=all(weight.make is None for weight in stored.values()),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # an error below names them
             dtype="auto" if dtype is None else dtype,
@@ -126,12 +131,14 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None) -> nn.Mo
     return evaluated
 
 
-def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None) -> nn.Module:
+def open_local(
+    directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None, allow_pickle: bool = False
+) -> nn.Module:
     """The model saved in that directory with matrices read on demand, in eval mode and without
     gradients. Errors as `from_transformers`.
     """
     directory = Path(directory)
-    _, _, stored, make = _checked(directory, dtype, on_demand=True)
+    _, _, stored, make = _checked(directory, dtype, allow_pickle, on_demand=True)
     with reading(f"cannot load {str(directory)!r}"), skeletons():
         model = make()
     source, unused = read(model, stored)
@@ -142,7 +149,7 @@ def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | Non
 
 
 def _checked(
-    directory: Path, dtype: torch.dtype | None, *, on_demand: bool
+    directory: Path, dtype: torch.dtype | None, allow_pickle: bool, *, on_demand: bool
 ) -> tuple[Mapping[str, Any], Any, Mapping[str, Stored], Callable[[], nn.Module]]:
     """The entries of a directory's config, the library's config, the stored weights, and a function
     that makes the model without them.
@@ -153,7 +160,7 @@ def _checked(
     transformers, where = import_transformers(), repr(str(directory / CONFIG))
     settings = read_config(directory)
     check_family(where, settings, transformers)
-    stored = _stored(directory)
+    stored = directory_weights(directory, allow_pickle)
     with reading(f"cannot load {str(directory)!r}"):
         # runs no code of the directory and does not ask whether to
         config = neutral(transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
@@ -272,20 +279,20 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
     check_settings(where, config)
 
 
-def weight_files(directory: Path) -> list[str]:
+def weight_files(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> list[str]:
     """The names of the weight files: the single file, which the library prefers, or those of the
     index. Errors as `weight_map`.
     """
-    return sorted(set(weight_map(directory).values())) or [WEIGHTS]
+    return sorted(set(weight_map(directory, names).values())) or [names[0]]
 
 
-def weight_map(directory: Path) -> dict[str, str]:
+def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> dict[str, str]:
     """The file of each weight, from the index; empty if there is the single file, or no index.
 
     Raises ConfigError for an invalid index, and for one that names files elsewhere.
     """
-    path = directory / INDEX
-    if os.path.isfile(directory / WEIGHTS) or not os.path.isfile(path):
+    path = directory / names[1]
+    if os.path.isfile(directory / names[0]) or not os.path.isfile(path):
         return {}
     index = read_json(path)
     for key in ("metadata", "weight_map"):  # the library writes into the metadata
@@ -302,16 +309,20 @@ def weight_map(directory: Path) -> dict[str, str]:
     return files
 
 
-def _stored(directory: Path) -> dict[str, Stored]:
-    """The weights in the directory's files. Raises ConfigError unless all files exist and are
-    complete safetensors files.
+def directory_weights(directory: Path, allow_pickle: bool = False) -> dict[str, Stored]:
+    """The weights in the directory's files, in pickles only if that is allowed. Raises ConfigError
+    unless all files exist and are complete.
     """
     if os.path.exists(directory / ADAPTER):
         raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge them and save the result")
     shards = weight_files(directory)
     missing = [name for name in shards if not os.path.isfile(directory / name)]
+    others = weight_files(directory, PICKLES) if missing and allow_pickle else []
+    if others and all(os.path.isfile(directory / name) for name in others):
+        return {name: weight for file in others for name, weight in pickled_weights(directory / file).items()}
     if missing:
-        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
-        hint = f"; {pickled[0]} is a pickle and is not read: save with safe_serialization=True" if pickled else ""
+        found = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
+        hint = f"; {found[0]} is a pickle and is not read: save with safe_serialization=True" if found else ""
+        hint += ", or allow it (--allow-pickle)" if PICKLES[0] in found and not allow_pickle else ""
         raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as {missing[0]}{hint}")
     return stored_weights([directory / name for name in shards], weight_map(directory))

@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import pickle
 import re
 import sys
 import warnings
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.given_files import cannot_read, check_file
-from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.ot_transformer import OTTransformer
-from ctrans.interop.subprocess_guard import run_guarded
+from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.weight_names import GPT2_NAMES
-from ctrans.memory import check_fits
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import spell
@@ -61,10 +56,6 @@ IGNORED = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 """Causal masks that old versions keep among the weights."""
 COMPILED = "_orig_mod."
 """The prefix that torch.compile adds to each name."""
-SECONDS, MEMORY = 15, 512 << 20
-"""The limits of a first reading without the weights, in processor seconds and bytes. A pickle of
-100,000 names takes 2 seconds.
-"""
 
 
 @checked
@@ -181,58 +172,11 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    in_parts = _check_size(path, check_file(path))
-    load = functools.partial(torch.load, path, map_location="cpu", weights_only=True)
-    try:
-        run_guarded(functools.partial(_tried, load, mmap=in_parts), seconds=SECONDS, memory=MEMORY + 2 * path.stat().st_size)
-        checkpoint = load()
-    except ConfigError as error:
-        raise ConfigError(f"{str(path)!r} is not read: {error}; a model of its size needs less") from None
-    except OSError as error:
-        raise cannot_read(path, error) from None
-    except pickle.UnpicklingError:
-        raise ConfigError(
-            f"{str(path)!r} holds more than weights and is not read, as that may run code: save weights only"
-        ) from None
-    # Damaged bytes lead torch to KeyError, IndexError, TypeError, AssertionError and more.
-    except Exception as error:
-        raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({named_error(error)})") from None
+    checkpoint = load_pickled(path)
     if not isinstance(checkpoint, dict):
         raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
     # without attributes of dictionaries, which a file may set
     return {name: dict(dict.items(value)) if isinstance(value, dict) else value for name, value in dict.items(checkpoint)}
-
-
-def _tried(load: Callable[..., Any], mmap: bool) -> None:
-    """Loads the file and drops the result. A fault of the file is raised again, in full, without
-    limits.
-    """
-    try:
-        load(mmap=mmap)
-    except MemoryError:
-        raise
-    except Exception:
-        return
-
-
-def _check_size(path: Path, size: int) -> bool:
-    """Whether the file is an archive, whose weights can be left on the disk. Raises ConfigError for
-    an archive that unpacks to more than its own size, which torch.save never writes, or that
-    exceeds the memory.
-    """
-    check_fits(size, "it cannot be read in parts")
-    try:
-        if not zipfile.is_zipfile(path):
-            return False
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(part.file_size for part in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return False  # torch.load raises the error
-    if unpacked > size:
-        raise ConfigError(
-            f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save does not compress, so it is not read"
-        )
-    return True
 
 
 def _weights(named: str, given: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -262,12 +206,8 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _is_weight(value: object) -> bool:
-    """Whether it is a dense floating-point tensor, not of float8, whose storage holds all of its
-    numbers; a view may repeat a few without end.
-    """
-    if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
-        return False
-    return value.itemsize >= 2 and value.numel() * value.itemsize <= value.untyped_storage().nbytes()
+    """Whether it is a dense floating-point tensor, not of float8."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.itemsize >= 2 and is_dense(value)
 
 
 def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Mapping[str, Any]) -> GPTConfig:

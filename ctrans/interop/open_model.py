@@ -24,12 +24,12 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error, one_line
 from ctrans.interop.hugging_face import (
     CONFIG,
+    directory_weights,
     from_transformers,
     load_local,
     one_stack,
     open_local,
     read_settings,
-    weight_files,
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.losses import Loss
@@ -38,7 +38,6 @@ from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
 from ctrans.interop.opened import Opened
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import probe_weights, random_states
-from ctrans.interop.streamed import stored_weights
 from ctrans.interop.transformers_library import quiet, reading
 from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.gpt import GPT
@@ -69,6 +68,7 @@ def open_model(
     example: Example | None = None,
     heads: int | None = None,
     images: bool = False,
+    allow_pickle: bool = False,
 ) -> Opened:
     """Opens a model for analysis: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the directory
     that holds it), or any module.
@@ -88,6 +88,7 @@ def open_model(
       of its forward. Default: sequences of token ids, if the module has an embedding
     - `images`: opens the image tower of a directory's model with two towers (CLIP, SigLIP), and not
       the text tower
+    - `allow_pickle`: also reads a directory's `pytorch_model.bin`, by torch's restricted unpickler
     - `heads`: the number of heads of a nanoGPT model stored as a bare state dict
 
     A module stays as it was found. What the opened model computes, it computes with the module in
@@ -135,7 +136,7 @@ def open_model(
     kept = torch.float64 if dtype is None else dtype
     if pickled:
         return _from_nanogpt(found, kept, loss, dt, on_demand, heads)
-    return _from_transformers(found, kept, loss, dt, on_demand, anatomy, images)
+    return _from_transformers(found, kept, loss, dt, on_demand, anatomy, images, allow_pickle)
 
 
 def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -266,15 +267,18 @@ def _from_transformers(
     on_demand: bool | None,
     anatomy: Anatomy,
     images: bool,
+    allow_pickle: bool,
 ) -> Opened:
     _check_foreign(directory)
-    size = _entries(directory) * dtype.itemsize
+    size = _entries(directory, allow_pickle) * dtype.itemsize
     on_demand = too_large_to_stay(size) if on_demand is None else on_demand
     if not on_demand:
         check_fits(size, "choose a smaller --dtype, or read the weights on demand (on_demand=True, --stream)")
     with quiet(), reading(f"cannot open {str(directory)!r}"):
         try:
-            loaded: Any = open_local(directory, anatomy, dtype) if on_demand else load_local(directory, dtype)
+            loaded: Any = (
+                open_local(directory, anatomy, dtype, allow_pickle) if on_demand else load_local(directory, dtype, allow_pickle)
+            )
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
                 loaded.set_experts_implementation("eager")
             read = partial(from_transformers, one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
@@ -291,12 +295,12 @@ def _check_foreign(directory: Path) -> None:
         raise ConfigError(f"{str(directory)!r} is a checkpoint of ctrans: pass it as --checkpoint")
 
 
-def _entries(directory: Path) -> int:
+def _entries(directory: Path, allow_pickle: bool) -> int:
     """How many numbers the files of weights hold; 0 if they cannot be read, for which loading
     raises the error.
     """
     try:
-        stored = stored_weights([directory / name for name in weight_files(directory)])
+        stored = directory_weights(directory, allow_pickle)
     except ConfigError:
         return 0
     return sum(math.prod(weight.shape) for weight in stored.values())

@@ -104,18 +104,29 @@ def piece_seed(seed: int, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """Where a weight is stored: its safetensors file, its name there, and its dtype and shape from
-    the file's header.
+    """Where a weight is stored: its file, its name there, and its dtype and shape.
+
+    `make` reads a weight that is not in a safetensors file as it is.
     """
 
     path: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
+    make: Callable[[], Tensor] | None = dataclasses.field(default=None, compare=False)
 
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Dtypes of weights by their safetensors names."""
+CODES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8}
+"""Dtypes of codes that scales next to them turn into weights."""
+NAMES = {dtype: name for name, dtype in (FLOATS | CODES).items()}
+"""The safetensors names of dtypes."""
+
+
+def stored_tensor(path: Path, name: str, like: Tensor, make: Callable[[], Tensor]) -> Stored:
+    """A weight with the dtype and shape of `like`, which `make` reads."""
+    return Stored(path, name, NAMES.get(like.dtype, str(like.dtype).removeprefix("torch.")), tuple(like.shape), make)
 
 
 def stored_weights(files: list[Path], index: Mapping[str, str] | None = None) -> dict[str, Stored]:
@@ -178,7 +189,7 @@ def same_numbers(one: Stored, other: Stored) -> bool:
     """Whether two stored weights are the same bytes."""
     if one == other or (one.dtype, one.shape) != (other.dtype, other.shape):
         return one == other
-    numbers = (_read({"it": each})["it"].flatten().view(torch.uint8) for each in (one, other))
+    numbers = (read_weight(each).flatten().view(torch.uint8) for each in (one, other))
     return torch.equal(*numbers)
 
 
@@ -229,24 +240,30 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
     with torch.no_grad():
         for parameter in same:
             if not parameter.is_meta:
-                parameter.copy_(_read({"it": find(parameter)})["it"])
+                parameter.copy_(read_weight(find(parameter)))
         for name, weight in buffers.items():
             if weight is not None:
                 if state[name].is_floating_point():
                     check_floating(weight)
-                state[name].copy_(_read({name: weight})[name])
+                state[name].copy_(read_weight(weight))
     for parameter in same:
         find(parameter)
     used = [*(lookup([name]) for names in same.values() for name in names), *buffers.values()]
     return source, stored.keys() - {weight.name for weight in used if weight is not None}
 
 
+def read_weight(weight: Stored) -> Tensor:
+    """The numbers of a stored weight."""
+    return _read({"it": weight})["it"]
+
+
 def _read(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for path in dict.fromkeys(weight.path for weight in wanted.values()):
+    weights = {name: weight.make() for name, weight in wanted.items() if weight.make is not None}
+    plain = {name: weight for name, weight in wanted.items() if weight.make is None}
+    for path in dict.fromkeys(weight.path for weight in plain.values()):
         try:
             with safetensors.safe_open(path, "pt") as file:
-                weights |= {name: file.get_tensor(weight.name) for name, weight in wanted.items() if weight.path == path}
+                weights |= {name: file.get_tensor(weight.name) for name, weight in plain.items() if weight.path == path}
         except (safetensors.SafetensorError, OSError) as error:
             raise ConfigError(f"cannot read {str(path)!r}, which was readable before: {error}") from None
     return weights

@@ -210,6 +210,8 @@ def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:
         raise ConfigError(
             f"{str(adapter)!r} updates weights that are not in {str(place)!r}: copy the directory `{BASE}` of its run there"
         )
+    if os.path.exists(place / ADAPTER):  # which could be this one again
+        raise ConfigError(f"{str(place)!r} has {ADAPTER} itself: restore the base of the run of {str(adapter)!r}")
     base = load(place)
     if base.config != config or sha256_of(_weights(base)) != digest:
         raise ConfigError(f"{str(adapter)!r} updates other weights than those in {str(place)!r}: restore the base of its run")

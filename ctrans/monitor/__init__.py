@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ctrans.monitor.alarms import ALARMS
 from ctrans.monitor.gauge_table import GAUGES
-from ctrans.monitor.largest_rate import RateEstimate, largest_rate
 from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.monitor.monitor import Monitor
+from ctrans.monitor.rate_sweep import RateSweep, largest_rate
 from ctrans.monitor.reactions import REACTIONS
 from solvers.deprecated import old_names
 
@@ -29,7 +29,7 @@ __all__ = [
     "LightningCallback",
     "Monitor",
     "MonitorLog",
-    "RateEstimate",
+    "RateSweep",
     "TrainerCallback",
     "largest_rate",
     "read_log",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ctrans.findings import OURS, SEVERITIES, Check, Checks, Finding, Reading, Severity
+from ctrans.findings import OURS, SEVERITIES, Check, Checks, Finding, Reading, Severity, tried
 from ctrans.monitor import past_checks
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.past import Array, Past
@@ -78,7 +78,7 @@ ALARMS = Checks(
             "log_z",
             "|log Z - log V|",
             "serious",
-            f"Chowdhery et al. 2022 (PaLM, z-loss), Wortsman et al. 2023; limits: {SET}",
+            f"Chowdhery et al. 2022 (PaLM, z-loss), Wortsman et al. 2023; limits: {SET}{tried(1, 0, 0)}",
             "The logits leave the range in which the softmax is exact. Late in a training this ends in divergence.",
             "Use the z-loss, weight decay, or a lower learning rate.",
             limits={"low": 15.0, "limit": 30.0, **_GROWTH},
@@ -98,7 +98,7 @@ ALARMS = Checks(
             "rms",
             "rms of a state over that of the first report",
             "serious",
-            f"Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not at all; limits: {SET}",
+            f"Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not at all; limits: {SET}{tried(1, 0, 0)}",
             "States overflow in half precision, and late blocks have no effect.",
             "Use a norm behind each sublayer (placement peri), a lower learning rate, or weight decay.",
             limits={"low": 400.0, "limit": 3000.0, **_GROWTH, "ahead": 1.0},
@@ -128,9 +128,10 @@ ALARMS = Checks(
             "gradient_norm",
             "gradient norm",
             "note",
-            f"ignite's GradMonitor, llm-foundry; limits: {SET}",
+            f"ignite's GradMonitor, llm-foundry; limits: {SET}{tried(2, 0, 1, what='an earlier advice')}",
             "One batch moves the weights, and Adam's moments for a long time after.",
-            "Inspect that batch. Clip gradients, skip such steps (react=('skip',)), or lower the learning rate.",
+            "Inspect that batch. If other batches spike too, look for the cause in the loss, the learning rate and the attention logits: "
+            "going back and skipping a batch removes none of these.",
             limits={"factor": 8.0, **_SPIKE},
             measure=past_checks.gradient_spike,
         ),
@@ -138,7 +139,7 @@ ALARMS = Checks(
             "loss",
             "loss",
             "serious",
-            f"llm-foundry's KillLossSpike; limits: {SET}",
+            f"llm-foundry's KillLossSpike; limits: {SET}{tried(1, 0, 0)}",
             "The model has lost what it had learned, or met a batch unlike the others.",
             "Inspect that batch. Go back to a checkpoint from before and skip it, or lower the learning rate.",
             limits={"factor": 12.0, "floor": 0.05, **_SPIKE},
@@ -148,11 +149,34 @@ ALARMS = Checks(
             "update",
             "|W' - W|/|W| of one step, for the median sublayer",
             "serious",
-            f"1e-3 is usual (Karpathy); limit: {SET}",
+            f"1e-3 is usual (Karpathy); limit: {SET}{tried(1, 0, 0)}",
             "A few steps replace a layer's weights.",
             "Use a lower learning rate, a longer warm-up, or larger initial weights.",
             limits={"limit": 0.12, "reports": 1},
             measure=past_checks.beyond("update", past_checks.median_by_depth),
+        ),
+        "updates near zero": Check(
+            "update",
+            "|W' - W|/|W| of one step over the learning rate of these weights, for the median sublayer",
+            "serious",
+            f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights have an rms below 1; 1 to 8 in healthy open runs "
+            "of benchmarks/clinic",
+            "Nothing is learned, whatever the rate is.",
+            "Check Adam's eps (1e-8 is usual), the loss's scale against that of the gradients, and the weights' dtype: in bfloat16 small "
+            "steps are rounded away.",
+            limits={"limit": 0.05, "reports": 3},
+            measure=past_checks.slow,
+        ),
+        "targets leak": Check(
+            "foreseen",
+            "share of tokens whose likeliest successor is the next token, if attention reads later tokens; else the token itself",
+            "serious",
+            f"{OURS}: a causal model of text names its own token at 0.2 to 0.3 in healthy open runs of benchmarks/clinic",
+            "The model copies what it has to predict. Its loss falls, and it has learned nothing.",
+            "Mask later tokens (is_causal=True). Shift the labels by one: the target of a token is the next one. "
+            "Do nothing if a prefix is meant to read itself.",
+            limits={"limit": 0.9, "margin": 0.05, "reads": 1e-3, "reports": 3},
+            measure=past_checks.leak,
         ),
         "Adam's second moments too small": Check(
             "adam_gradient_ratio",
@@ -168,9 +192,10 @@ ALARMS = Checks(
             "adam_gradient_ratio",
             _MOMENTS,
             "note",
-            OURS,
+            f"{OURS}{tried(2, 0, 2, what='an earlier advice')}",
             "The second moments remember larger gradients, so a step is far smaller than the learning rate.",
-            "Use a smaller beta_2, or a longer warm-up.",
+            "Find out why the gradients became smaller: a loss near 0 (do targets leak?), data that repeat, or a loss scale. A smaller "
+            "beta_2 makes the steps longer, and cures none of these.",
             limits={"limit": 0.15, "reports": 3},
             measure=past_checks.beyond("adam_gradient_ratio", past_checks.median_by_depth, below=True),
         ),
@@ -215,11 +240,11 @@ ALARMS = Checks(
             measure=past_checks.dead,
         ),
         "frozen layer": Check(
-            "update",
-            "|W' - W| of one step",
+            "unmoved",
+            "share of a sublayer's matrices that a step does not change",
             "note",
-            "any layer that no step moves, where most are moved",
-            "The layer keeps its initial weights.",
+            "any matrix that no step moves, where most sublayers have none",
+            "These matrices keep their weights.",
             "Give its parameters to the optimiser. Check requires_grad, and whether it was made after the optimiser.",
             limits={"share": 0.34, "reports": 2},
             measure=past_checks.frozen,

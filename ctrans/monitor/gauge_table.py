@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ctrans.monitor.reductions import length, sample_rows
-from ctrans.monitor.scores import largest_score, row_entropy
+from ctrans.monitor.scores import largest_score, row_entropy, weight_ahead
 from solvers import ConfigError
 from solvers.deprecated import old_member
 
@@ -86,6 +86,8 @@ GAUGES = GaugeTable({
     "adam_gradient_ratio_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth", "run"),
     "log_z": Gauge("mean over tokens of log sum exp(logits)", "run"),
     "largest_logit": Gauge("largest |logit|", "run"),
+    "copied": Gauge("share of tokens whose likeliest successor is the token itself", "run"),
+    "foreseen": Gauge("share of tokens whose likeliest successor is the next token of the input", "run"),
     "growth": Gauge("p of |X_k - X_0| ~ k^p from the middle of the depth to its end", "run"),
     "seconds": Gauge("time of a step since the last report", "run"),
     "rms": Gauge("|X_k|/sqrt(number of entries)", "state", root_mean_square),
@@ -102,11 +104,14 @@ GAUGES = GaugeTable({
     "step_share": Gauge("|h r_k|/|X_k|: the length of a discrete step", "sublayer"),
     "gradient": Gauge("|dL/dW_k|", "sublayer"),
     "update": Gauge("|W_k' - W_k|/|W_k| of one step of the optimiser, of sampled entries", "sublayer"),
+    "rate_share": Gauge("|lr w|/|lr_max W| over a sublayer's weights W, with w = W cut to -1 and 1", "sublayer"),
+    "unmoved": Gauge("share of a sublayer's matrices that one step of the optimiser does not change", "sublayer"),
     "adam_gradient_ratio": Gauge(
         "rms of dL/dW_k over the root of Adam's second moment, of sampled entries", "sublayer"
     ),
     "routing": Gauge("exp(entropy of experts' shares of tokens, or of first choices)/number of experts", "sublayer"),
     "logit": Gauge("largest |attention score| before the softmax", "head", largest_score),
+    "ahead": Gauge("share of attention's weight on later tokens", "head", weight_ahead),
     "entropy": Gauge("mean entropy of attention rows over log(number of visible tokens)", "head", row_entropy),
 })  # fmt: skip
 """All gauges. A new gauge is one entry."""

@@ -54,8 +54,7 @@ class Gauges:
         self.sites = sites
         self.updates = Updates()
         self.map_bounds: list[TokenBound | None] = []
-        """Bounds on the outputs of maps at the weights of the next `read`, if a probe found them.
-        """
+        """Bounds on the outputs of maps at the next `read`'s weights, if a probe found them."""
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
         self.hooks, self._scores = contextlib.ExitStack(), contextlib.ExitStack()
@@ -97,7 +96,8 @@ class Gauges:
                 self._pre(site.router, site, self._sent)
             elif site.router is not None:
                 self._post(site.router, site, self._routed)
-        handle = self.sites.root.register_forward_hook(Hook(lambda _, __, output: self._try("logits", self._returned, output)))
+        returned = Hook(lambda _, args, kwargs, output: self._try("logits", self._returned, output, (*args, *kwargs.values())))
+        handle = self.sites.root.register_forward_hook(returned, with_kwargs=True)
         self.hooks.callback(handle.remove)
 
     def disarm(self) -> None:
@@ -313,13 +313,19 @@ class Gauges:
                 chosen = y.detach().reshape(-1, y.shape[-1]).argmax(-1)
                 self._found["routing", site.k] = evenness(torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen))
 
-    def _returned(self, output: Any) -> None:
+    def _returned(self, output: Any, given: Sequence[Any]) -> None:
         if _traced() or not self._new("log_z", 0):
             return
         logits = self.sites.logits(output)
         if logits is not None:
             with torch.no_grad():
                 self._logits(logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
+                tokens = next((x for x in given if isinstance(x, Tensor) and x.shape == logits.shape[:-1] and x.dim() == 2), None)
+                if tokens is not None:
+                    count = max(1, SAMPLE // tokens.shape[1])
+                    likeliest, tokens = logits[:count].argmax(-1), tokens[:count]
+                    self._found["copied", 0] = (likeliest == tokens).float().mean()
+                    self._found["foreseen", 0] = (likeliest[:, :-1] == tokens[:, 1:]).float().mean()
 
     def _heads_of_model(self) -> None:
         """Logits of ctrans's own models, from the last state's sample: training does not call these

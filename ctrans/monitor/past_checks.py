@@ -158,15 +158,56 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
 
 
 def frozen(past: Past, limits: Limits) -> Sighting | None:
-    """A sublayer that the steps do not change, where at most a share of `share` does not change:
-    more of them are frozen on purpose.
+    """A sublayer with a matrix that the steps do not change, where at most a share of `share` of the
+    sublayers has one: more of them are frozen on purpose.
     """
-    _, values = past.of("update")
-    still = values == 0
+    _, values = past.of("unmoved")
+    still = values > 0
     places = _always(still, limits)
     if not len(places) or len(places) > limits["share"] * values.shape[1]:
         return None
-    return _seen(past, "update", int(places[0]), values, 0.0, still)
+    return _seen(past, "unmoved", int(places[np.argmax(values[-1, places])]), values, 0.0, still)
+
+
+def slow(past: Past, limits: Limits) -> Sighting | None:
+    """The median sublayer's update over its learning rate, below `limit` in each of the last `reports`
+    reports with a rate above 0, in a training with Adam's second moments.
+
+    A step that moves no weight at all was skipped, by a scaler or a reaction: none of these may be.
+    """
+    (_, rates), (_, values), (_, shares) = (past.of(name) for name in ("learning_rate", "update", "rate_share"))
+    count = int(limits["reports"])
+    known = min(len(rates), len(values), len(shares)) >= count and values.shape[1] == shares.shape[1]
+    if not known or not len(past.of("adam_gradient_ratio")[0]) or not (rates[-count:] > 0).all():
+        return None
+    _, outside = past.of("update_outside")
+    moved = np.nan_to_num(values[-count:]).max(1) > 0
+    if not (moved | (outside[-count:, 0] > 0 if len(outside) >= count else False)).all():
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):  # a sublayer whose rate is 0 is none that should move
+        shares = _medians(values[-count:] / np.where(shares[-count:] > 0, shares[-count:], np.nan)) / rates[-count:]
+    if not (shares < limits["limit"]).all():
+        return None
+    return Sighting("the median sublayer", float(shares[-1, 0]), limits["limit"], past.step, below=True)
+
+
+def leak(past: Past, limits: Limits) -> Sighting | None:
+    """In each of the last `reports` reports: a model whose attention reads later tokens names the next
+    token more often than its own, by `margin`; or a causal one names its own token at a share above
+    `limit`, with a loss below half of log V. (Tied weights do so before a training too.)
+
+    A model of hidden tokens reads later ones and names its own token: this is no leak.
+    """
+    (_, ahead), (_, own), (_, following) = (past.of(name) for name in ("ahead", "copied", "foreseen"))
+    count = int(limits["reports"])
+    if min(len(ahead), len(own)) < count:
+        return None
+    reads = ahead[-1].max() > limits["reads"]
+    known, limit = (following, own + limits["margin"]) if reads else (own, np.full_like(own, limits["limit"]))
+    low = past.losses and past.losses[-1][1] < 0.5 * math.log(max(2, past.vocabulary))
+    if not (known[-count:] > limit[-count:]).all() or not (reads or low):
+        return None
+    return _seen(past, "foreseen" if reads else "copied", 0, known, float(limit[-1, 0]), known > limit)
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:

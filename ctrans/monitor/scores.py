@@ -65,6 +65,16 @@ def row_entropy(scores: Tensor) -> Tensor:
     return share.sum(-1) / several.sum(-1).clamp(min=1)
 
 
+def weight_ahead(scores: Tensor) -> Tensor:
+    """The mean over rows i of the sum of a_ij over later tokens j > i, for each head; 0 behind a causal
+    mask.
+    """
+    rows, tokens = scores.shape[-2:]
+    places = torch.linspace(0, tokens - 1, rows, device=scores.device).round()
+    later = torch.arange(tokens, device=scores.device) > places.unsqueeze(-1)
+    return (scores.softmax(-1) * later).sum(-1).mean(-1)
+
+
 def _of_kernel(
     query: Tensor,
     key: Tensor,

@@ -34,21 +34,30 @@ class Updates:
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
     ) -> dict[tuple[str, int], Tensor]:
-        """`update` if there is a sample of before the step; `adam_gradient_ratio` if the optimiser
-        has Adam's second moments.
+        """`update`, `unmoved` and `rate_share` if there is a sample of before the step;
+        `adam_gradient_ratio` if the optimiser has Adam's second moments.
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
         found: dict[tuple[str, int], Tensor] = {}
         before, self.before = self.before, None
-        states = {} if optimizer is None else adam_states(optimizer)
+        states, rates = ({}, {}) if optimizer is None else (adam_states(optimizer), rates_of(optimizer))
         for k, group in enumerate(groups):
             end, place = ("_outside", 0) if k + 1 == len(groups) else ("", k)
             if before is not None and before[k]:
                 now = list(_samples(group))
                 if [part.shape for part in now] == [part.shape for part in before[k]]:
                     changed = torch._foreach_sub(now, before[k])
-                    found["update" + end, place] = _length(changed) / _length(before[k]).clamp(min=1e-30)
+                    norms = torch._foreach_norm(changed)
+                    found["update" + end, place] = _length(norms) / _length(before[k]).clamp(min=1e-30)
+                    still = [norm == 0 for norm, weight in zip(norms, group, strict=True) if weight.dim() > 1]
+                    if still and not end:
+                        found["unmoved", place] = torch.stack(still).float().mean()
+                    shares = [rates.get(id(weight), 0.0) for weight in group]
+                    if any(shares) and not end:
+                        small = [weight.clamp(-1, 1) for weight in before[k]]  # a step is not longer where weights have grown
+                        expected = _length(torch._foreach_mul(small, shares))
+                        found["rate_share", place] = expected / _length(before[k]).clamp(min=1e-30)
             ratio = _gradient_ratio(group, states, cut)
             if ratio is not None:
                 found["adam_gradient_ratio" + end, place] = ratio
@@ -61,6 +70,13 @@ def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, tuple[dict[str, A
     state: Mapping[Any, dict[str, Any]] = optimizer.state
     pairs = ((parameter, options) for options in optimizer.param_groups for parameter in options["params"])
     return {id(p): (state[p], options) for p, options in pairs if "betas" in options and "exp_avg_sq" in state.get(p, {})}
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> dict[int, float]:
+    """The learning rate of each parameter over the largest one, by id; nothing if all are 0."""
+    rates = {id(p): float(group["lr"]) for group in optimizer.param_groups if group["lr"] is not None for p in group["params"]}
+    largest = max(rates.values(), default=0.0)
+    return {key: rate / largest for key, rate in rates.items()} if largest > 0 else {}
 
 
 def _gradient_ratio(

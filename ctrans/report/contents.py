@@ -102,7 +102,7 @@ def page_of(results: JSONObject) -> Page:
         try:
             chapters += [*_chapters(command, group), _options(command, group)]
             asked += [_line(command, name, result) for name, result in group.items()]
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError, StopIteration) as error:
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError, StopIteration, ArithmeticError) as error:
             raise ConfigError(
                 f"{', '.join(group)}: ctrans {command} does not write this ({type(error).__name__}: {error}): make the result anew"
             ) from None

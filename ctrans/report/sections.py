@@ -20,6 +20,8 @@ from solvers.errors import shown
 JSONObject = Mapping[str, Any]
 """An object of a command's JSON."""
 Mark = Literal["", "bad", "note", "good"]
+MOST_FINDINGS = 1_000
+"""At most so many findings are shown together; the JSON has all."""
 EMPTY = ("–", "")
 """Texts of cells in which there is nothing."""
 
@@ -189,13 +191,17 @@ class ColouredText:
 @dataclasses.dataclass(frozen=True)
 class Findings:
     """Findings of a model as JSON objects, the most severe first; `title` names the model where
-    there are several.
+    there are several. Of more than `MOST_FINDINGS` it has the first, and `title` says so.
     """
 
     found: Sequence[JSONObject]
     title: str = ""
 
     def __post_init__(self) -> None:
+        if len(self.found) > MOST_FINDINGS:
+            title = f"{self.title}{': ' * bool(self.title)}the first {MOST_FINDINGS:,} of {len(self.found):,}; the JSON has all"
+            object.__setattr__(self, "title", title)
+            object.__setattr__(self, "found", self.found[:MOST_FINDINGS])
         for finding in self.found:
             finding_rows(finding)  # raises for figures of another type
             if not isinstance(finding["severity"], str):

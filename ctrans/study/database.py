@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctrans.given_files import check_file
 from ctrans.model.config import GPTConfig
 from ctrans.printable import printable
 from ctrans.study.description import PlannedRun
@@ -34,6 +35,8 @@ from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
 
 FILE, LOCK = "study.sqlite", ".study.lock"
+BESIDE = ("-wal", "-journal", "-shm")
+"""Ends of the names of files that SQLite keeps beside its own."""
 FORMAT = 2
 SCHEMA = {
     "about": "CREATE TABLE about (name TEXT, value TEXT, digest TEXT)",
@@ -169,9 +172,12 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
         try:
             if write:
                 directory.mkdir(parents=True, exist_ok=True)
-                lock(stack.enter_context((directory / LOCK).open("a")), f"works on the study in {str(directory)!r}")
+                stack.enter_context(lock(directory / LOCK, f"works on the study in {str(directory)!r}"))
             elif not path.is_file():
                 raise ConfigError(f"there is no {FILE} in {str(directory)!r}: give the --out of a study")
+            for each in (path, *(path.with_name(FILE + end) for end in BESIDE)):
+                if each.exists():
+                    check_file(each)  # SQLite would wait for a pipe
             # a reader may have to undo what a killed process began to write
             mode = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"
             connection = stack.enter_context(contextlib.closing(sqlite3.connect(mode, uri=True, timeout=30.0)))

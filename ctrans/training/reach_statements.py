@@ -85,13 +85,17 @@ def step_of_adam(draw: Draw, printed: bool) -> Trials:
     "reach-of-training",
     11,
     "ctrans",
-    "behind output norms AdamW with rates eta_t moves X_D at most T (g + b + 2 sum_t eta_t c_t) from X_0 (rms), whatever the gradients are",
+    "behind output norms AdamW with rates eta_t moves X_D at most T (g + b + 2 sum_t eta_t c_t) from X_0 (rms), whatever the gradients "
+    "are, for eta_t times the weight decay up to 2",
     share=0.1,
 )
 def reach_of_training(draw: Draw) -> Trials:
     """rms(X_D - X_0) <= sum_k h_k (g_k + b_k + 2 sum_t eta_t c_t) after steps of torch's AdamW with
     random gradients, peri or output. One step of Adam reaches it where all maps give the same
     signs, and gains and offsets grow with them.
+
+    Beyond eta_t decay = 2 the decay alone makes a weight larger: it multiplies it by 1 - eta_t
+    decay.
     """
     made = random_model(draw, draw.choice(OUTPUT))
     norms = [known(part.output_norm) for part in made.depth.sublayers]
@@ -131,7 +135,8 @@ def _reached(draw: Draw, rate: float) -> Trial:
     "common-step",
     11,
     "ctrans",
-    "where fields are constant, Adam on the output norms' offsets moves all tokens alike, by T sum_t eta_t (rms)",
+    "where fields are constant and the loss is linear in X_D, Adam on the output norms' offsets moves all tokens alike, by T "
+    "sum_t eta_t (rms)",
     1e-9,
     0.1,
 )
@@ -140,6 +145,7 @@ def common_step(draw: Draw) -> Trials:
     Adam on the offsets of `peri` with maps of weight 0; L = mean over tokens of <X_D, vector>.
 
     Then dL/d offset_k = h_k vector at all depths and steps, and each step is -eta_t sign(vector).
+    Another loss also moves all tokens alike, but less far once its gradient turns.
     """
     made = random_model(draw, "peri", norm="layernorm", depth=1 + draw.integer(4))
     for sublayer in made.depth.sublayers:

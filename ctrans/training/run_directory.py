@@ -29,6 +29,7 @@ from typing import IO
 
 import safetensors
 
+from ctrans.given_files import no_regular_file
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import SUMS, damage, sums
 from solvers import ConfigError
@@ -101,9 +102,8 @@ class RunDirectory:
         """
         with self.changing():
             self.directory.mkdir(parents=True, exist_ok=True)
-            file = (self.directory / LOCK).open("a")
+            file = lock(self.directory / LOCK, f"is training in {str(self.directory)!r}")
         with file:
-            lock(file, f"is training in {str(self.directory)!r}")
             yield  # keep the file: with a new one, two processes could each have a lock
 
     def step_directory(self, step: int) -> Path:
@@ -276,16 +276,25 @@ class RunDirectory:
         _flush(self.directory)
 
 
-def lock(file: IO[str], other: str) -> None:
-    """Locks an open file against other processes. Raises ConfigError that says what the other one
-    does, if one has the lock.
+def lock(path: Path, other: str) -> IO[bytes]:
+    """The file, made if needed, and locked against other processes until it is closed. Raises
+    ConfigError that says what the other one does, if one has the lock, and for no regular file.
     """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"another process {other}: wait for its end, or choose another --out") from None
-    except OSError:
-        pass  # a file system without locks
+    with contextlib.ExitStack() as stack:
+        # without waiting, as opening a pipe does
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        file = stack.enter_context(open(handle, "r+b", buffering=0))
+        what = no_regular_file(os.fstat(handle).st_mode)
+        if what:
+            raise ConfigError(f"cannot lock {str(path)!r}: it is {what}, and no regular file: move it away")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another process {other}: wait for its end, or choose another --out") from None
+        except OSError:
+            pass  # a file system without locks
+        stack.pop_all()
+        return file
 
 
 def _free(path: str) -> str:

@@ -45,6 +45,7 @@ MODULES = (
     "stability.transport.transport_statements",
     "stability.attention.theta_statements",
     "stability.attention.lipschitz_statements",
+    "stability.backward.path_statements",
     "stability.initialisation.initial_statements",
     "training.reach_statements",
 )

@@ -24,6 +24,7 @@ PICTURES = {
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "prediction": ("-m benchmarks.prediction --kept --stage sealed --out it", "it/study.png"),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
+    "continuous": ("-m benchmarks.continuous --report --out it.png", "it.png"),
     "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
 }
 """By name: what Python is asked, and where the picture is then."""

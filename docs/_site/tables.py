@@ -9,12 +9,19 @@ sys.path[0] = str(ROOT)
 from ctrans.findings import limits_table  # noqa: E402
 from ctrans.report.words import verdicts_table  # noqa: E402
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS  # noqa: E402
+from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS  # noqa: E402
 
-TABLES = {"diagnose.md": limits_table(CHECKS), "screen.md": verdicts_table()}
+TABLES = {
+    "commands/diagnose.md": [limits_table(CHECKS)],
+    "commands/screen.md": [verdicts_table()],
+    "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],
+}
 
-for name, table in TABLES.items():
-    path = ROOT / "docs" / "commands" / name
-    page, heading = path.read_text(encoding="utf-8"), table.strip().splitlines()[0]
-    before, _, rest = page.partition(heading)
-    after = rest[rest.index("\n\n") :]
-    path.write_text(before + table.strip() + after, encoding="utf-8")
+for name, tables in TABLES.items():
+    path = ROOT / "docs" / name
+    page, done = path.read_text(encoding="utf-8"), ""
+    for table in tables:
+        heading = table.strip().splitlines()[0]
+        before, _, rest = page.partition(heading)
+        done, page = done + before + table.strip(), rest[rest.index("\n\n") :]
+    path.write_text(done + page, encoding="utf-8")

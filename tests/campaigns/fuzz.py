@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import io
 import json
+import pickle
 import re
 import sqlite3
 import tempfile
@@ -38,6 +39,7 @@ from ctrans.findings import Finding
 from ctrans.given_files import read_json
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import skeleton
+from ctrans.interop.distributed_checkpoint import distributed_weights
 from ctrans.interop.hugging_face import weight_files
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.nanogpt import read_nanogpt
@@ -274,6 +276,28 @@ def index(data, place):
     for name in weight_files(place):
         assert (place / name).parent == place
         assert Path(name).name == name
+
+
+@target("bytes", lambda: [pickle.dumps(distributed_metadata(), protocol) for protocol in (2, 4)])
+def distributed(data, place):
+    """The metadata of a distributed checkpoint: what they name are files here."""
+    written(place, ".metadata", data)
+    assert all(weight.path == place for weight in distributed_weights(place).values())
+
+
+def distributed_metadata():
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    chunk = ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))
+    held = {"w": TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([2]), [chunk])}
+    return Metadata(held, storage_data={MetadataIndex("w", [0]): _StorageInfo(".metadata", 0, 99)})
 
 
 STUDIES = [

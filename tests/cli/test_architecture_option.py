@@ -139,3 +139,13 @@ def test_what_cannot_be_is_said_in_a_line(arguments, words):
     assert result.exit_code == 2, result.output
     assert len(result.stderr.strip().splitlines()) == 1
     assert any(word in result.stderr for word in words.split("|"))
+
+
+def test_a_model_of_images_without_images_is_refused_before_it_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr("ctrans.cli.model_sources.from_architecture", None)  # which passes an image of 224 by 224
+    config = {"model_type": "deit", "architectures": ["DeiTForImageClassification"], "hidden_size": 32, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "intermediate_size": 64, "patch_size": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run("simulate", "--architecture", tmp_path / "config.json", "--batch", 1)
+    assert result.exit_code == 2
+    assert "reads no text: give --images PATH" in result.output

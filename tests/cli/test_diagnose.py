@@ -27,7 +27,7 @@ def test_the_dead_gain_is_named_first_with_place_and_figure(dying, columns, tmp_
     assert result.exit_code == 0, result.output
     page = result.stdout.partition("Written: ")[0]
     words = " ".join(page.split())
-    assert "1. dead gain around the state (broken) where block 1, FFN (segment 3), the norm around the state figure" in words
+    assert "1. dead gain around the state (serious) where block 1, FFN (segment 3), the norm around the state figure" in words
     assert "|gamma| = 4.8e-33 in channel 5" in words
     assert "fix Set the gain to the norm's median" in words
     assert max(map(len, page.splitlines())) <= columns
@@ -70,7 +70,7 @@ def test_other_commands_certify_what_they_can_and_say_what_serves_instead(dying,
     seen = run("screen", "--checkpoint", dying, "--quick", "--batch", 1, "--out", tmp_path / "c")
     assert seen.exit_code == 0, seen.output
     assert seen.stdout.startswith("diagnosis, the most severe first")
-    assert seen.stdout.splitlines()[1].startswith("1. dead gain around the state (broken): block 1, FFN (segment 3)")
+    assert seen.stdout.splitlines()[1].startswith("1. dead gain around the state (serious): block 1, FFN (segment 3)")
 
 
 @pytest.mark.parametrize(

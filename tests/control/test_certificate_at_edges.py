@@ -9,7 +9,7 @@ import torch
 from ctrans.control import StepImage, admissible_set, certify
 from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
-from ctrans.norm import NORMS, RMSNorm
+from ctrans.norm import NORMS, LayerNorm, RMSNorm
 from tests.cases import PAPERS
 
 every = pytest.mark.parametrize("name", PAPERS)
@@ -144,6 +144,15 @@ def test_costates_whose_squares_are_no_numbers(dtype, size, features):
     ordinary = certify(admissible_set(norm, "peri"), (P / size).to(dtype), features=given)
     assert certificate.verdict == ordinary.verdict
     assert certificate.findings.keys() >= {words for words in ordinary.findings if "found" not in words}
+
+
+@pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
+@pytest.mark.parametrize("size", [1e-23, 2e19, 1e25, 1e37])
+def test_support_in_float32_where_squares_are_no_numbers(kind, size):
+    P = size * torch.tensor([[1.0, 2, -1], [0.5, 1, 0]])
+    found = admissible_set(kind(3).requires_grad_(False), "peri").support(P)
+    exact = admissible_set(kind(3).double().requires_grad_(False), "peri").support(P.double())
+    assert float(found) == pytest.approx(float(exact), rel=1e-5, abs=0)
 
 
 def test_a_velocity_above_h_is_no_agreement(monkeypatch):

@@ -231,7 +231,7 @@ DOUBLED = b"".join(b"h%c\x86q%c" % (i, i + 1) for i in range(60))
     ids=["bytes beyond the file", "a key whose hash takes years"],
 )
 def test_a_pickle_that_costs_more_than_its_model_is_refused(bytes_of_pickle, tmp_path, monkeypatch):
-    monkeypatch.setattr("ctrans.interop.nanogpt.SECONDS", 2)
+    monkeypatch.setattr("ctrans.interop.pickled.SECONDS", 2)
     pickled(tmp_path / "ckpt.pt", bytes_of_pickle)
     began = time.monotonic()
     with pytest.raises(ConfigError, match="a model of its size needs less"):

@@ -31,6 +31,12 @@ def well(i):
         "step_share": [0.5] * 6,
         "gradient": [0.3] * 6,
         "update": [1e-3] * 6,
+        "rate_share": [1.0] * 6,
+        "unmoved": [0.0] * 6,
+        "learning_rate": 1e-3,
+        "ahead": [0.0] * 6,
+        "copied": 0.2,
+        "foreseen": 0.3,
         "adam_gradient_ratio": [1.0] * 6,
         "routing": [math.nan, 0.9] * 3,
         "logit": [2.0] * 6,
@@ -67,7 +73,9 @@ FAULTS = {
     "attention collapsed": at("entropy", 1, lambda i: 0.8 * 0.5**i),
     "step larger than the state": lambda i, figures: {"step_share": [3.0] * 6},
     "dead layer": at("velocity", 4, lambda i: 0.0),
-    "frozen layer": at("update", 4, lambda i: 0.0),
+    "frozen layer": at("unmoved", 4, lambda i: 0.5),
+    "updates near zero": lambda i, figures: {"update": [1e-5] * 6},
+    "targets leak": lambda i, figures: {"copied": 1.0, "loss": 0.05},
     "router collapse": at("routing", 3, lambda i: 0.13),
 }
 
@@ -89,6 +97,12 @@ def told(change=None, half=False, reports=16):
 def test_nothing_is_said_of_a_training_that_is_well():
     assert told() == []
     assert told(half=True) == []
+
+
+def test_steps_that_are_skipped_are_no_updates_near_zero():
+    assert told(lambda i, figures: {"update": [0.0] * 6}) == []
+    rounded = told(lambda i, figures: {"update": [0.0] * 6, "update_outside": 1e-4})
+    assert [alarm.check for alarm in rounded] == ["updates near zero"]
 
 
 @pytest.mark.cases(15)

@@ -14,7 +14,11 @@ from ctrans.model.checkpoint import load
 from ctrans.monitor import ALARMS
 from ctrans.monitor.log import LOG, LogWriter, read_log
 from ctrans.monitor.log_lines import Header, Report
+from ctrans.report.contents import page_of
+from ctrans.report.files import to_json
+from ctrans.report.html import render
 from ctrans.report.pages.watch_page import BARS, sparkline
+from ctrans.report.sections import MOST_FINDINGS, Findings
 from ctrans.report.terminal import show
 from tests.cli.test_commands import run, strict
 from tests.cli.test_train import TINY
@@ -144,3 +148,15 @@ def test_probes_and_reactions_without_a_monitor_are_refused(tmp_path):
         result = run("train", *TINY, "--out", tmp_path, *words)
         assert result.exit_code == 2
         assert "--monitor" in result.stderr
+
+
+def test_a_log_of_very_many_findings_makes_a_page_of_some_that_says_of_how_many(tmp_path):
+    write(tmp_path)
+    made = watch.findings(read_log(tmp_path))
+    few = {"command": "watch", **json.loads(to_json(made))}
+    many = {**few, "findings": [{**few["findings"][0], "step": step} for step in range(3 * MOST_FINDINGS)]}
+    page = render(page_of({"watch": many}))
+    assert page.count('<article class="finding">') == MOST_FINDINGS + 8
+    assert f"the last 1,000 of {3 * MOST_FINDINGS - 8:,} earlier findings; the JSON has all" in page
+    assert render(page_of({"watch": few})).count('<article class="finding">') == 1
+    assert Findings(many["findings"], "mine").title == "mine: the first 1,000 of 3,000; the JSON has all"

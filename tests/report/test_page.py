@@ -30,6 +30,15 @@ from solvers import ConfigError
 from tests.cli.test_study import kept
 from tests.monitor.test_watch import write
 
+CONVERGED = {
+    "limit": "substeps",
+    "method": "euler",
+    "placement": "pre",
+    "sizes": [2, 4],
+    "errors": [0.2, 0.1],
+    "formal": 1,
+    "order": 1.0,
+}
 TINY = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]
 CALLS = {
     "simulate": ["--placement", "pre", "--placement", "post", *TINY],
@@ -308,6 +317,10 @@ def test_every_result_has_a_page_known_or_not():
         ({"a": []}, "no result of a ctrans command"),
         ({"a": {"command": "screen"}}, "ctrans screen does not write this"),
         ({"a": {"command": "simulate", "placements": {"pre": 3}}}, "ctrans simulate does not write this"),
+        (
+            {"a": {"command": "convergence", "results": [dict(CONVERGED, sizes=["inf", 4])]}},
+            "ctrans convergence does not write this .ZeroDivisionError",
+        ),
     ],
 )
 def test_what_is_no_result_is_refused(kept, words):

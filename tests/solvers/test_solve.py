@@ -397,3 +397,13 @@ def test_a_request_is_refused_for_what_is_wrong_with_it_and_else_carried_out(met
         # the first field can blow up; where it cannot, and 200 steps can meet the tolerance, nothing may fail
         tight = METHODS[method].adaptive and (METHODS[method].order < 4 or (rtol or 1e-6) < 1e-6)
         assert power > 1 or abs(scale) > 1 or tight
+
+
+@pytest.mark.parametrize("method", ["euler", "rk4", "dopri5"])
+def test_of_several_solutions_from_a_point_without_lipschitz_one_is_returned(method):
+    """x' = sqrt|x| has x = 0 and x = t^2/4 from 0; from just beside it there is one."""
+    segment = Segment(0.0, 2.0, lambda t, x: x.abs().sqrt())
+    options = {"rtol": 1e-8, "atol": 1e-30} if method == "dopri5" else {"steps": 500}
+    still, moved = (solve([segment], torch.tensor([x], dtype=torch.float64), method=method, **options) for x in (0.0, 1e-12))
+    assert (still.status, float(still.x1)) == (Status.SUCCESS, 0.0)
+    assert float(moved.x1) == pytest.approx(1.0, rel=5e-2)

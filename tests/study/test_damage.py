@@ -1,5 +1,6 @@
 """A draw of the campaign of damaged study files, each day another one: the seed is in the message."""
 
+import os
 import random
 import shutil
 import sys
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from ctrans.study.database import open_store
+from ctrans.study.database import BESIDE, FILE, LOCK, open_store
 from solvers import ConfigError
 from tests.campaigns import studies
 from tests.campaigns.harness import Part
@@ -58,3 +59,18 @@ def test_a_study_on_a_disk_that_fails_or_killed_at_a_file_operation_goes_on(stud
     counts, faults = studies.on_a_disk_of_its_own(study, Part(SEED, 0.01))
     assert not faults, f"seed {SEED}: {faults}"
     assert min(counts.values()) >= 5
+
+
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize("name", [LOCK, FILE, *(FILE + end for end in BESIDE)])
+def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(name, write, tmp_path):
+    with open_store(tmp_path) as store:
+        store.tell("name", "mine")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    if name == LOCK and not write:
+        with open_store(tmp_path, write=False) as store:
+            assert store.about("name") == "mine"
+        return
+    with pytest.raises(ConfigError, match="pipe" if write or name != FILE else "there is no"), open_store(tmp_path, write=write):
+        pass

@@ -138,3 +138,10 @@ def test_a_wrong_file_is_refused_by_name(what, tmp_path):
     (tmp_path / "a.toml").write_text(content)
     with pytest.raises(ConfigError, match=said):
         read_study(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize("key", ["a" + ".a" * 400_000, '"a"' + '."a"' * 200_000, "a" + ".a" * 99, '","' + '.","' * 200_000])
+def test_a_key_of_very_many_parts_is_named_at_once(key, tmp_path):
+    (tmp_path / "s.toml").write_text(f"base.{key} = 1\n")
+    with pytest.raises(ConfigError, match="nested more than 100 deep"):
+        read_study(tmp_path / "s.toml")

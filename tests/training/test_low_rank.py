@@ -138,3 +138,14 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path):
 
 def test_kept_runs_are_those_without_updates():
     assert BEFORE["training"]["low_rank"] == TrainConfig().low_rank == 0
+
+
+def test_a_base_that_has_updates_itself_is_named(tmp_path, monkeypatch):
+    """From the directory that holds it, it would be its own base, without an end."""
+    train(fresh(), settings(iterations=1), TEXT, out=tmp_path)
+    place = tmp_path / "checkpoints"
+    shutil.copy((tmp_path / "last").resolve() / "adapter.safetensors", place / "base")
+    monkeypatch.chdir(place)
+    for directory in ("base", tmp_path / "last"):
+        with pytest.raises(ConfigError, match=r"has adapter\.safetensors itself"):
+            load(directory)

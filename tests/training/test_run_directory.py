@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ctrans.model.sums import SUMS, damage
 from ctrans.training import run_directory as module
-from ctrans.training.run_directory import RunDirectory
+from ctrans.training.run_directory import LOCK, RunDirectory
 from solvers import ConfigError
 
 FILES = {"config.json": b"{}", "model.safetensors": bytes(range(100)), "train.json": b"state"}
@@ -319,3 +319,10 @@ def test_a_link_that_cannot_be_replaced_is_one_sentence_and_leaves_no_litter(tmp
     with pytest.raises(ConfigError, match=r"cannot write to directory .*the checkpoint of step 1 is intact"):
         store.go_back(1)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last", "best"}
+
+
+def test_a_lock_that_is_a_pipe_is_named_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(ConfigError, match="it is a pipe"), RunDirectory(tmp_path).locked():
+        pass
+    assert os.listdir(tmp_path) == [LOCK]

@@ -13,9 +13,10 @@ from ctrans.control.hjb import Grid, solve_hjb
 from ctrans.control.hjb_study import NearestTarget
 from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
 from ctrans.control.sets_by_norm import image_of
-from ctrans.norm import SphereNorm
+from ctrans.norm import RMSNorm, SphereNorm
 from ctrans.norm.random_norms import norm_words, random_norm
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, statement
+from solvers import Segment, solve
 
 
 def _smooth(x: Tensor) -> Tensor:
@@ -123,6 +124,62 @@ def flat(draw: Draw) -> Trials:
     most, G = float(hopf_lax(terminal, x, remaining, hull).amax()), terminal(x)
     words = f"T - t = {remaining:.1g}: Phi is at most {most:.1g} where G is up to {float(G.amax()):.2g}"
     return [Trial(most, words), equal(hopf_lax(terminal, x, 0.0, hull), G, "Phi at T against G")]
+
+
+@statement(
+    "theorem-2-optimum",
+    4,
+    "Kan, theorem 2",
+    "where G has a least point z, optimal fields have every sup|f| >= |z - X_0|/T, and none less; under cross-entropy without a "
+    "final norm none is optimal where w_y is no weighted mean of the other rows: a loss of e takes T sup|f| >= "
+    "log((V - 1)/(exp(e) - 1))/max_v |w_y - w_v| - |X_0|, attained",
+    1e-9,
+    0.25,
+    printed=Printed("the optimal velocity is unbounded in magnitude", 1e-9, 0.05),
+)
+def optimal_fields(draw: Draw, printed: bool) -> Trials:
+    """The straight field (z - X_0)/T, and the same with a detour R cos(2 pi t/T) e that ends where
+    it began, both reach z to rounding, by RK4; R is free. No field is slower: |z - X_0| <= T
+    sup|f|.
+
+    Cross-entropy of V classes: the bound at random states for V = 3 to 6, equal for V = 2 along w_y
+    - w_v from X_0 = 0. Behind a final norm the loss of c x does not fall with c. Rows 0, w and -w
+    with y the first have the least loss log 3, at x = 0.
+
+    Printed: the straight field, whose size is |z - X_0|/T, is no optimum. The paper's text reads
+    "can be arbitrarily large", as the detour is: this is right where G has a least point.
+    """
+    d, horizon, size = 2 + draw.integer(4), draw.uniform(0.2, 3), draw.log_uniform(0, 3)
+    x0, z, e = draw.normal(3, d)
+    straight, detour = (z - x0) / horizon, size * e / e.norm()
+
+    def end(radius: float) -> Tensor:
+        segment = Segment(0.0, horizon, lambda t, x: straight + radius * math.cos(2 * math.pi * t / horizon) * detour)
+        return solve([segment], x0, method="rk4", steps=8).x1
+
+    if printed:
+        missed = float((end(0.0) - z).norm())
+        return Trial(1.0 - missed, f"sup|f| = {float(straight.norm()):.3g} misses the least point of G by {missed:.1g}")
+    classes = 2 if draw.flag() else 3 + draw.integer(4)
+    w, x = draw.normal(classes, d), draw.log_uniform(-1, 1) * draw.normal(d)
+    steepest = (w[0] - w[1:]).norm(dim=-1).max()
+    if classes == 2:
+        x = x.norm() * (w[0] - w[1]) / steepest
+    loss, behind = _entropy(w @ x), [_entropy(w @ RMSNorm(d, 0.0).double()(c * x)) for c in (1.0, 1000.0)]
+    needed = ((classes - 1) / loss.expm1()).log() / steepest
+    return [
+        equal(end(0.0), z, "the straight field's end"),
+        equal(end(1.0), z, f"the end of a field with a detour of {size:.3g}", size),
+        at_most(needed, x.norm(), f"{classes} classes, loss {float(loss):.3g}: the length needed against |X(T)|"),
+        equal(x.norm() if classes == 2 else needed, needed, "two classes, straight: |X(T)| against the length needed"),
+        equal(behind[1], behind[0], "behind a final norm, the loss of 1000 x against that of x"),
+        at_most(math.log(3), _entropy(torch.stack([0 * x, w[1], -w[1]]) @ x), "w_y = 0 between w and -w: log 3 against the loss"),
+    ]
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    """-log softmax_0 of logits, to relative rounding."""
+    return (logits[1:] - logits[0]).exp().sum().log1p()
 
 
 @statement("grid-solution", 4, "ctrans", "a grid solver of the PDE converges to Hopf-Lax in the plane", 0.0, 0)

@@ -15,6 +15,7 @@ from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
 from ctrans.report.progress import duration
 from ctrans.report.sections import (
+    MOST_FINDINGS,
     Answer,
     Cell,
     Chapter,
@@ -151,8 +152,17 @@ def _not_seen(run: JSONObject) -> list[str]:
 def _found(runs: JSONObject) -> tuple[list[Findings], list[Findings]]:
     """The newest findings of each run, and the ones before."""
     runs = {name if len(runs) > 1 else "": run["findings"] for name, run in runs.items()}
-    newest, older = ([Findings(found[part], title) for title, found in runs.items()] for part in (LATE, EARLY))
+    newest = [Findings(found[LATE], title) for title, found in runs.items()]
+    older = [_older(found[EARLY], title) for title, found in runs.items()]
     return newest, older
+
+
+def _older(found: Sequence[JSONObject], title: str) -> Findings:
+    """The newest of earlier findings, as many as are shown."""
+    if len(found) <= MOST_FINDINGS:
+        return Findings(found, title)
+    said = f"the last {MOST_FINDINGS:,} of {len(found):,} earlier findings; the JSON has all"
+    return Findings(found[-MOST_FINDINGS:], f"{title}{': ' * bool(title)}{said}")
 
 
 def _figures(name: str, run: JSONObject) -> Table:

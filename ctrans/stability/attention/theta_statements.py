@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -224,3 +226,73 @@ def top_k(draw: Draw) -> Trial:
     k = 1 + draw.integer(entries)
     p = (torch.arange(entries) < k).double() / k
     return equal(balanced_mass(p).lower, 1 - (1 - 2 * (k // 2) / k) ** 2, f"mass 1/{k} on {k} of {entries} tokens", 1.0)
+
+
+def _total_variation(p: Tensor, q: Tensor) -> Tensor:
+    return (p - q).abs().sum() / 2
+
+
+@statement(
+    "remark-b.1",
+    9,
+    "Emadi, remark B.1",
+    "|J x|_1 is twice the total variation by which x moves the row, to first order",
+    1e-6,
+    as_printed=True,
+)
+def first_order_variation(draw: Draw) -> Trial:
+    """|J x|_1 of the closed form against 2 TV/h, TV between the rows at logits u + h x/2 and u - h
+    x/2, h = 1e-4: the error is of order h^2.
+    """
+    u, tau, h = draw.normal(2 + draw.integer(9)), draw.uniform(0.2, 3.0), 1e-4
+    x = 2 * draw.unit(len(u)) - 1
+    moved = _total_variation(*(((u + sign * h / 2 * x) / tau).softmax(-1) for sign in (1, -1)))
+    return equal(2 * moved / h, (softmax_jacobian((u / tau).softmax(-1), tau) @ x).abs().sum(), "2 TV/h against |J x|_1")
+
+
+@statement(
+    "total-variation",
+    9,
+    "ctrans, on Emadi, remark B.1",
+    "logits that move by at most r move a row by a total variation of at most tanh(r/(2 tau)), attained",
+)
+def finite_variation(draw: Draw) -> Trials:
+    """The largest TV over all sign vectors times r against tanh(r/(2 tau)); equal for two entries
+    with logits r/2 and -r/2 that swap.
+
+    A half S of the row has odds that grow by a factor of at most e^(2r/tau), so that its mass grows
+    by at most s(z + r/tau) - s(z - r/tau) <= 2 s(r/tau) - 1, s the logistic function.
+    """
+    u, tau, r = draw.normal(2 + draw.integer(7)), draw.uniform(0.2, 3.0), draw.log_uniform(-3, 1)
+    row, most = (u / tau).softmax(-1), math.tanh(r / (2 * tau))
+    moved = ((u + r * (2 * all_subsets(len(u)) - 1)) / tau).softmax(-1)
+    pair = torch.tensor([r / 2, -r / 2], dtype=torch.float64) / tau
+    return [
+        within((moved - row).abs().sum(-1).max() / 2, most, f"L = {len(u)}, r/tau = {r / tau:.3g}: TV"),
+        equal(_total_variation(pair.softmax(-1), (-pair).softmax(-1)), most, "two entries that swap", max(most, 1e-3)),
+    ]
+
+
+@statement(
+    "remark-b.2",
+    9,
+    "Emadi, remark B.2",
+    "|J_softmax|_2 <= theta/(2 tau), attained by rows of two entries",
+    printed=Printed("|J_softmax|_2 <= 1/(2 tau)"),
+)
+def spectral_softmax(draw: Draw, printed: bool) -> Trials:
+    """The largest eigenvalue of J against theta/(2 tau), theta over every subset; equal for two
+    entries.
+
+    x'Jx is the variance of x over the row, divided by tau. A vector of length 1 has a range of at
+    most sqrt(2), and the largest variance of a range w is w^2 theta/4. Printed: 1/(2 tau).
+    """
+    p, tau = random_row(draw, 10), draw.uniform(0.2, 3.0)
+    pair, cases = random_row(draw, 2, 2), []
+    for row in (p, pair):
+        bound = (1.0 if printed else float(theta_of_subsets(row))) / (2 * tau)
+        largest = torch.linalg.eigvalsh(softmax_jacobian(row, tau))[-1]
+        cases.append(within(largest, bound, f"L = {len(row)}: |J|_2"))
+        if row is pair and not printed:
+            cases.append(within(bound, largest, "two entries: theta/(2 tau) against |J|_2"))
+    return cases

@@ -9,17 +9,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from ctrans.as_found import leaving_as_found
-from ctrans.findings import SEVERITIES, Finding, Reading, Readings, in_words
+from ctrans.findings import SEVERITIES, Checks, Finding, Reading, Readings, in_words
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivities
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.forward_instruments import sensitivity_readings
+from ctrans.stability.diagnosis.instruments import INSTRUMENTS
 from ctrans.stability.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.stability.diagnosis.reading import cut, place_of
 from ctrans.stability.diagnosis.weight_readings import weight_readings
@@ -51,6 +52,8 @@ class Diagnosis:
     unknown: dict[str, str]
     texts: int = 1
 
+    checks: ClassVar[Checks] = CHECKS
+
     symptoms = old_member("symptoms", "findings")
 
     @property
@@ -60,14 +63,14 @@ class Diagnosis:
     @property
     def examined(self) -> list[str]:
         """The checks whose quantity has a reading."""
-        return [name for name, check in CHECKS.items() if self.readings.get(check.quantity)]
+        return [name for name, check in self.checks.items() if self.readings.get(check.quantity)]
 
     @property
     def unexamined(self) -> list[str]:
         """The checks whose quantity has no reading: the model has no such part, or it was not
         measured (`unknown`).
         """
-        return [name for name in CHECKS if name not in self.examined]
+        return [name for name in self.checks if name not in self.examined]
 
     @property
     def near(self) -> dict[str, Reading]:
@@ -76,12 +79,12 @@ class Diagnosis:
 
         Without checks that are findings or that findings suppress.
         """
-        return CHECKS.near(self.readings, [finding.check for finding in self.findings])
+        return self.checks.near(self.readings, [finding.check for finding in self.findings])
 
     @property
     def summary(self) -> str:
         """The number of findings by severity, and the number of checks that were measured."""
-        looked = f"{len(self.examined)} of {len(CHECKS)} kinds of finding were examined"
+        looked = f"{len(self.examined)} of {len(self.checks)} kinds of finding were examined"
         if self.unexamined:
             looked += ", the others need parts or options that are not here"
         if self.healthy:
@@ -98,15 +101,21 @@ class Diagnosis:
             for word, text in in_words(dataclasses.asdict(finding)).items():
                 lines += textwrap.wrap(text, WIDTH, initial_indent=f"   {word:<7}", subsequent_indent=" " * 10)
         close = [
-            f"close to a limit: {name}: {r.place}: {r.figure} (a finding {CHECKS[name].limit})" for name, r in self.near.items()
+            f"close to a limit: {name}: {r.place}: {r.figure} (a finding {self.checks[name].limit})"
+            for name, r in self.near.items()
         ]
         missing = [f"not measured: {name}: {why}" for name, why in self.unknown.items()]
         if self.unexamined:
-            needs = [f"{name} (needs {CHECKS[name].requires or 'a walk'})" for name in self.unexamined]
+            needs = [f"{name} (needs {self.checks[name].requires or 'a walk'})" for name in self.unexamined]
             missing.append(f"not examined, so neither found nor ruled out: {'; '.join(needs)}")
         for part in (close, missing):
             lines += ["", *(line for each in part for line in textwrap.wrap(each, WIDTH, subsequent_indent="  "))] if part else []
         return "\n".join(lines)
+
+
+def readings_in(model: Mapping[str, Any]) -> Readings:
+    """The readings of a diagnosis from its JSON object."""
+    return {quantity: [Reading(**each) for each in found] for quantity, found in model["readings"].items()}
 
 
 @checked

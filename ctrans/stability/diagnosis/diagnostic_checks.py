@@ -1,76 +1,18 @@
-"""The checks of `ctrans diagnose`, and the instruments that measure them.
-
-A new finding is an instrument in `INSTRUMENTS`, with the quantities that it `offers`, and one entry
-of `CHECKS`.
-"""
+"""The checks of `ctrans diagnose`. A new finding is one entry of `CHECKS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from ctrans.findings import OURS, Check, Checks, tried
+from ctrans.stability.diagnosis.forward_instruments import DEAD, LEAST_ENTROPY, OUTLIER
+from ctrans.stability.diagnosis.instruments import INSTRUMENTS as INSTRUMENTS
+from ctrans.stability.diagnosis.instruments import offered
+from ctrans.stability.diagnosis.shared_limits import COLLAPSED, GUESSING, LOSS_EXCESS, MOST_SIMILAR, SATURATED, WORST_EXCESS
 
-from ctrans.findings import OURS, Check, Checks
-from ctrans.stability.diagnosis import weight_readings
-from ctrans.stability.diagnosis.forward_instruments import (
-    DEAD,
-    LEAST_ENTROPY,
-    BlockMoves,
-    EmbeddingShare,
-    EpsShare,
-    GainsByNorm,
-    HeadRows,
-    StatesByDepth,
-    SublayerMoves,
-    ZeroHeads,
-)
-from ctrans.stability.diagnosis.future_tokens import ReadsAhead
-from ctrans.stability.diagnosis.loss_instruments import CostatesByDepth, DecayOverThreshold, Logits, TiedGradients
-from ctrans.walk import Instrument
-
-INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
-    "gains": GainsByNorm,
-    "states": StatesByDepth,
-    "what blocks do": BlockMoves,
-    "heads": HeadRows,
-    "heads of zeros": ZeroHeads,
-    "eps": EpsShare,
-    "embedding": EmbeddingShare,
-    "what sublayers add": SublayerMoves,
-    "logits and loss": Logits,
-    "costates": CostatesByDepth,
-    "tied weights": TiedGradients,
-    "what tokens read": ReadsAhead,
-}
-"""Instruments by name. Each has readings of the quantities that its class `offers`."""
-
-MOST_SIMILAR, WORST_EXCESS = 0.99, 1.0
-"""Limits that the screening shares: of the mean cosine of two tokens, and of the loss above
-guessing in nats.
-"""
-LOSS_EXCESS = (
-    "the loss on this text minus log V, the loss of equal probabilities, in nats; fresh weights differ by a few tenths by chance"
-)
-SATURATED = (
-    "Add norms on queries and keys, raise the temperature of the softmax or warm it up (ctrans train --temperature-start), lower the "
-    "learning rate, or decay W_Q and W_K. Do nothing if the model is trained and only used."
-)
-COLLAPSED = "Add a norm before or behind each sublayer, add less per sublayer (--dt below 1), or use fewer blocks."
-GUESSING = (
-    "At the start of a training: a smaller head or embedding. For a trained model: use its own tokenizer and the kind of text that it "
-    "was trained on."
-)
 _GAIN = "smallest |gamma_i| of a norm over its median |gamma_i|"
 _DEAD_SOURCE = f"{OURS}: smallest gains of trained models are 0.1 to 1 of the median, and bfloat16 has 3 digits"
 _RESET_GAIN = "Set the gain to the norm's median and train on, or keep weight decay off gains."
 _JACOBIAN = "h |dv/dX|_2, with the velocity v of a sublayer and its length h (its dt)"
 _NEIGHBOURS = f"{OURS}: neighbours in trained and in fresh models differ by less than 10"
-_OWN = (*weight_readings.OFFERS, *DecayOverThreshold.offers, "sensitivity")
-
-
-def offered(check: Check) -> bool:
-    """Whether an instrument of a diagnosis offers the check's quantity."""
-    return check.quantity in _OWN or any(check.quantity in getattr(each, "offers", ()) for each in INSTRUMENTS.values())
-
-
 CHECKS = Checks(
     "diagnosis",
     {
@@ -90,7 +32,7 @@ CHECKS = Checks(
             "change by a later token",
             "relative change of an earlier token's state when a second pass changes only the last token, over the root of machine epsilon",
             "broken",
-            f"a model must not read the tokens that it predicts; the limit, the root of machine epsilon, is {OURS}",
+            f"a model must not read the tokens that it predicts; the limit, the root of machine epsilon, is {OURS}{tried(3, 2, 0)}",
             "Tokens read the tokens that they have to predict. The loss falls, and does not show how well the model writes.",
             "Mask later tokens (is_causal=True, or a mask of -inf above the diagonal). Do nothing if the model fills in hidden tokens: "
             "choose that loss instead (--loss mlm).",
@@ -98,10 +40,32 @@ CHECKS = Checks(
             high=1.0,
             near=None,
         ),
+        "not the same twice": Check(
+            "difference of two passes",
+            "relative difference of a state between two passes of the same text, over the root of machine epsilon",
+            "serious",
+            f"without dropout and noise a model repeats itself; the limit, the root of machine epsilon, is {OURS}",
+            "Something draws random numbers, or remembers earlier calls. No loss and no figure of this model repeats.",
+            "Switch dropout off in evaluation (model.eval(), and F.dropout's training=). Look for hooks and buffers that change a state.",
+            requires="two passes",
+            high=1.0,
+            near=None,
+        ),
+        "silenced outlier channel": Check(
+            "outlier with a dead gain",
+            "mean |x_i| of a norm's input in a channel with a dead gain, over the median channel's",
+            "note",
+            f"{OURS}: {OUTLIER:g} makes an outlier. MiniLM has three such channels of 42 to 64",
+            "The model uses the channel inside and hides it from what follows. This is no fault.",
+            "Do nothing. Do not reset the gain: in MiniLM that turned the embeddings to a cosine of 0.23 to 0.28 with their own.",
+            requires="a norm before a sublayer or around the residual sum",
+            high=OUTLIER,
+            near=None,
+        ),
         "dead gain around the state": Check(
             "gain around the state",
             f"{_GAIN}, for a norm around the residual sum",
-            "broken",
+            "serious",
             _DEAD_SOURCE,
             "The channel is the norm's offset for every text, so nothing passes through it. The ODE divides by this gain: its velocity "
             "and costate have no finite value, while the discrete step has one.",
@@ -144,7 +108,7 @@ CHECKS = Checks(
             "largest gain of a norm",
             "largest |gamma_i| of a norm inside a block",
             "broken",
-            f"{OURS}: gains start at 1",
+            f"{OURS}: gains start at 1{tried(2, 2, 0)}",
             "Only the norm's offset passes. The sublayer behind it reads the same for every text, or moves nothing.",
             "Set its gains back to 1 and train on with a lower learning rate, or remove the sublayer. Keep weight decay off gains.",
             requires="a norm",
@@ -195,7 +159,7 @@ CHECKS = Checks(
             "eps over mean square",
             "eps of a norm over the mean square of its input (mean subtracted in LayerNorm); median over tokens",
             "serious",
-            f"{OURS}: at 1, eps is half of what the norm divides by",
+            f"{OURS}: at 1, eps is half of what the norm divides by{tried(1, 1, 0)}",
             "The norm hardly normalises: small states stay small.",
             "Use a smaller eps, or a larger norm input: a larger embedding, or before an output norm larger weights of its map.",
             requires="a norm with an eps",
@@ -205,7 +169,7 @@ CHECKS = Checks(
             "depth beside a large embedding",
             "10 |X_T - Y_T|/|X_T|, Y the state without any sublayer (median over tokens), or 10 over X_0's root mean square if larger",
             "serious",
-            f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3",
+            f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3{tried(1, 0, 0)}",
             "The state is its embedding from start to end. What attention and FFN add is negligible next to it.",
             "Scale the embedding or its multiplier down, or put a norm behind it.",
             requires="finite states that are not 0",
@@ -215,7 +179,7 @@ CHECKS = Checks(
             "text in the embedding",
             "share of X_0's variance that is between sequences at the same position",
             "serious",
-            f"{OURS}: in trained models it is 10% to 99%",
+            f"{OURS}: in trained models it is 10% to 99%{tried(2, 2, 0)}",
             "Tokens at one position are nearly equal in every text, so the blocks read positions and almost no text.",
             "Scale the position table down, or the token embedding's multiplier up.",
             requires="two sequences that differ",
@@ -251,7 +215,18 @@ CHECKS = Checks(
             requires="a Jacobian of each sublayer",
             low=1e-12,
             near=None,
-            suppresses=("sensitivity near zero",),
+            suppresses=("sensitivity near zero", "dead units"),
+        ),
+        "dead units": Check(
+            "share of dead units",
+            "share of an FFN's features, before its last map, that are the same for all tokens",
+            "serious",
+            f"{OURS}: at most 0.052 in the 27 healthy models of the open half of benchmarks/clinic",
+            "Most of the FFN's weights compute nothing, and get no gradient.",
+            "Draw these units again and train on, or prune them. At the start of a training: a lower learning rate, or smaller biases.",
+            requires="an FFN with an exposed last map",
+            high=0.8,
+            near=None,
         ),
         "sensitivity too large": Check(
             "sensitivity",
@@ -284,6 +259,17 @@ CHECKS = Checks(
             requires="attention that exposes the rows of its heads, and two tokens",
             low=LEAST_ENTROPY,
             near=2.0,
+        ),
+        "scores of another scale": Check(
+            "scores over the other layers'",
+            "deviation of a row's attention scores, over the median of the other layers",
+            "note",
+            f"{OURS}: 0.07 to 4.8 in the 27 healthy models of the open half of benchmarks/clinic",
+            "Its attention is nearly uniform, or nearly one-hot, and the other layers' is not.",
+            "Check the temperature, and the scale of W_Q and W_K. Set them as in the other layers, and train on.",
+            requires="three layers of attention that expose their rows, and three tokens",
+            low=0.03,
+            high=10.0,
         ),
         "massive activation": Check(
             "massive activation",
@@ -357,11 +343,24 @@ CHECKS = Checks(
             "loss over guessing",
             LOSS_EXCESS,
             "serious",
-            f"{OURS}, as in ctrans screen",
+            f"{OURS}, as in ctrans screen{tried(3, 0, 0, what='an earlier advice')}",
             "The model gives wrong tokens a high probability. A training must first unlearn that, with large gradients.",
             GUESSING,
             requires="a cross-entropy of logits",
             high=WORST_EXCESS,
+        ),
+        "sublayer raises the loss": Check(
+            "loss of less of a sublayer",
+            "dL/da in nats: the loss's slope if the sublayer's step is a times as long, at a = 1",
+            "note",
+            f"{OURS}: at most 0.36 in the 27 healthy models of the open half of benchmarks/clinic",
+            "The loss falls if the sublayer adds less, which a training would have found. Its weights, or those before it, are not those "
+            "that were trained together.",
+            "Compare its weights with the checkpoint: names, transposed matrices, signs, order of queries, keys and values. Load them "
+            "again. In an untrained model, do nothing.",
+            requires="a loss",
+            high=1.0,
+            near=None,
         ),
         "tied gradients oppose": Check(
             "cosine of tied gradients",

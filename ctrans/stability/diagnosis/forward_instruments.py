@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ctrans.depth import Depth
-from ctrans.fields import ExposesHeads, ExposesWeights
+from ctrans.fields import ExposesHeads, ExposesWeights, HasOutputProjection
 from ctrans.findings import Reading, Readings
 from ctrans.norm import Norm, SphereNorm
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
@@ -29,6 +29,10 @@ NORMS = {
 """By a sublayer's attribute: the quantity of its smallest gain, and the norm's name."""
 DEAD = 1e-3
 """A gain below this share of the norm's median counts as dead."""
+OUTLIER = 10.0
+"""A channel is an outlier if its mean |x| exceeds this many times the median channel's. Those that
+MiniLM's last norm silences have 42 to 64 times it.
+"""
 MASSIVE, OF_MEDIAN = 100.0, 1000.0
 """An entry is massive if it exceeds `MASSIVE` and `OF_MEDIAN` times the median (Sun et al. 2024).
 """
@@ -46,14 +50,34 @@ SMALL_SHARE = 0.1
 """With a large embedding, a depth that adds less than this share of the state has little effect."""
 
 
-def smallest_gain(gains: Tensor) -> tuple[float, str]:
-    """The smallest |gamma_i| over the median, and the dead channels in words."""
+def smallest_gain(gains: Tensor, left_out: Tensor | None = None) -> tuple[float, str]:
+    """The smallest |gamma_i| over the median, and the dead channels in words. Channels `left_out` do
+    not count.
+    """
     size = gains.detach().abs().double().flatten()
     median = float(size.median())
-    share = float(size.min()) / median if median else math.nan
-    dead = [int(i) for i in size.argsort() if size[i] < DEAD * median] or [int(size.argmin())]
+    counted = size if left_out is None else size.masked_fill(left_out, math.inf)
+    share = float(counted.min()) / median if median else math.nan
+    dead = [int(i) for i in counted.argsort() if counted[i] < DEAD * median] or [int(counted.argmin())]
     each = [f"|gamma| = {float(size[i]):.2g} in channel {i}" for i in dead]
     return share, f"{named(each)}; the norm's median is {median:.2g}"
+
+
+def silenced(norm: Norm, x: Tensor) -> tuple[Tensor, float, str]:
+    """The channels with a dead gain whose input is an outlier, their largest ratio, and words.
+
+    The ratio is a channel's mean |x_i| over the median of all channels.
+    """
+    size = norm.gamma.detach().abs().double().flatten()
+    each = x.detach().abs().double().flatten(0, -2).mean(0)
+    ratio = each / each.median().clamp(min=torch.finfo(torch.float64).tiny)
+    if ratio.shape != size.shape:
+        return torch.zeros_like(size, dtype=torch.bool), 0.0, "the norm has groups of channels"
+    quiet = (size < DEAD * size.median()) & (ratio > OUTLIER)
+    words = [
+        f"|x| = {float(each[i]):.3g} in channel {int(i)}, {float(ratio[i]):.3g} times the median" for i in quiet.nonzero()[:, 0]
+    ]
+    return quiet, float(ratio[quiet].max()) if bool(quiet.any()) else 0.0, f"{named(words)}, with a gain of nearly 0"
 
 
 class GainsByNorm(DiagnosticInstrument):
@@ -63,6 +87,7 @@ class GainsByNorm(DiagnosticInstrument):
 
     offers = (
         *(quantity for quantity, _ in NORMS.values()),
+        "outlier with a dead gain",
         "largest gain of a norm",
         "largest gain over the median",
         "output gain",
@@ -75,7 +100,16 @@ class GainsByNorm(DiagnosticInstrument):
                 continue
             gains, place = norm.gamma.detach(), f"{place_of(self.depth, at.k)}, {name}"
             largest, rms = float(gains.abs().max()), float(gains.double().square().mean().sqrt())
-            self.add(quantity, *smallest_gain(gains), at.k, place)
+            quiet = None
+            if attribute != "output_norm" and finite(at.x):
+                x = (
+                    at.sublayer.residual.read(at.entered)
+                    if attribute == "input_norm"
+                    else at.entered + at.h * at.sublayer(at.entered)
+                )
+                quiet, ratio, words = silenced(norm, x)
+                self.add("outlier with a dead gain", ratio, words, at.k, place)
+            self.add(quantity, *smallest_gain(gains, quiet), at.k, place)
             self.add("largest gain of a norm", largest, f"its largest |gamma| is {largest:.2g}", at.k, place)
             median = float(gains.abs().double().median())
             if median:
@@ -171,6 +205,59 @@ class HeadRows(DiagnosticInstrument):
 
 def _apart(logits: float) -> str:
     return "more than the dtype resolves" if math.isinf(logits) else f"up to {logits:.3g}"
+
+
+class ScoreSpread(DiagnosticInstrument):
+    """The deviation of log a_ij, in nats, over the tokens j that row i of attention reads. Each layer's
+    median over heads and rows, over the median of the other layers.
+
+    A layer whose scores have the wrong scale stands out. Weights a_ij that are 0 in their dtype
+    count as its smallest number. With two layers there is no reading.
+    """
+
+    offers = ("scores over the other layers'",)
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        super().begin(depth, x0)
+        self._spread = dict[int, float]()
+
+    def forward(self, at: StepContext) -> None:
+        attention = at.sublayer.attention
+        if attention is None or not isinstance(attention.field, ExposesHeads) or not finite(at.x) or at.x.shape[-2] < 3:
+            return
+        rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
+        tokens = rows.shape[-1]
+        later = torch.ones(tokens, tokens, dtype=torch.bool, device=rows.device).triu(1)
+        read = ~later if not bool((rows > 0)[..., later].any()) else torch.ones_like(later)
+        scores = rows.double().clamp(min=torch.finfo(rows.dtype).tiny).log()
+        count = read.sum(-1)
+        middle = (scores * read).sum(-1, keepdim=True) / count.unsqueeze(-1)
+        spread = (((scores - middle) * read).square().sum(-1) / count).sqrt()
+        self._spread[at.k] = float(spread[..., count > 2].median())
+
+    def figures(self) -> Readings:
+        for k, spread in self._spread.items():
+            others = sorted(each for other, each in self._spread.items() if other != k)
+            if len(others) > 1 and others[len(others) // 2] and spread:
+                ratio = spread / others[len(others) // 2]
+                figure = f"its scores deviate by {spread:.3g} in a row, {ratio:.3g} times as much as those of the other layers"
+                self.add("scores over the other layers'", ratio, figure, k)
+        return self.found
+
+
+class DeadUnits(DiagnosticInstrument):
+    """The share of an FFN's features, before its last map, that are the same for all tokens."""
+
+    offers = ("share of dead units",)
+
+    def forward(self, at: StepContext) -> None:
+        branch = at.sublayer.branches.get("ffn")
+        if branch is None or not isinstance(branch.field, HasOutputProjection) or not finite(at.x):
+            return
+        units = branch.field.pre_projection(branch.given(at.sublayer.given(at.entered))).detach().flatten(0, -2)
+        least = torch.finfo(units.dtype).eps * units.abs().max()
+        share = float(((units - units[:1]).abs().amax(0) <= least).double().mean())
+        self.add("share of dead units", share, f"{100 * share:.0f}% of its units are the same for all tokens", at.k)
 
 
 class ZeroHeads(DiagnosticInstrument):

@@ -27,13 +27,17 @@ class ReadsAhead(DiagnosticInstrument):
     sides on purpose. A sequence of one token has no reading. It does not detect tokens that read
     later ones other than the last, maps with equal output for x_N and -x_N, and changes below
     sqrt(eps), which is 9% in bfloat16.
+
+    The unchanged sequence is a second pass of the same text. If it differs, the model is not the
+    same twice, and there is no reading of later tokens.
     """
 
-    offers = ("change by a later token",)
+    offers = ("change by a later token", "difference of two passes")
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         super().begin(depth, x0)
         self._next = False
+        self._differs: tuple[int, float] | None = None
         text = torch.ones(x0.shape[-2], dtype=torch.bool) if self.kept is None else self.kept[0]
         self._last = int(text.nonzero().max()) if text.any() else 0
         self._pair = torch.cat([x0[:1], x0[:1]])
@@ -41,7 +45,10 @@ class ReadsAhead(DiagnosticInstrument):
         self._rounding, self._changes = torch.finfo(x0.dtype).eps ** 0.5, list[float]()
 
     def forward(self, at: StepContext) -> None:
-        self._pair = at.sublayer.step(self._pair, at.h)
+        before, self._pair = self._pair, at.sublayer.step(self._pair, at.h)
+        if self._differs is None and finite(self._pair) and (before[0] - at.x[0]).norm() <= self._rounding * at.x[0].norm():
+            apart = float((self._pair[0] - at.y[0]).double().norm() / at.y[0].double().norm())
+            self._differs = (at.k, apart) if apart > self._rounding else None
         one, other = self._pair[:, : self._last].double()
         if one.numel() and finite(one) and finite(other):
             size = torch.linalg.vector_norm(one, dim=-1).clamp(min=torch.finfo(one.dtype).tiny)
@@ -52,15 +59,19 @@ class ReadsAhead(DiagnosticInstrument):
         self._next = _following(at.tokens, at.targets)
 
     def figures(self) -> Readings:
+        k, apart = self._differs or (0, 0.0)
+        self.add(self.offers[1], apart / self._rounding, f"a second pass of the same text differs by {apart:.2g} of the state", k)
+        if self._differs:
+            return self.found
         if not self._next or not self._changes:
-            return {}
+            return self.found
         r = [change / self._rounding for change in self._changes]
-        k = next((k for k, each in enumerate(r) if each > 1), None)
-        if k is None:
+        first = next((k for k, each in enumerate(r) if each > 1), None)
+        if first is None:
             self.add(self.offers[0], max(r), "no earlier token's state changes with the last token's sign", place="the depth")
         else:
-            change = f"{self._changes[k]:.2g} of themselves, {r[k]:.2g} times the limit"
-            self.add(self.offers[0], r[k], f"with another last token alone, states of earlier ones change by {change}", k)
+            change = f"{self._changes[first]:.2g} of themselves, {r[first]:.2g} times the limit"
+            self.add(self.offers[0], r[first], f"with another last token alone, states of earlier ones change by {change}", first)
         return self.found
 
 

@@ -57,6 +57,30 @@ class CostatesByDepth(DiagnosticInstrument):
             self.add("entries that are not finite", float(bad), figure, at.k)
 
 
+class LossOfLess(DiagnosticInstrument):
+    """dL/da of each sublayer at a = 1, for a step that is a times as long: <p, X_{k+1} - X_k>, with the
+    costate p = dL/dX_{k+1}, or before the norm around the state.
+
+    It is the fall of the loss, in nats for a share of the step. A trained sublayer has nearly none.
+    """
+
+    offers = ("loss of less of a sublayer",)
+
+    def backward(self, at: StepContextBack) -> None:
+        if not (finite(at.x) and finite(at.y) and finite(at.p)):
+            return
+        norm, entered = at.sublayer.state_norm, at.entered.detach()
+        if norm is None:
+            less = float((at.p * (at.y - entered)).double().sum())
+        else:
+            with torch.enable_grad():
+                a = torch.ones((), dtype=entered.dtype, device=entered.device, requires_grad=True)
+                y = norm(entered + a * at.h * at.sublayer(entered).detach())
+                less = float(torch.autograd.grad((at.p * y).sum(), a)[0])
+        figure = f"a step shorter by 10% lowers the loss by {0.1 * less:.2g} nats to first order"
+        self.add("loss of less of a sublayer", less, figure, at.k)
+
+
 class DecayOverThreshold(DiagnosticInstrument):
     """The weight decay over dt lam* of each sublayer without an output or state norm, at the
     discrete model's costates.

@@ -5,16 +5,21 @@ expectations.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import torch
+from scipy import stats
+from torch import Tensor
 
+from ctrans.depth import Depth
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.random_models import random_block, random_model
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.initialisation.over_seeds import HiddenGrowth, Setting, gradient_slope, hidden_growth
+from ctrans.stability.initialisation.over_seeds import STREAM, HiddenGrowth, Setting, gradient_slope, hidden_growth, interval
 from ctrans.stability.initialisation.theory import SLOPES, last_layer_bound
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, statement
+from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, known, statement
+from ctrans.walk import states_of
 
 SMALL = Setting(width=32, tokens=6)
 SEEDS = 16
@@ -147,6 +152,135 @@ def pre_gradient(draw: Draw) -> Trial:
     return _gradient_slope("pre")
 
 
+@functools.cache
+def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
+    """|dL/dW_2|_F^2/d of each FFN, (seeds, depth), at Xiong's initial weights: one token, and a
+    loss of the last norm's output with derivatives of +1 and -1 by its entries, so G = 1.
+    """
+    setting, found = Setting(width=width, tokens=1), []
+    with torch.enable_grad():
+        for seed in range(seeds):
+            model, x, draw = setting.model(placement, depth, seed), setting.inputs(seed), Draw(seed + 2 * STREAM)
+            loss = (model.final_norm(model.depth(x)) * draw.normal(width).sign()).sum()
+            weights = [part.field.output_projection.weight for part in list(model.depth.sublayers)[1::2]]
+            found.append([float(each.square().sum()) / width**2 for each in torch.autograd.grad(loss, weights)])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@statement(
+    "xiong-gradients-by-layer",
+    10,
+    "Xiong, section 3.3 (extended theory)",
+    "E|dL/dW_2|^2 of layer l, for one token, W_Q = W_K = 0 and derivatives +-G of the loss: d^2 G^2/(2 + 3 l) under pre, for any "
+    "number of layers, and d^2 G^2/3 under post, for any layer",
+    0.0,
+    0,
+    printed=Printed("it decays towards the input under post, and is the same in all layers under pre", 0.0, 0),
+)
+def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
+    """Means over 200 seeds at d = 64 of 6 layers, over theory's times 1 - 2/d for what the last
+    norm projects out: distance of their intervals from [1 - k/d, 1 + k/d], k the sublayers passed.
+
+    Under pre |P_l|^2 = |P_L|^2 s_L/s_l, s_l = 1 + 3l/2 the state's mean square, because each step
+    adds the same share to the costate's as to the state's. Printed: the first layer's under post is
+    at most half of the last one's, and under pre at most twice that.
+
+    Figure 3 (a, b) has the length of the mean gradient over batches. That is another quantity: over
+    256 inputs it does grow with the layer under post.
+    """
+    found = {name: _one_token(name, 64, 6, 200) for name in ("post", "pre")}
+    first, last = ({name: float(each[:, at].mean()) for name, each in found.items()} for at in (0, -1))
+    if printed:
+        return [
+            at_most(
+                first["post"], last["post"] / 2, "post: the first layer's mean square gradient against half of the last one's"
+            ),
+            at_most(first["pre"], 2 * last["pre"], "pre: the first layer's against twice the last one's"),
+        ]
+    cases = []
+    for name, each in found.items():
+        for layer in range(6):
+            exact = (1 - 2 / 64) / (3 if name == "post" else 5 + 3 * layer)
+            mean = interval((each[:, layer] / exact).tolist(), 12)
+            words = f"{name}, layer {layer + 1}: {mean.mean:.3f} of theory in [{mean.low:.3f}, {mean.high:.3f}]"
+            slack = (2 + 2 * (5 - layer)) / 64
+            cases.append(Trial(mean.outside(1 - slack, 1 + slack), words))
+    return cases
+
+
+@statement(
+    "xiong-theorem-1-scale",
+    10,
+    "Xiong, theorem 1",
+    "the last layer's |dL/dW_2| is of order d G/sqrt(3) (post) and d G/sqrt(2 + 3 L) (pre), without sqrt(ln d); "
+    "at e = 0.5 it is below d G sqrt((1 + e)/((1 - e) 3)), 2 + 3 L for 3 under pre, with the printed probability",
+    0.05,
+    0,
+    printed=Printed("at most d sqrt(ln d) (post), d sqrt(ln d/L) (pre), with probability 0.99 - delta - e/(0.9 + e)", 0.0, 0),
+)
+def scale_in_width(draw: Draw, printed: bool) -> Trials:
+    """The root mean square gradient over d at d = 64 and 256, 3 layers, 100 seeds, against theory's
+    constant, which leaves no room for sqrt(ln d), and the share of seeds beyond the bound, e = 0.5.
+
+    Printed, with a constant of 1 and the paper's (e, delta) = (0.1, 0.125): the share of seeds
+    beyond.
+    """
+    cases, layers, widths = [], 3, (64, 256)
+    for name in ("post", "pre"):
+        theory = 3 if name == "post" else 2 + 3 * layers
+        squares = {width: _one_token(name, width, layers, 100)[:, -1] for width in widths}
+        e, delta = (0.1, 0.125) if printed else (0.5, 0.0)
+        for width, each in squares.items():
+            bound = math.log(width) / (1 if name == "post" else layers) if printed else (1 + e) / (1 - e) / theory
+            beyond = float((each > bound).double().mean())
+            cases.append(
+                Trial(beyond - (1 - 0.99 + delta + e / (0.9 + e)), f"{name}, d = {width}: {beyond:.1%} beyond the bound")
+            )
+            if not printed:
+                cases.append(equal(each.mean().sqrt(), math.sqrt((1 - 2 / width) / theory), f"{name}, d = {width}: rms over d"))
+    return cases
+
+
+@statement(
+    "xiong-definition-1",
+    10,
+    "Xiong, definition 1",
+    "|Y|^2 of Y ~ N(0, I_d): P(|Y|^2 >= (1 + e) d) <= exp(-(1 - ln 2) d e^2/2), 0 < e <= 1, attained in the exponent",
+    printed=Printed("P(|Y|^2 >= (1 + e) d) <= exp(-d e^2/8)"),
+)
+def concentration(draw: Draw, printed: bool) -> Trial:
+    """The bound's exponent over that of the chi-square distribution's own tail; at e = 1, in one
+    case of 4, they agree to 2 log(d)/d.
+    """
+    d, e = int(draw.log_uniform(0, 5)), draw.uniform(0.01, 1) if draw.integer(4) else 1.0
+    exponent = d * e * e * (1 / 8 if printed else (1 - math.log(2)) / 2)
+    return at_most(exponent, -float(stats.chi2.logsf((1 + e) * d, d)), f"d = {d}, e = {e:.3g}: exponents")
+
+
+@statement(
+    "xiong-definition-1-two-sided",
+    10,
+    "ctrans, on Xiong, definition 1 and theorem 1",
+    "|Z/EZ - 1| <= e with probability 1 - delta leaves Z >= 0.1 EZ with that probability, e <= 0.9",
+    0.0,
+    0.1,
+    printed=Printed("Z <= (1 + e) EZ with probability 1 - delta leaves Z >= 0.1 EZ with 1 - delta - e/(0.9 + e)", 0.0, 0.05),
+)
+def two_sided(draw: Draw, printed: bool) -> Trial:
+    """P(Z < 0.1 EZ) of Z = 0 with probability q, else 1/(1 - q): it is q, and so is delta at e = 1/2,
+    two-sided.
+
+    Printed: Z = 1/q with probability q, else 0. EZ = 1, and Z <= EZ with probability 1 - q, so that
+    (e, delta) = (0.01, q) allow for q + 0.011, but P(Z = 0) = 1 - q.
+    """
+    q = draw.uniform(0.01, 0.2)
+    zero, e = (1 - q, 0.01) if printed else (q, 0.5)
+    above = (1 - zero) * (1 / (1 - zero) > 1 + e)
+    allowed = above + e / (0.9 + e) if printed else above + zero
+    words = f"Z = 1/q with probability q = {q:.3g}" if printed else f"Z = 0 with probability q = {q:.3g}"
+    return at_most(zero, allowed, f"{words}: P(Z < 0.1 EZ)")
+
+
 @statement("theorem-1-peri", 10, "ctrans", "peri: the last layer's gradient falls like L^(-1/2), as under pre", 0.0, 0)
 def peri_gradient(draw: Draw) -> Trial:
     """|s + 1/2| of |dL/dW_2| ~ D^s, D = 8 to 32 peri blocks."""
@@ -157,7 +291,7 @@ def peri_gradient(draw: Draw) -> Trial:
     "kim-3.1",
     10,
     "Kim, proposition 3.1",
-    "|dL/dW2| <= |h||dL/do| times 1 (pre), g sqrt(d)/|C(x + a)| (post), g sqrt(d)/|C a| (peri)",
+    "dt = 1: |dL/dW2| <= |h||dL/do| times 1 (pre), g sqrt(d)/|C(x + a)| (post), g sqrt(d)/|C a| (peri)",
     printed=Printed("the same with |a|, |x + a| under LayerNorm", share=0.05),
 )
 def last_layer(draw: Draw, printed: bool) -> Trial:
@@ -201,3 +335,66 @@ def deviations(draw: Draw) -> Trials:
             error = abs(drawn / std - 1) * math.sqrt(2 * weight.numel()) if std else float(weight.abs().max())
             cases.append(Trial(error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"))
     return cases
+
+
+@statement(
+    "kim-3.1-massive",
+    10,
+    "Kim, proposition 3.1",
+    "as h grows to c h and a = W_2 h with it, |dL/dW_2| ~ c under pre, and ~ 1 under post and peri: to at most |h||dL/do| g "
+    "sqrt(d)/|C a| (dt = 1; 0 under LayerNorm of width 2)",
+    1e-3,
+    0.25,
+    printed=Printed("under post it vanishes when a massive activation |h| occurs, by the factor |x + a|", 0.0, 0.02),
+)
+def massive_activations(draw: Draw, printed: bool) -> Trials:
+    """The exponent of |dL/dW_2| between c = 10^5 and 10^6 at the last FFN, ReLU without biases, W_1
+    grown by c and the last state's gradient fixed: |s - 1| under pre, |s| under post and peri.
+    Under post the bound at 10^6 against sum_i |h_i||dL/do_i| g sqrt(d)/|C a_i|. Width 2 leaves no
+    gradient under LayerNorm, whose Jacobian is 0 there.
+
+    Printed: under post a tenth at most is left from c = 1 to 10^6.
+    """
+    cases = []
+    for name in ("post",) if printed else ("pre", "post", "peri"):
+        made = random_model(draw, name, depth=1, activation="relu", bias=False, spread=0, eps=0.0)
+        sublayer, x, pull = made.depth.sublayers[-1], draw.normal(2, 3, 8), draw.normal(2, 3, 8)
+        up, found = sublayer.field.up.weight, []
+        first = up.clone()
+        for c in (1.0, 1e5, 1e6):
+            up.copy_(c * first)
+            found.append(last_layer_bound(sublayer, made.depth.dt, x, pull))
+        if printed:
+            return at_most(found[2].measured, found[0].measured / 10, "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1")
+        if name == "post":
+            h, slopes = sublayer.field.pre_projection(x).norm(dim=-1), known(sublayer.state_norm).slope(sublayer.field(x))
+            cases.append(equal(found[2].bound, (h * pull.norm(dim=-1) * slopes).sum(), "post: the bound at c = 10^6, its limit"))
+        slope = math.log10(found[2].measured / found[1].measured)
+        cases.append(Trial(abs(slope - (name == "pre")), f"{name}: |dL/dW_2| ~ c^{slope:.5f}"))
+    return cases
+
+
+@statement(
+    "kim-variance",
+    10,
+    "ctrans, on Kim, sections 3 and 4.3",
+    "peri, output, eps = 0: E|x_l|^2/d = 1 + 2 l dt^2 after l blocks, whatever the initial variance: pre has 1 + l f dt^2 to 1 + l "
+    "(a + f) dt^2",
+    0.0,
+    0.03,
+)
+def peri_growth(draw: Draw) -> Trials:
+    """E|x_l|^2/d after each of 4 blocks, gains 1, of a drawn initialisation and dt: how far 1 + 2 l
+    dt^2 lies outside the interval over 16 seeds, all initialisations together.
+
+    Each output norm adds a vector of length dt sqrt(d), at right angles in the mean, because the
+    last matrix is as likely as its negative. With eps > 0 it is shorter.
+    """
+    placement, name = draw.choice(("peri", "output")), draw.choice(INITIALISATIONS)
+    setting, dt = Setting(initialisation=name), draw.choice((0.3, 1.0))
+    models = [(setting.model(placement, 4, seed), setting.inputs(seed)) for seed in range(SEEDS)]
+    states = [states_of(Depth(list(model.depth.sublayers), dt), x0) for model, x0 in models]
+    squares = [[float(x.square().mean()) for x in each[2::2]] for each in states]
+    exact = [1.0 + 2 * block * dt**2 for block in range(1, 5)]
+    measured = [interval(each, 100) for each in zip(*squares, strict=True)]  # four blocks of any initialisation
+    return _growth_case(HiddenGrowth("after the block", measured, exact, exact), f"{placement}, {name}, dt {dt}, E|x_l|^2/d")

@@ -29,8 +29,10 @@ from solvers import ConfigError
 CONFIDENCE = 0.95
 VOCABULARY = 64
 
-STREAM = 2**32
-"""Offset between the seeds of weights, inputs and targets, so that they are independent."""
+STREAM = 2**24
+"""Offset between the seeds of weights, inputs and targets, so that they are independent. It is below
+2^32, because torch's generator on a CPU takes a seed modulo 2^32.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ctrans.findings import OURS, Check, Checks, Finding, Reading, Severity
-from ctrans.stability.diagnosis.diagnostic_checks import COLLAPSED, GUESSING, LOSS_EXCESS, MOST_SIMILAR, SATURATED, WORST_EXCESS
 from ctrans.stability.diagnosis.forward_instruments import LEAST_ENTROPY
+from ctrans.stability.diagnosis.shared_limits import COLLAPSED, GUESSING, LOSS_EXCESS, MOST_SIMILAR, SATURATED, WORST_EXCESS
 
 MOST_DECIMALS = 1000.0
 """From this size on, a value has three digits instead of fixed decimals."""

@@ -87,11 +87,31 @@ def zero_head(model, block):
     head.value.zero_()
 
 
-def dead_units(model, segment):
-    """Every unit is off whatever it reads: GELU at -100."""
+def dead_units(model, segment, count=None):
+    """The first units, or all, are off whatever they read: GELU at -100."""
     up, _ = model.depth.sublayers[segment].field.matrices()
     bias = next(p for name, p in model.depth.sublayers[segment].field.named_parameters() if p.shape == up.weight.shape[:1])
-    bias.fill_(-100.0)
+    bias[:count].fill_(-100.0)
+
+
+def noisy(field):
+    field.register_forward_hook(lambda module, given, output: output + torch.randn_like(output))
+
+
+def silence(model):
+    """A channel that is 300 before the norm, and whose gain is nearly 0."""
+    model.depth.sublayers[3].field.output_projection.bias[5] = 300.0
+    model.depth.sublayers[3].state_norm.weight[5] = 1e-9
+
+
+def mislead(model):
+    """The last sublayer adds what raises the loss most for a small step."""
+    tokens, targets = text()
+    x = model.depth(model.embed(tokens)).requires_grad_()
+    (up,) = torch.autograd.grad(model.loss(model.head(x), tokens, targets), x)
+    model.unembedding = None
+    model.final_norm.weight.mul_(8)
+    model.depth.sublayers[5].field.output_projection.bias.add_(up.mean((0, 1)) * 3 / up.mean((0, 1)).norm())
 
 
 PLANTED = {
@@ -140,6 +160,14 @@ PLANTED = {
         lambda: scaled("none", _of_all(lambda e, p: (e.copy_(e[:1].expand_as(e)), p.zero_()))),
         "the embedded text",
     ),
+    "not the same twice": (lambda: scaled("pre", lambda m: noisy(m.depth.sublayers[3].field)), "block 1, FFN (segment 3)"),
+    "silenced outlier channel": (lambda: scaled("post", silence), "block 1, FFN (segment 3), the norm around the state"),
+    "dead units": (lambda: scaled("pre", lambda m: dead_units(m, 3, 58)), "block 1, FFN (segment 3)"),
+    "scores of another scale": (
+        lambda: scaled("pre", lambda m: m.depth.sublayers[2].field.qkv.weight[:16].mul_(1e-3)),
+        "block 1, attention (segment 2)",
+    ),
+    "sublayer raises the loss": (lambda: scaled("pre", mislead), "block 2, FFN (segment 5)"),
     "unused block": (lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-6)), "block 1 (segments 2 to 3)"),
     "weight decay below threshold": (lambda: healthy("pre"), "(segment"),
     "output gains too large": (
@@ -291,7 +319,7 @@ def test_the_cosine_of_tied_gradients_is_that_of_two_matrices_of_their_own():
 def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
     diagnosis = diagnose(gain("post", "state_norm", 3, 5, 1e-9), text()[0])
     assert diagnosis.findings[0].check == "dead gain around the state"
-    assert set(diagnosis.unknown) == {"logits and loss", "costates", "tied weights", "what tokens read"}
+    assert set(diagnosis.unknown) == {"logits and loss", "costates", "loss of less", "tied weights", "what tokens read"}
     assert "no targets were given" in diagnosis.unknown["costates"]
 
 

@@ -36,6 +36,11 @@ def test_intervals_are_scipys():
     assert Interval(0.0, -1.0, 1.0).outside(1.1, 2.0) == pytest.approx(0.05)
 
 
+def test_inputs_have_numbers_of_their_own():
+    """torch's generator takes a seed modulo 2^32: an offset of 2^32 gave the numbers of the weights."""
+    assert not torch.equal(SMALL.inputs(3), noise(1, 6, 32, seed=3))
+
+
 def test_the_ranges_are_lemma_2s():
     (growth,) = hidden_growth("pre", 6, 2, SMALL)
     assert growth.low == pytest.approx([1.5, 2.0, 2.5, 3.0, 3.5, 4.0])

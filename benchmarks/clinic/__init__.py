@@ -1,0 +1,1 @@
+"""A registered trial of checks and of their advice on models and trainings with known faults: see PROTOCOL.md."""

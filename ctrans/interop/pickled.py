@@ -1,0 +1,135 @@
+"""Files that torch.save wrote, read by torch's restricted unpickler: it builds tensors and plain
+containers, and runs no code of the file.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctrans.given_files import cannot_read, check_file
+from ctrans.interop.foreign_errors import named_error
+from ctrans.interop.streamed import Stored, stored_tensor
+from ctrans.interop.subprocess_guard import run_guarded
+from ctrans.memory import check_fits
+from solvers import ConfigError
+
+HOLDERS = ("state_dict", "model_state_dict", "model", "module")
+"""Keys under which trainers keep the weights among other things."""
+SECONDS, MEMORY = 15, 512 << 20
+"""The limits of a first reading without the weights, in processor seconds and bytes. A pickle of
+100,000 names takes 2 seconds.
+"""
+
+
+def load_pickled(path: Path, part: bytes | None = None, *, mapped: bool = False, tried: bool = False) -> Any:
+    """What the file holds, or its `part`; with `mapped`, tensors come from a memory map. It is first
+    read in a process with limits, unless that was `tried`.
+
+    Raises ConfigError for a file that holds more than weights, is not whole, exceeds the memory or
+    the limits, or unpacks to more than its own size, which torch.save never writes.
+    """
+    size = check_file(path) if part is None else len(part)
+    if not mapped:
+        check_fits(size, "it cannot be read in parts")
+    file: Any = path if part is None else io.BytesIO(part)
+    load = partial(torch.load, file, map_location="cpu", weights_only=True)
+    try:
+        unpacked = _unpacked(file)
+        if not tried and unpacked <= size:
+            in_parts = part is None and unpacked > 0
+            run_guarded(partial(_tried, load, mmap=in_parts), seconds=SECONDS, memory=MEMORY + 2 * size)
+            if part is not None:
+                file.seek(0)
+        if unpacked <= size:
+            return load(mmap=mapped)
+    except ConfigError as error:
+        raise ConfigError(f"{str(path)!r} is not read: {error}; a model of its size needs less") from None
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    except pickle.UnpicklingError:
+        raise ConfigError(
+            f"{str(path)!r} holds more than weights and is not read, as that may run code: save weights only"
+        ) from None
+    # Damaged bytes lead torch to KeyError, IndexError, TypeError, AssertionError and more.
+    except Exception as error:
+        raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({named_error(error)})") from None
+    raise ConfigError(
+        f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save does not compress, so it is not read"
+    )
+
+
+def _tried(load: Callable[..., Any], mmap: bool) -> None:
+    """Loads the file and drops the result. A fault of the file is raised again, in full, without
+    limits.
+    """
+    try:
+        load(mmap=mmap)
+    except MemoryError:
+        raise
+    except Exception:
+        return
+
+
+def _unpacked(file: Any) -> int:
+    """The size of an archive's content; 0 for another file, for which torch.load raises the error."""
+    try:
+        if not zipfile.is_zipfile(file):
+            return 0
+        with zipfile.ZipFile(file) as archive:
+            return sum(part.file_size for part in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return 0
+    finally:
+        if isinstance(file, io.BytesIO):
+            file.seek(0)
+
+
+def pickled_weights(path: Path) -> dict[str, Stored]:
+    """The weights of a `pytorch_model.bin` by name. A file of torch 1.6 or newer is read tensor by
+    tensor; an older one stays in memory. Errors as `load_pickled`, and for a file without weights.
+    """
+    check_file(path)
+    mapped = zipfile.is_zipfile(path)
+    weights = _weights(path, mapped)
+    make = partial(_one, path) if mapped else partial(dict.__getitem__, weights)
+    return {name: stored_tensor(path, name, value, partial(make, name)) for name, value in weights.items()}
+
+
+def _weights(path: Path, mapped: bool, tried: bool = False) -> dict[str, Tensor]:
+    found = load_pickled(path, mapped=mapped, tried=tried)
+    for key in HOLDERS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    tensors = (
+        {str(name): value for name, value in found.items() if isinstance(value, Tensor)} if isinstance(found, Mapping) else {}
+    )
+    if not tensors:
+        raise ConfigError(f"{str(path)!r} holds no tensors by name: give a file of weights, as pytorch_model.bin is")
+    for name, value in tensors.items():
+        if not is_dense(value):
+            raise ConfigError(
+                f"{str(path)!r} holds {name}, which is no dense tensor with a number for each entry: save it as one"
+            )
+    return tensors
+
+
+def _one(path: Path, name: str) -> Tensor:
+    return _weights(path, True, tried=True)[name]
+
+
+def is_dense(value: object) -> bool:
+    """Whether it is a dense tensor whose storage holds all of its numbers; a view may repeat a few
+    without end.
+    """
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+        return False
+    return value.numel() * value.itemsize <= value.untyped_storage().nbytes()

@@ -1,0 +1,130 @@
+"""The gate of a continuous integration: which findings stop it, and the files that its services
+read, SARIF 2.1.0 and JUnit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from ctrans import __version__
+from ctrans.findings import SEVERITIES, Finding, in_a_paragraph
+from ctrans.given_files import read_json
+from ctrans.json_values import is_number, plain
+from ctrans.printable import printable
+from ctrans.report.contents import page_of
+from ctrans.report.sections import decoded
+from ctrans.stability.diagnosis.diagnose import Diagnosis
+from solvers import ConfigError
+from solvers.errors import shown
+
+LEVELS = {"broken": "error", "serious": "error", "note": "note"}
+"""Severities in the words of SARIF."""
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+Baseline = Mapping[str, Any]
+"""The models of an earlier diagnosis by name, each as its JSON object."""
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The models in the JSON of an earlier `ctrans diagnose`. Raises ConfigError for another file."""
+    found = read_json(path)
+    if not isinstance(found, dict) or found.get("command") != "diagnose" or not found.get("placements"):
+        raise ConfigError(f"--baseline {str(path)!r} is no result of ctrans diagnose: give the file of its --json")
+    page_of({str(path): found})  # raises ConfigError for what no diagnosis writes
+    for reading in (each for model in found["placements"].values() for several in model["readings"].values() for each in several):
+        if not is_number(reading["value"]):
+            raise ConfigError(f"--baseline {str(path)!r} has the value {shown(reading['value'])}, and readings are numbers")
+    models: Baseline = decoded(found["placements"])
+    return models
+
+
+def of_baseline(baseline: Baseline, name: str) -> Any:
+    """The model of that name, or the only one. Raises ConfigError if there is none."""
+    if name not in baseline and len(baseline) > 1:
+        raise ConfigError(f"--baseline has no model {name!r}: it has {', '.join(map(repr, baseline))}")
+    return baseline[name] if name in baseline else next(iter(baseline.values()))
+
+
+def _places(model: Any) -> set[tuple[str, str]]:
+    """Check and place of each finding of a model in JSON."""
+    return {(each["check"], at["place"]) for each in model["findings"] for at in each["places"] or [each]}
+
+
+def stopping(found: Diagnosis, severity: str, known: Any = None) -> list[Finding]:
+    """The findings of this severity or a worse one, except those that the model `known` of a baseline
+    has at all of their places.
+    """
+    names, before = [str(each) for each in SEVERITIES], _places(known) if known else set()
+    worst = names[: names.index(severity) + 1]
+    return [
+        each
+        for each in found.findings
+        if each.severity in worst and not {(each.check, at.place) for at in each.readings} <= before
+    ]
+
+
+def sarif(found: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
+    """The findings as SARIF 2.1.0. A location is the model's path, with the place as a logical one."""
+    rules = {f"{c.topic}/{name}": c[name] for c in (each.checks for each in found.values()) for name in c}
+    results = [
+        {
+            "ruleId": f"{finding.topic}/{finding.check}",
+            "level": LEVELS[finding.severity],
+            "message": {"text": _words(finding)},
+            "locations": [
+                {
+                    "physicalLocation": {"artifactLocation": {"uri": quote(paths.get(name, name))}, "region": {"startLine": 1}},
+                    "logicalLocations": [{"fullyQualifiedName": printable(f"{name}: {at.place}")}],
+                }
+                for at in finding.readings
+            ],
+        }
+        for name, each in found.items()
+        for finding in each.findings
+    ]
+    about = [
+        {
+            "id": name,
+            "shortDescription": {"text": check.description},
+            "help": {"text": check.remediation},
+            "defaultConfiguration": {"level": LEVELS[check.severity]},
+        }
+        for name, check in rules.items()
+    ]
+    driver = {"name": "ctrans", "version": __version__, "rules": about}
+    return json.dumps(
+        {"$schema": SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}, indent=1
+    ).encode()
+
+
+def junit(found: Mapping[str, Diagnosis], stops: Mapping[str, list[Finding]]) -> bytes:
+    """A suite for each model and change with a case for each check: failed where a finding stops the
+    gate, skipped where the check was not measured.
+    """
+    root = ElementTree.Element("testsuites", name="ctrans diagnose")
+    for name, each in found.items():
+        numbers = {"tests": len(each.checks), "failures": len(stops[name]), "skipped": len(each.unexamined)}
+        suite = ElementTree.SubElement(root, "testsuite", {"name": printable(name)} | {key: str(n) for key, n in numbers.items()})
+        findings = {finding.check: finding for finding in each.findings}
+        for check in each.checks:
+            case = ElementTree.SubElement(suite, "testcase", classname=printable(name), name=check)
+            if check in each.unexamined:
+                ElementTree.SubElement(case, "skipped", message="not measured")
+            elif findings.get(check) in stops[name]:
+                finding = findings[check]
+                ElementTree.SubElement(case, "failure", type=finding.severity, message=printable(finding.place)).text = _words(
+                    finding
+                )
+            elif check in findings:
+                ElementTree.SubElement(case, "system-out").text = _words(findings[check])
+    made: bytes = ElementTree.tostring(root, "utf-8", xml_declaration=True)
+    return made
+
+
+def _words(finding: Finding) -> str:
+    return printable(in_a_paragraph(plain(dataclasses.asdict(finding))))

@@ -1,0 +1,173 @@
+"""The gate of `ctrans diagnose`: exit codes, SARIF and JUnit, a baseline, and what changed between two checkpoints."""
+
+import json
+import re
+import shutil
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ctrans.model.checkpoint import save
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from tests.cli.test_commands import run, strict
+
+GAIN = "depth.sublayers.1.input_norm.weight"
+
+
+def altered(source, target, change):
+    """A copy of a directory with changed weights, as another library would write it."""
+    shutil.copytree(source, target)
+    weights = load_file(source / "model.safetensors")
+    change(weights)
+    save_file(weights, target / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    root = tmp_path_factory.mktemp("gate")
+    save(GPT(GPTConfig(depth=2, width=16, heads=2, context=12, placement="pre", initialisation="xavier")), root / "healthy")
+    altered(root / "healthy", root / "dead", lambda w: w[GAIN].__setitem__(5, 1e-9))
+    healthy = run("diagnose", root / "healthy", "--weights-only", "--out", root / "out")
+    assert healthy.exit_code == 0, healthy.output
+    shutil.copy(root / "out" / "diagnose.json", root / "healthy.json")
+    return root
+
+
+def gate(*words):
+    return run("diagnose", *words, "--weights-only", "--fail-on", "serious", "--json", "-")
+
+
+def test_the_exit_code_follows_the_severity(places, tmp_path):
+    assert gate(places / "healthy").exit_code == 0
+    stopped = gate(places / "dead")
+    assert stopped.exit_code == 3
+    assert stopped.stderr.splitlines()[-1] == "ctrans: 1 finding of severity serious or worse (--fail-on)"
+    (finding,) = strict(stopped.stdout)["placements"]["dead"]["findings"]
+    assert (finding["check"], finding["place"]) == ("dead gain", f"block 1: the weight {GAIN}")
+    assert run("diagnose", places / "dead", "--weights-only", "--fail-on", "broken", "--out", tmp_path).exit_code == 0
+    assert run("diagnose", places / "dead", "--weights-only", "--out", tmp_path).exit_code == 0
+
+
+def test_sarif_and_junit_name_the_finding_and_its_place(places, tmp_path):
+    files = [tmp_path / "it.sarif", tmp_path / "new" / "it.xml"]
+    result = gate(places / "dead", "--sarif", files[0], "--junit", files[1])
+    assert result.exit_code == 3, result.output
+    (made,) = strict(files[0].read_text())["runs"]
+    (found,) = made["results"]
+    rules = {rule["id"]: rule for rule in made["tool"]["driver"]["rules"]}
+    assert rules.keys() == {f"weights/{name}" for name in WEIGHT_CHECKS}
+    assert (found["ruleId"], found["level"]) == ("weights/dead gain", "error")
+    (place,) = found["locations"]
+    assert place["physicalLocation"]["artifactLocation"]["uri"] == str(places / "dead")
+    assert place["logicalLocations"][0]["fullyQualifiedName"] == f"dead: block 1: the weight {GAIN}"
+    (suite,) = ElementTree.parse(files[1]).getroot()
+    cases = {case.get("name"): [part.tag for part in case] for case in suite}
+    assert (suite.get("tests"), suite.get("failures")) == (str(len(WEIGHT_CHECKS)), "1")
+    assert cases == {name: ["failure"] if name == "dead gain" else [] for name in WEIGHT_CHECKS}
+
+
+def test_junit_skips_what_was_not_measured(tmp_path):
+    save_file({"layers.0.b": torch.ones(3)}, tmp_path / "it.safetensors")
+    assert gate(tmp_path / "it.safetensors", "--junit", tmp_path / "it.xml").exit_code == 0
+    (suite,) = ElementTree.parse(tmp_path / "it.xml").getroot()
+    assert [case.get("name") for case in suite if not len(case)] == ["not finite"]
+    assert int(suite.get("skipped")) == len(WEIGHT_CHECKS) - 1
+
+
+def test_a_baseline_leaves_out_what_it_has_and_shows_what_changed(places, tmp_path):
+    run("diagnose", places / "dead", "--weights-only", "--out", tmp_path)
+    assert gate(places / "dead", "--baseline", tmp_path / "diagnose.json").exit_code == 0
+    changed = gate(places / "dead", "--baseline", places / "healthy.json")
+    assert changed.exit_code == 3
+    changes = strict(changed.stdout)["changes"]
+    assert list(changes) == ["baseline to dead"]
+    assert [each["check"] for each in changes["baseline to dead"]["findings"]] == ["gains moved"]
+
+
+def test_a_baseline_of_a_diagnosis_on_a_text_is_compared_by_place(places, tmp_path):
+    words = ["--batch", "1", "--context", "8", "--json"]
+    assert run("diagnose", places / "healthy", *words, tmp_path / "it.json").exit_code == 0
+    same = run("diagnose", places / "healthy", *words, "-", "--baseline", tmp_path / "it.json")
+    found = strict(same.stdout)["changes"]["baseline to pre"]
+    assert found["findings"] == []
+    assert {reading["value"] for each in found["readings"].values() for reading in each} <= {0.0, 1.0}
+    assert len(found["readings"]["change of another figure"]) > 10
+
+
+def test_two_checkpoints_are_compared_block_by_block_in_words(places, tmp_path):
+    result = run("diagnose", places / "healthy", places / "dead", "--weights-only", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.stdout.split())
+    assert f"healthy to dead: 1 finding (1 serious); most in block 1: the weight {GAIN}: it moved by 0.25 times its size" in words
+    assert "- block 0: no weight changed" in words
+    assert "- block 1: the weight depth.sublayers.1.input_norm.weight: it moved by" in words
+    assert "dt = 1" not in words
+    kept = strict((tmp_path / "diagnose.json").read_text())
+    assert kept["options"]["depth"] is None
+    assert kept["model"] is None
+    moved = kept["changes"]["healthy to dead"]["readings"]["update over weight"]
+    assert sum(reading["value"] > 0 for reading in moved) == 1
+
+
+@pytest.mark.slow
+def test_two_models_on_a_text_are_compared_too_and_strangers_say_why_not(places, tmp_path):
+    words = ["--batch", "1", "--context", "8", "--json", "-"]
+    found = strict(run("diagnose", places / "healthy", places / "dead", *words).stdout)["changes"]["healthy to dead"]
+    assert "gains moved" in [each["check"] for each in found["findings"]]
+    assert {"update over weight", "change of another figure", "growth of the spectral norm"} <= found["readings"].keys()
+    save_file({"other": torch.ones(3)}, tmp_path / "it.safetensors")
+    result = gate(places / "healthy", tmp_path / "it.safetensors")
+    (found,) = strict(result.stdout)["changes"].values()
+    assert found["unknown"] == {"changes": "no weight has the same name in both"}
+
+
+def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_path):
+    weight = torch.ones(20, 20)
+    weight[3] = 0
+    save_file({"layers.0.\x1b[31m\x00w": weight}, tmp_path / "it.safetensors")
+    gate(tmp_path / "it.safetensors", "--sarif", tmp_path / "it.sarif", "--junit", tmp_path / "it.xml")
+    (suite,) = ElementTree.parse(tmp_path / "it.xml").getroot()
+    assert int(suite.get("failures")) == 1
+    assert "\\x1b[31m\\x00w" in json.loads((tmp_path / "it.sarif").read_text())["runs"][0]["results"][0]["message"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no model is named: give a path as MODEL"),
+        (["HEALTHY", "--depth", "3"], "--depth has no effect with --weights-only"),
+        (["HEALTHY", "--text", "a"], "--text has no effect with --weights-only"),
+        (["HEALTHY", "HEALTHY"], "named twice"),
+        (["nowhere"], "'nowhere' holds no weights"),
+        (["HEALTHY", "--baseline", "nowhere.json"], "cannot read 'nowhere.json'"),
+        (["HEALTHY", "--baseline", "HEALTHY/config.json"], "is no result of ctrans diagnose"),
+        (["HEALTHY", "--fail-on", "bad"], "unknown fail_on 'bad': choose one of broken"),
+        (["HEALTHY", "--sarif", "HEALTHY"], "--sarif .* is a directory"),
+    ],
+)
+def test_wrong_requests_get_one_line_and_exit_code_2(words, said, places):
+    result = run(
+        "diagnose", *(word.replace("HEALTHY", str(places / "healthy")) for word in words), "--weights-only", "--json", "-"
+    )
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert re.search(said, result.stderr)
+
+
+def test_a_baseline_with_wrong_values_is_refused(places, tmp_path):
+    kept = strict((places / "healthy.json").read_text())
+    kept["placements"]["healthy"]["readings"]["spectral norm"][0]["value"] = "large"
+    (tmp_path / "it.json").write_text(json.dumps(kept))
+    result = gate(places / "healthy", "--baseline", tmp_path / "it.json")
+    assert result.exit_code == 2
+    assert "has the value 'large', and readings are numbers" in result.stderr
+
+
+def test_the_help_names_the_checks_and_the_exit_codes():
+    words = " ".join(run("diagnose", "--help").stdout.split())
+    assert all(f"- {name} (" in words for name in (*WEIGHT_CHECKS, *CHANGE_CHECKS))
+    assert "3 --fail-on found something" in words

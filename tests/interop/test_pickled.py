@@ -1,0 +1,138 @@
+"""Pickles of weights: refused without a word of the user, read by torch's restricted unpickler with it, and never run.
+
+Two tests read checkpoints that packages ship: pip install --no-deps antiberty==0.1.3 rxnmapper==0.4.3
+"""
+
+import importlib.util
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ctrans.cli import main
+from ctrans.interop.checkpoint_weights import checkpoint_weights
+from ctrans.interop.hugging_face import from_transformers, load_local
+from ctrans.interop.open_model import open_model
+from ctrans.interop.pickled import pickled_weights
+from solvers import ConfigError
+from tests.interop.models import inputs, made
+
+
+class Runs:
+    """Makes a file if a pickle is run."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.fixture
+def pickled(tmp_path):
+    model = made("gpt2").eval()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    return model, tmp_path
+
+
+def test_a_pickle_is_refused_unless_it_is_allowed_and_then_gives_the_same_model(pickled):
+    model, directory = pickled
+    with pytest.raises(ConfigError, match=r"is a pickle and is not read: .*--allow-pickle"):
+        from_transformers(directory)
+    x = inputs(model)
+    for on_demand in (False, True):
+        read = from_transformers(directory, allow_pickle=True, on_demand=on_demand)
+        assert torch.equal(read(x)[0], from_transformers(model)(x)[0])
+    assert open_model(directory, torch.float32, allow_pickle=True).depth.blocks == 3
+
+
+def test_shards_of_a_pickle_are_read_by_their_index(pickled):
+    model, directory = pickled
+    weights = model.state_dict()
+    (directory / "pytorch_model.bin").unlink()
+    index = {}
+    for i, name in enumerate(weights):
+        index[name] = f"pytorch_model-{i % 2}.bin"
+    for shard in set(index.values()):
+        torch.save({name: value for name, value in weights.items() if index[name] == shard}, directory / shard)
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    loaded = load_local(directory, allow_pickle=True).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in weights.items())
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_tensors_of_new_and_old_files_are_read_by_name(modern, tmp_path):
+    weights = {"a.weight": torch.randn(3, 4), "b": torch.arange(5).bfloat16()}
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"epoch": 3, "state_dict": weights}, path, _use_new_zipfile_serialization=modern)
+    found = pickled_weights(path)
+    assert {name: (each.dtype, each.shape) for name, each in found.items()} == {"a.weight": ("F32", (3, 4)), "b": ("BF16", (5,))}
+    assert all(torch.equal(found[name].make(), value) for name, value in weights.items())
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_code_in_an_allowed_pickle_is_not_run(modern, tmp_path):
+    mark, path = tmp_path / "ran", tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.ones(2), "b": Runs(mark)}, path, _use_new_zipfile_serialization=modern)
+    with pytest.raises(ConfigError, match="holds more than weights and is not read"):
+        checkpoint_weights(path, allow_pickle=True)
+    assert not mark.exists()
+    torch.load(path, weights_only=False)  # the file does run code where it is trusted
+    assert mark.exists()
+
+
+def test_what_unpacks_to_more_than_its_size_or_repeats_a_number_is_refused(tmp_path):
+    path, small = tmp_path / "pytorch_model.bin", tmp_path / "small.bin"
+    torch.save({"a": torch.zeros(1 << 20)}, path)
+    with zipfile.ZipFile(path) as held, zipfile.ZipFile(small, "w", zipfile.ZIP_DEFLATED) as packed:
+        for part in held.infolist():
+            packed.writestr(part.filename, held.read(part))
+    with pytest.raises(ConfigError, match="would unpack to"):
+        pickled_weights(small)
+    torch.save({"a": torch.zeros(1).expand(1 << 40)}, path)
+    with pytest.raises(ConfigError, match="no dense tensor"):
+        pickled_weights(path)
+    torch.save([1, 2], path)
+    with pytest.raises(ConfigError, match="holds no tensors by name"):
+        pickled_weights(path)
+
+
+def of_package(name, pattern):
+    """The directory of a checkpoint that an installed package ships."""
+    found = importlib.util.find_spec(name)
+    if found is None:
+        pytest.skip(f"pip install --no-deps {name}")
+    (config,) = Path(found.submodule_search_locations[0]).glob(pattern)
+    return config.parent
+
+
+@pytest.mark.slow
+def test_the_bert_of_antiberty_is_read_and_diagnosed(tmp_path):
+    directory = of_package("antiberty", "trained_models/*/config.json")
+    with pytest.raises(ConfigError, match="--allow-pickle"):
+        checkpoint_weights(directory)
+    whole = torch.load(directory / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    found = checkpoint_weights(directory, allow_pickle=True)
+    assert found.keys() == {name for name, value in whole.items() if value.is_floating_point()}
+    assert all(torch.equal(read(), whole[name]) for name, read in found.items())
+    opened = open_model(directory, torch.float32, allow_pickle=True)
+    assert (opened.depth.blocks, opened.config.width) == (8, 512)
+    arguments = ["diagnose", directory, "--allow-pickle", "--weights-only", "--fail-on", "serious", "--out", tmp_path]
+    assert CliRunner().invoke(main, [str(each) for each in arguments]).exit_code == 0
+
+
+@pytest.mark.slow
+def test_the_albert_of_rxnmapper_is_read_from_an_old_file(tmp_path):
+    directory = of_package("rxnmapper", "models/transformers/*/config.json")
+    whole = torch.load(directory / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    found = checkpoint_weights(directory, allow_pickle=True)
+    assert len(found) == 32
+    assert all(torch.equal(read(), whole[name]) for name, read in found.items())
+    arguments = ["diagnose", directory, "--allow-pickle", "--weights-only", "--fail-on", "serious", "--out", tmp_path]
+    assert CliRunner().invoke(main, [str(each) for each in arguments]).exit_code == 0
