@@ -4,7 +4,7 @@ For each architecture and task of the study: the answer from five trainings that
 training, at a seed that the study does not use (500%: every third architecture). It is compared with the largest stable rate of the
 study's whole trainings. So are rivals: a constant (the median of the task's other architectures, and one for all tasks), the study's ramp
 with lr_find's rule, the prediction of `ctrans screen`, and the study's whole sweep of one other seed. In the
-rows up to 100% a loss is a mean over the last fifth of the steps.
+rows up to 100% a loss is a mean over the last fifth of the steps. Those of 500% have not been made yet.
 """
 
 from __future__ import annotations

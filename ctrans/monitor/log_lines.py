@@ -160,6 +160,7 @@ def _is_text(value: Any) -> bool:
 
 
 def is_finite(value: Any) -> bool:
+    """Whether it is a number, and no bool, that pictures can scale: below 1e300 in size."""
     return type(value) in (int, float) and abs(value) < 1e300
 
 
