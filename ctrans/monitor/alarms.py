@@ -160,7 +160,7 @@ ALARMS = Checks(
             "|W' - W|/|W| of one step over the learning rate of these weights, for the median sublayer",
             "serious",
             f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights have an rms below 1; 1 to 8 in healthy open runs "
-            "of benchmarks/clinic",
+            "of benchmarks/clinic, by the largest rate of all weights",
             "Nothing is learned, whatever the rate is.",
             "Check Adam's eps (1e-8 is usual), the loss's scale against that of the gradients, and the weights' dtype: in bfloat16 small "
             "steps are rounded away.",

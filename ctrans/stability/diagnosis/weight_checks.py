@@ -29,7 +29,7 @@ WEIGHT_CHECKS = Checks(
             "units of zeros",
             "rows and columns of a block's matrix that are 0",
             "serious",
-            f"no row or column is 0 after training; the limit is {OURS}",
+            f"weights are drawn at random, and training alone seldom makes a whole row 0; the limit is {OURS}",
             "A row of zeros gives a unit the same value for every text. A column of zeros ignores its input.",
             "Draw the units again and train on, or remove them. Do nothing if the model was pruned on purpose.",
             requires="matrices in numbered blocks",
