@@ -216,6 +216,7 @@ def _prepare(connection: sqlite3.Connection, write: bool) -> list[str]:
     with connection:
         tables = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
         if write and not tables:
+            _check(connection)  # a damaged list of tables may be empty too
             _make(connection)
             return []
         kept = connection.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
@@ -227,10 +228,15 @@ def _prepare(connection: sqlite3.Connection, write: bool) -> list[str]:
                 connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (row["rowid"],))
         else:
             raise sqlite3.DatabaseError(f"its format or its tables are not those of format 1 or {FORMAT}")
-        (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if problem != "ok":
-            raise sqlite3.DatabaseError(problem)
+        _check(connection)
     return [_named(table, row) for table, row in damaged]
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Raises DatabaseError for a damaged page, and for one that nothing uses."""
+    (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if problem != "ok":
+        raise sqlite3.DatabaseError(problem)
 
 
 def _make(connection: sqlite3.Connection) -> None:

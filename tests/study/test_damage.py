@@ -44,6 +44,17 @@ def test_each_odd_value_of_a_row_is_seen(study):
         assert unseen(study) == same, f"seed {SEED}, {name}"
 
 
+def test_a_study_whose_list_of_tables_was_lost_does_not_begin_anew(study):
+    """The number of tables is at byte 104 of the file: with 0 it seemed to be new, and its runs were lost."""
+    damaged = bytearray(study.whole)
+    assert int.from_bytes(damaged[103:105], "big") == 2
+    damaged[104] = 0
+    study.placed(bytes(damaged))
+    with pytest.raises(ConfigError, match="cannot use"), open_store(study.directory):
+        pass
+    assert (study.directory / FILE).read_bytes() == damaged
+
+
 def unseen(study):
     """Whether the study is opened without a word."""
     try:
