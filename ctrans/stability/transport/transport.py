@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.fields import HasBound
+from ctrans.shapes import SequenceRows
 from ctrans.stability.forward.bounds import difference_bound, largest_gain, needs_map_bound, token_spread
 from ctrans.stability.forward.carried import carried
 from ctrans.stability.transport.perturbations import SIZE, perturbed
@@ -65,7 +65,7 @@ def transport(
     return distances(model.depth, perturbation, (x, y), (end, other_end), orders=orders)
 
 
-Pair = tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens width"]]
+Pair = tuple[SequenceRows, SequenceRows]
 
 
 def distances(
