@@ -66,8 +66,6 @@ class Form:
 class UnitGains(SphereNorm):
     """z = x_hat: gamma = 1, beta = 0."""
 
-    centred = False  # each object has its own
-
     def __init__(self, width: int, eps: float, centred: bool, added: float = 0.0):
         super().__init__()
         self.width, self.eps = check_norm(width, eps)
@@ -92,7 +90,6 @@ class AdaptedNorm(SphereNorm):
     """
 
     module: Any  # of any library
-    centred = False  # each object has its own
 
     def __init__(self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False):
         super().__init__()

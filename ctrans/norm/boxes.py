@@ -66,6 +66,9 @@ class SquashNorm(GainParameters, BoxNorm):
 
     has_offset = True
     options = frozenset({"norm_alpha"})
+    attained = False
+    """abs(phi) < 1."""
+    reaches_inside = True
     no_tangent = "squashes it further each time, since N(N(x)) is not N(x)"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
@@ -96,15 +99,6 @@ class SquashNorm(GainParameters, BoxNorm):
     def shift(self) -> Float[Tensor, " one"]:
         """s."""
         return torch.zeros_like(self.alpha)
-
-    @property
-    def attained(self) -> bool:
-        """False: abs(phi) < 1."""
-        return False
-
-    @property
-    def reaches_inside(self) -> bool:
-        return True
 
     @property
     def level(self) -> float:

@@ -31,6 +31,10 @@ class ClipNorm(ConstantGain, Norm):
     """
 
     options = frozenset({"norm_radius"})
+    attained = True
+    reaches_inside = True
+    steepest = 1.0
+    """A projection on a convex set does not increase distances."""
     no_tangent = "projects on a full set, and the velocity would jump at its boundary"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_radius: float | None = None):
@@ -40,19 +44,6 @@ class ClipNorm(ConstantGain, Norm):
         self.width, _ = check_norm(width, eps)
         self.radius = RADIUS if norm_radius is None else check_size("norm_radius", norm_radius)
         self.make_constant(self.width, self.radius)
-
-    @property
-    def attained(self) -> bool:
-        return True
-
-    @property
-    def reaches_inside(self) -> bool:
-        return True
-
-    @property
-    def steepest(self) -> float:
-        """1: a projection on a convex set does not increase distances."""
-        return 1.0
 
     def standardize(self, x: Vectors) -> Vectors:
         u: Tensor = self(x) / self.radius

@@ -48,15 +48,11 @@ class PlainRMSNorm(PlainNorm):
     that of RMSNorm at gamma = 1.
     """
 
-    centred = False
-
 
 class L2Norm(PlainNorm):
     """z = x/sqrt(|x|^2 + d eps), onto the unit sphere: H(P) = sum_j |p_j| (Cauchy-Schwarz), that of
     RMSNorm at gamma = 1/sqrt(d).
     """
-
-    centred = False
 
     @staticmethod
     def constant_at(width: int) -> float:
@@ -69,7 +65,6 @@ class ScaleNorm(SphereNorm):
     (Cauchy-Schwarz; Nguyen and Salazar 2019).
     """
 
-    centred = False
     gains = "one"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):

@@ -42,6 +42,10 @@ class Norm(nn.Module, abc.ABC):
     """The trained part of gamma: "each" entry, "one" number that all share, or "none"."""
     degree: int | None = None
     """k with N(c x) - beta = c^k (N(x) - beta) for c > 0 and eps = 0; None if there is none."""
+    centred = False
+    """Whether it removes a token's mean."""
+    divides = False
+    """Whether it divides by the size `sigma`(x) of a token, or of its groups."""
     no_tangent: ClassVar[str] = "has no surface to move on"
     """Why the image has no tangent space and no retraction, if so. A norm around the state then has
     the discrete model only.
@@ -81,16 +85,6 @@ class Norm(nn.Module, abc.ABC):
     @abc.abstractmethod
     def reaches_inside(self) -> bool:
         """Whether N also reaches the interior of its image. This matters if velocities have a cost."""
-
-    @property
-    def centred(self) -> bool:
-        """Whether it removes a token's mean."""
-        return False
-
-    @property
-    def divides(self) -> bool:
-        """Whether it divides by the size `sigma`(x) of a token, or of its groups."""
-        return False
 
     def sigma(self, x: Vectors) -> Float[Tensor, "*batch sizes"]:
         """The size by which it divides a token, or each of its groups. Raises ConfigError if it
@@ -231,6 +225,7 @@ class DividingNorm(Norm):
     eps: float
     added = 0.0
     degree = 0
+    divides = True
 
     @property
     def attained(self) -> bool:
@@ -240,10 +235,6 @@ class DividingNorm(Norm):
     @property
     def reaches_inside(self) -> bool:
         return self.eps > 0 or self.added > 0
-
-    @property
-    def divides(self) -> bool:
-        return True
 
     @property
     def undefined_at_zero(self) -> bool:

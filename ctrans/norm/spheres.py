@@ -13,7 +13,6 @@ corrected). For eps > 0 the values lie strictly inside.
 
 from __future__ import annotations
 
-import abc
 import math
 
 import torch
@@ -31,13 +30,8 @@ class SphereNorm(DividingNorm):
     with its geometry as methods.
 
     A subclass defines the centring, gamma, beta and the forward pass. The geometry follows from
-    these.
+    these. C removes the mean if it is `centred` (LayerNorm), else it is the identity (RMSNorm).
     """
-
-    @property
-    @abc.abstractmethod
-    def centred(self) -> bool:
-        """Whether C removes the mean (LayerNorm) or is the identity (RMSNorm)."""
 
     @property
     def image(self) -> str:
@@ -200,7 +194,7 @@ class LayerNorm(GainParameters, SphereNorm):
     With `bias=False` beta is zero.
     """
 
-    centred = True  # a constant serves as the abstract property
+    centred = True
     has_offset = True
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
@@ -218,8 +212,6 @@ class RMSNorm(GainParameters, SphereNorm):
     0.
     """
 
-    centred = False
-
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
         super().__init__()
         check_bias("RMSNorm", bias)
@@ -233,8 +225,6 @@ class RMSNorm(GainParameters, SphereNorm):
 @checked
 class WithEps(SphereNorm):
     """Another sphere norm with a different eps and the same gamma and beta."""
-
-    centred = False  # each object has its own
 
     def __init__(self, norm: SphereNorm, eps: float):
         super().__init__()
@@ -261,8 +251,6 @@ class SphereOf(SphereNorm):
     """The sphere norm with given gains and offsets, eps and centring, for a part of a token or for
     tensors without training.
     """
-
-    centred = False  # each object has its own
 
     def __init__(self, gamma: PerChannel, beta: PerChannel, eps: float, centred: bool = False):
         super().__init__()
