@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
@@ -18,7 +18,6 @@ from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
 from ctrans.model.gpt import GPT
-from ctrans.shapes import Scalar, TokenRows
 from ctrans.walk import kept_of
 from solvers import ConfigError, Solution
 
@@ -57,11 +56,11 @@ class ModelAround(nn.Module):
         """Where there is text and not padding (`Imported.padded`)."""
         return kept_of(self.model)
 
-    def embed(self, tokens: Tensor) -> TokenRows:
+    def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
         x: Tensor = self.model.embed(tokens)
         return x
 
-    def head(self, x: TokenRows) -> Tensor:
+    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
         output: Tensor = self.model.head(x)
         return output
 
@@ -82,7 +81,7 @@ class ModelWithLoss(ModelAround):
         x = self.depth(self.embed(tokens))
         return self.head(x), None if targets is None else self.terminal_loss(x, targets)
 
-    def terminal_loss(self, x: TokenRows, targets: Any) -> Scalar:
+    def terminal_loss(self, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError for a loss that is not a number."""
         value = self.loss(self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x), targets)
         if not isinstance(value, Tensor) or value.numel() != 1:

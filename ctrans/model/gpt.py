@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -29,7 +29,6 @@ from ctrans.norm import NORMS, WITHOUT_GAINS, Norm, make_norm
 from ctrans.placement import BlockPlacement, Placement
 from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
-from ctrans.shapes import Scalar, StreamRows, TokenIds
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
 from ctrans.weights.on_demand import Piece, Shelf, put_on_demand, skeletons
@@ -74,15 +73,15 @@ class GPT(nn.Module):
         self._normalise_embeddings()
 
     def forward(
-        self, tokens: TokenIds, targets: TokenIds | None = None
-    ) -> tuple[Float[Tensor, "*batch tokens vocab"], Scalar | None]:
+        self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
+    ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
         """The logits of each next token; with `targets` also their mean cross-entropy in nats.
         Targets of -1 do not count.
         """
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else self.loss(logits, tokens, targets)
 
-    def loss(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Scalar:
+    def loss(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Float[Tensor, ""]:
         """The mean cross-entropy in nats over all targets except -1. Raises ConfigError for no such
         target and for unknown tokens.
         """
@@ -101,7 +100,7 @@ class GPT(nn.Module):
         self._check_range("targets", targets[targets != -1])
         return next_token_loss(logits, targets)
 
-    def embed(self, tokens: TokenIds) -> StreamRows:
+    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens state"]:
         """X_0: token embeddings plus learned position embeddings if there are any, once for each
         stream.
 
@@ -121,7 +120,7 @@ class GPT(nn.Module):
         streams = self.config.state_streams
         return x0 if streams == 1 else torch.cat([x0] * streams, -1)
 
-    def head(self, x: StreamRows) -> Float[Tensor, "*batch tokens vocab"]:
+    def head(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state; with several streams, of their mean."""
         if not is_dense(x) or x.shape[-1:] != (self.config.width * self.config.state_streams,):
             raise ConfigError(f"x = {shown(x)}: give states of width {self.config.width * self.config.state_streams}")
@@ -138,7 +137,7 @@ class GPT(nn.Module):
         weight = (self.token_embedding if self.unembedding is None else self.unembedding).weight
         return weight if self.logit_scale is None else self.logit_scale[:, None] * self.config.width**0.5 * weight
 
-    def trajectory(self, tokens: TokenIds, **options: Any) -> Solution:
+    def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
         """X at depth-time 0 and at the end of each segment, from X_0 = embed(tokens). Options and
         errors are those of `ctrans.scheme.trajectory`.
         """
@@ -187,7 +186,7 @@ def check_range(what: str, ids: Tensor, vocabulary: int) -> None:
             raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}")
 
 
-def next_token_loss(logits: Tensor, targets: Tensor) -> Scalar:
+def next_token_loss(logits: Tensor, targets: Tensor) -> Float[Tensor, ""]:
     """The mean cross-entropy in nats over all targets except -1. Raises ConfigError if all are -1."""
     if targets.device.type == "cpu" and not (targets != -1).any():
         raise ConfigError(
