@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.option import SMALLEST, WEIGHT, Range
+from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
@@ -71,7 +71,7 @@ class Depth(nn.Module):
                 f"{len(self.sublayers)} sublayers do not make blocks of {per_block}: give whole blocks, at least one"
             )
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, x: TokenRows) -> TokenRows:
         """The discrete Transformer: one step of length spans[k] * dt for each segment."""
         for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
             x = sublayer._step(x, length)

@@ -348,10 +348,3 @@ def tried(runs: int, healed: int, harmed: int, *, what: str = "its advice") -> s
     not heal without it, and of which it was the first finding.
     """
     return f"; {what}, carried out on {runs} run{'s' * (runs > 1)} of the clinic's open half: healed {healed}, harmed {harmed}"
-
-
-def limits_table(checks: Mapping[str, Check]) -> str:
-    """The checks as a table in Markdown."""
-    cells = [[name, c.severity, c.description, c.limit, c.source] for name, c in checks.items()]
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-    return "\n".join(["| finding | severity | what is measured | limit | source |", "| --- | --- | --- | --- | --- |", *rows])

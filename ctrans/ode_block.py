@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
@@ -15,6 +14,7 @@ from ctrans.fields import AroundMap, Kind
 from ctrans.norm import NORMS, Norm
 from ctrans.placement import get_placement
 from ctrans.scheme import Scheme
+from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Gradient, Method
 from solvers.checked import checked
@@ -110,7 +110,7 @@ class ODEBlock(nn.Module):
         self.depth = Depth([sublayer(attention, "attention"), sublayer(ffn, "ffn")], dt)
         self.scheme.check(self.depth)
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"], **context: Any) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, x: TokenRows, **context: Any) -> TokenRows:
         """The block's output. Keyword arguments, such as masks and positions, go to each evaluation
         of the attention.
 

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from ctrans.depth import Depth, check_count
+from ctrans.shapes import TokenRows
 from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, StepControl, get_norm, solve
 from solvers.checked import checked
 from solvers.gradients import get_gradient
@@ -99,12 +98,12 @@ class Scheme:
         return {"method": self.method, "steps": self.steps, "gradient": self.gradient, "step_control": control}
 
     @checked
-    def solve(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Solution:
+    def solve(self, depth: Depth, x0: TokenRows) -> Solution:
         """The solution over all segments, with its ends saved. Raises as `solvers.solve`."""
         return solve(self.segments(depth), x0, **self.request())
 
     @checked
-    def last_state(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def last_state(self, depth: Depth, x0: TokenRows) -> TokenRows:
         """X_T. Raises SolveError if an integration fails. The discrete model never raises it."""
         return depth(x0) if self.evaluates_once else self.solve(depth, x0).x1
 
@@ -114,7 +113,7 @@ DISCRETE = Scheme()
 
 def trajectory(
     depth: Depth,
-    x0: Float[Tensor, "*batch tokens width"],
+    x0: TokenRows,
     *,
     method: str | Method = "euler",
     steps: int = 1,

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.shapes import AnyShape
 from solvers import ConfigError
 
 Item = TypeVar("Item")
@@ -29,15 +30,15 @@ class Draw:
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
 
-    def normal(self, *shape: int) -> Float[Tensor, "*shape"]:
+    def normal(self, *shape: int) -> AnyShape:
         """Entries N(0, 1)."""
         return torch.randn(shape, dtype=torch.float64, generator=self.generator)
 
-    def unit(self, *shape: int) -> Float[Tensor, "*shape"]:
+    def unit(self, *shape: int) -> AnyShape:
         """Entries uniform in [0, 1)."""
         return torch.rand(shape, dtype=torch.float64, generator=self.generator)
 
-    def signs(self, *shape: int) -> Float[Tensor, "*shape"]:
+    def signs(self, *shape: int) -> AnyShape:
         """Entries -1 with probability 1/4, else 1."""
         return torch.where(torch.rand(shape, generator=self.generator) < 0.25, -1.0, 1.0)
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields import Branch, Kind, SumOfMaps, check_shape
 from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
 from ctrans.residual import Residual
+from ctrans.shapes import StreamRows, TokenRows
 from solvers import ConfigError, Segment
 from solvers.checked import checked
 from solvers.segment import Map, Time
@@ -87,36 +87,32 @@ class Sublayer(nn.Module):
         """Which of the three norms it has."""
         return (self.input_norm is not None, self.output_norm is not None, self.state_norm is not None)
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, x: TokenRows) -> TokenRows:
         """The raw velocity r(X). Raises ConfigError for a map that changes its input's shape."""
         u = self.given(x)
         return self.raw_velocity(check_shape(self.field, self.kind, u, self.field(u)), x)
 
-    def raw_velocity(
-        self, f: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
-    ) -> Float[Tensor, "*batch tokens state"]:
+    def raw_velocity(self, f: TokenRows, x: StreamRows) -> StreamRows:
         """r = gain * W N_out f at X, with f the output of the map."""
         return self.joined(f if self.output_norm is None else self.output_norm(f), x)
 
-    def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
+    def enter(self, x: StreamRows) -> StreamRows:
         """The state on entering the segment: X, with its streams mixed."""
         return self.residual.enter(x)
 
-    def given(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+    def given(self, x: StreamRows) -> TokenRows:
         """U = s N_in R X, the map's input for a state that has entered the segment."""
         u = self.residual.read(x)
         u = u if self.input_norm is None else self.input_norm(u)
         return u if self.input_scale == 1.0 else self.input_scale * u
 
-    def joined(
-        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
-    ) -> Float[Tensor, "*batch tokens state"]:
+    def joined(self, v: TokenRows, x: StreamRows) -> StreamRows:
         """r = gain * W v at X, with v the normalised output of the map."""
         r: Tensor = self.residual(v if self.gain == 1.0 else self.gain * v, x)
         return r
 
     @checked
-    def pulled(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+    def pulled(self, p: StreamRows) -> TokenRows:
         """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at
         this costate.
         """
@@ -156,7 +152,7 @@ class Sublayer(nn.Module):
         """|gain W|_2, the largest ratio of a velocity to v."""
         return self.gain * self.residual.largest
 
-    def velocity(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def velocity(self, x: TokenRows) -> TokenRows:
         """The ODE's velocity v(X): r(X), or its part tangent to the state norm's image (Kan, eq.
         132).
         """
@@ -164,7 +160,7 @@ class Sublayer(nn.Module):
         return v if self.state_norm is None else self.state_norm.tangent(x, v)
 
     @checked
-    def step(self, x: Float[Tensor, "*batch tokens width"], dt: float) -> Float[Tensor, "*batch tokens width"]:
+    def step(self, x: TokenRows, dt: float) -> TokenRows:
         """The discrete Transformer's step: X + dt r(X) of the state that has entered the segment,
         with the state norm around it if there is one.
         """
@@ -176,9 +172,7 @@ class Sublayer(nn.Module):
         return self._moved(x, self(x), dt)
 
     @checked
-    def moved(
-        self, x: Float[Tensor, "*batch tokens state"], r: Float[Tensor, "*batch tokens state"], dt: float
-    ) -> Float[Tensor, "*batch tokens state"]:
+    def moved(self, x: StreamRows, r: StreamRows, dt: float) -> StreamRows:
         """X + dt r, with the state norm around it if there is one."""
         return self._moved(x, r, dt)
 
@@ -189,11 +183,11 @@ class Sublayer(nn.Module):
     @checked
     def met(
         self,
-        x: Float[Tensor, "*batch tokens state"],
-        before: Float[Tensor, "*batch tokens state"],
-        p: Float[Tensor, "*batch tokens state"],
+        x: StreamRows,
+        before: StreamRows,
+        p: StreamRows,
         dt: float,
-    ) -> tuple[Float[Tensor, "*batch tokens state"], Float[Tensor, "*batch tokens state"]]:
+    ) -> tuple[StreamRows, StreamRows]:
         """The state and costate at the input of the segment's field, after X has entered. dL/dX =
         `before` and dL/dX_next = `p`.
         """

@@ -8,8 +8,13 @@ import solvers
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import PLACEMENTS
+from ctrans.stability.backward.parameter_gradients import ParameterGradients
+from ctrans.stability.forward.carried import CarriedStates
 from ctrans.stability.forward.conservation import DriftByDepth
-from ctrans.walk import observe
+from ctrans.stability.transport.perturbations import SIZE, perturbed
+from ctrans.stability.transport.transport import distances
+from ctrans.stability.transport.wasserstein import ORDERS
+from ctrans.walk import observe, walk, walk_depth
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NAMES = list(PLACEMENTS)
@@ -39,6 +44,23 @@ def small_model(placement, dtype=torch.float64, scale=0.2, **changes):
 def conservation_drift(depth, states):
     """The conservation law of the depth and its violation along the states; None without one."""
     return observe(depth, states, [DriftByDepth()])[0]
+
+
+def gradient_norms(model, tokens, targets):
+    """`ParameterGradients` of the model's own loss."""
+    return walk(model, tokens, targets, [ParameterGradients()])[0]
+
+
+def carried(depth, starts):
+    """`CarriedStates` as a walk of its own."""
+    return walk_depth(depth, starts[0][1], [CarriedStates(starts)])[0]
+
+
+def transport(model, tokens, perturbation, *, size=SIZE, other=None, orders=ORDERS):
+    """W_p(mu_0, nu_0) and W_p(mu_D, nu_D), mu the sequences and nu the same perturbed."""
+    x = model.embed(tokens).detach()
+    y = perturbed(model, tokens, perturbation, size=size, other=other)
+    return distances(model.depth, perturbation, (x, y), carried(model.depth, [(1.0, x), (1.0, y)]), orders=orders)
 
 
 def tokens(batch=2, length=8, vocabulary=11, seed=0):

@@ -16,6 +16,7 @@ ROOMS = [
     "pages",
     "memory",
     "as_found",
+    "shapes",
     "statement",
     "option",
     "json_values",

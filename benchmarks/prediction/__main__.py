@@ -25,6 +25,7 @@ from rich.table import Table
 from benchmarks.prediction.architectures import REGIMES, prediction_study
 from benchmarks.prediction.evaluation import Evaluated, WithinPlacement, within_placements
 from benchmarks.prediction.fitting import to_text
+from benchmarks.prediction.predicted_rate import Predictor
 from benchmarks.prediction.protocol import (
     LEARNED_IN,
     Seal,
@@ -42,7 +43,6 @@ from benchmarks.prediction.report import calibration_words, correlations_table, 
 from ctrans.cli.study_request import begins, carry_out, cost, engine
 from ctrans.report.files import png, to_json, write_atomic
 from ctrans.report.progress import progress_bar
-from ctrans.stability.screening.predicted_rate import Predictor
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
 from ctrans.study.database import FILE, Store, open_store

@@ -28,9 +28,9 @@ import numpy as np
 
 from benchmarks.prediction.architectures import RATES, SEEDS, families, sealed
 from benchmarks.prediction.evaluation import FACTOR, spearman
+from benchmarks.prediction.predicted_rate import read_predictor
 from benchmarks.prediction.protocol import KEPT, LEARNED_IN, NEVER, PLATEAU, cases, kept_predictors, unpack
 from benchmarks.record import keep
-from ctrans.stability.screening.predicted_rate import read_predictor
 from ctrans.study.database import Finished, open_store
 from ctrans.study.outcomes import LEARNED, SHARE, by_rate, end_loss
 from ctrans.training.data_sources import read_source

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from ctrans.stability.screening.predicted_rate import FRAME, TERMS, Predictor, ScreenFigures
+from benchmarks.prediction.predicted_rate import FRAME, TERMS, Predictor, ScreenFigures
 from solvers import ConfigError
 
 COVERED = 0.8

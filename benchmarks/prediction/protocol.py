@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.prediction.architectures import BASE, families, prediction_study, sealed
 from benchmarks.prediction.evaluation import Evaluated, Known, evaluate
 from benchmarks.prediction.fitting import cross_validated, fit, with_interval
+from benchmarks.prediction.predicted_rate import FILE, Predictor, read_predictor
 from benchmarks.prediction.predictors import predictors
 from ctrans.model.config import GPTConfig
-from ctrans.stability.screening.predicted_rate import FILE, Predictor, read_predictor
 from ctrans.study.carry_out import prospect
 from ctrans.study.database import FILE as STORE
 from ctrans.study.database import Finished, Store, finite

@@ -3,7 +3,7 @@
 For each architecture and task of the study: the answer from five trainings that together cost 5%, 20%, 100% and 500% of one whole
 training, at a seed that the study does not use (500%: every third architecture). It is compared with the largest stable rate of the
 study's whole trainings. So are rivals: a constant (the median of the task's other architectures, and one for all tasks), the study's ramp
-with lr_find's rule, the prediction of `ctrans screen`, and the study's whole sweep of one other seed. In the
+with lr_find's rule, the prediction of `benchmarks.prediction` from a quick screening, and the study's whole sweep of one other seed. In the
 rows up to 100% a loss is a mean over the last fifth of the steps. Those of 500% have not been made yet.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.prediction.predicted_rate import predicted_rate
 from benchmarks.reach.__main__ import FIGURES, FILE, add, data, rows
 from benchmarks.reach.cases import RATES, SEEDS, SETTINGS, STUDIED, architectures
 from benchmarks.reach.report import DRAWS, ends, rho
@@ -28,6 +29,7 @@ from ctrans.monitor import largest_rate
 from ctrans.study.outcomes import Floor, rate_by_floor
 from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS
+from solvers import ConfigError
 
 ROWS = FILE.with_name("ladders.jsonl")
 BUDGETS = (0.05, 0.2, 1.0, 5.0)
@@ -73,14 +75,16 @@ def sweeps(task: str, runs: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -
 
 
 def predicted(task: str) -> dict[str, float]:
-    """What `ctrans screen` predicts from the initial weights."""
+    """What the committed predictor says of the initial weights."""
     found = {}
     tokens, targets = data(task).batch(0, 0, batch=4, seed=SEEDS[0])
     for name, fields in architectures().items():
         model = GPT(GPTConfig(**TASKS[task].architecture, **fields), seed=SEEDS[0])
-        made = screen(model, tokens, targets, effort="quick")
-        if made.rate is not None:
-            found[name] = made.rate.rate
+        steps = screen(model, tokens, targets, effort="quick").steps.values()
+        try:
+            found[name] = predicted_rate({figure: value for step in steps for figure, value in step.quantities.items()}).rate
+        except ConfigError:  # a figure that it needs is unknown
+            continue
     return found
 
 
@@ -91,7 +95,7 @@ def rivals(task: str, runs: Sequence[Mapping[str, Any]], truth: Mapping[str, Map
     made: dict[str, dict[str, float]] = {
         "constant of the task": {name: statistics.median([here[one] for one in here if one != name]) for name in here},
         "one constant": dict.fromkeys(here, all_tasks),
-        "ctrans screen": predicted(task),
+        "predicted from a screening": predicted(task),
     }
     for row in rows(ROWS):
         if row["task"] == task and (rate := answer(row)) is not None:

@@ -10,12 +10,12 @@ import math
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.ascent import Chart
-from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm.norm import row_length
+from ctrans.shapes import AnyShape, BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows, Vectors
 from solvers import ConfigError
 from solvers.errors import shown
 
@@ -118,7 +118,7 @@ class Supremum(abc.ABC):
     def ties(self, P: TokenRows) -> TokenMask:
         """The tokens for which more than one velocity attains H(P)."""
 
-    def gains_tie(self, P: TokenRows) -> Bool[Tensor, "*batch"]:
+    def gains_tie(self, P: TokenRows) -> BatchMask:
         """Whether trained gains have more than one optimum. Then the velocity of every token ties,
         but ascents still apply.
         """
@@ -233,11 +233,11 @@ def no_ties(y: TokenRows) -> TokenMask:
     return torch.zeros(y.shape[:-1], dtype=torch.bool, device=y.device)
 
 
-def length(x: Float[Tensor, "*batch width"]) -> PerBatch:
+def length(x: Vectors) -> PerBatch:
     """|x_j|_2 of each row."""
     return row_length(x)
 
 
-def ratio(part: Float[Tensor, "*shape"], whole: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
+def ratio(part: AnyShape, whole: Float[Tensor, "*#shape"]) -> AnyShape:
     """part/whole, with 0/0 = 0."""
     return part / torch.where(whole == 0, 1.0, whole)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.shapes import UnbatchedRows
+from ctrans.shapes import AnyShape, UnbatchedRows
 
 Map = Callable[[Tensor], Tensor]
 
@@ -133,13 +133,11 @@ class Ascent:
     """
 
     best: Float[Tensor, "*problems"]
-    z: Float[Tensor, "*shape"]
+    z: AnyShape
     steps: int
 
 
-def ascend(
-    payoff: Map, start: Float[Tensor, "*shape"], axes: tuple[int, ...], project: Map = identity, steps: int = STEPS
-) -> Ascent:
+def ascend(payoff: Map, start: AnyShape, axes: tuple[int, ...], project: Map = identity, steps: int = STEPS) -> Ascent:
     """z <- project(z + eta grad payoff(z)), with the step eta of Barzilai and Borwein (1988) for
     each problem.
 

@@ -113,18 +113,15 @@ def attained(
         raise ConfigError("weights on demand are loaded for one pass and cannot be trained: load the whole model")
     found = costate(model, tokens, targets)
     decays = (weight_decay * decay_gains, weight_decay)
+    where: dict[str, Any] = places(model.depth)
+    figures = [field.name for field in dataclasses.fields(Attained) if field.name not in ("loss", *where)]
     steps = []
     for k, (sublayer, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
         step = _Step.of(sublayer, found, k, h, decays)
-        steps.append({name: getattr(step, name) for name in FIGURES})
+        steps.append({name: getattr(step, name) for name in figures})
         if progress is not None:
             progress(k)
-    figures: dict[str, Any] = {name: [step[name] for step in steps] for name in FIGURES}
-    return Attained(loss=found.loss, **places(model.depth), **figures)
-
-
-FIGURES = ("work", "radial", "identity", "stationarity", "pointwise_gap", "last_gap", "shared_gap", "first_order")
-"""The figures of `_Step`."""
+    return Attained(found.loss, **where, **{name: [step[name] for step in steps] for name in figures})
 
 
 ENTERING = ("state_norm.", "residual.mix")

@@ -9,8 +9,8 @@ import math
 from ctrans.control.admissible import length
 from ctrans.control.ascent import Map
 from ctrans.control.norm_image import NormImage
-from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.norm import ClipLength
+from ctrans.shapes import TokenRows, UnbatchedRows
 
 
 class Ball(NormImage):

@@ -12,8 +12,8 @@ from ctrans.control.admissible import ROUNDING, GainSlope
 from ctrans.control.ascent import Map, identity
 from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset, unit
 from ctrans.control.norm_image import NormImage
-from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.norm import ClipEntries, SquashNorm
+from ctrans.shapes import TokenRows, UnbatchedRows
 
 NEARLY = 1 - 5e-6
 """The |u_i| that stands for 1 where only infinite inputs attain 1: typical inputs lose the same

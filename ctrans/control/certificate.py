@@ -24,10 +24,10 @@ from ctrans.control.norm_image import NormImage
 from ctrans.control.rank_gap import gap_of_rank
 from ctrans.control.regularization import KineticCost
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.control.shapes import UnbatchedRows
 from ctrans.control.tangent import LinearSpace
 from ctrans.norm import NORMS, Norm
 from ctrans.option import Count, Seed
+from ctrans.shapes import UnbatchedRows
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import look_up

@@ -15,7 +15,7 @@ from torch import Tensor
 from ctrans.control.admissible import length, ratio
 from ctrans.control.ascent import STEPS, Chart, ascend, balanced, noise
 from ctrans.control.last_map import Features
-from ctrans.control.shapes import UnbatchedRows
+from ctrans.shapes import UnbatchedRows
 
 PAIRS = 2
 """Starts come in pairs z and -z: a quadratic on a sphere has at most one local maximum besides the

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ctrans.as_found import leaving_as_found
-from ctrans.control.shapes import TokenRows
 from ctrans.depth import Depth
+from ctrans.shapes import TokenRows
 from ctrans.walk import (
     Instrument,
     Model,

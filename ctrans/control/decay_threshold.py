@@ -36,9 +36,9 @@ from torch import Tensor
 
 from ctrans.control.admissible import Posedness, length, ratio, verdict_of
 from ctrans.control.ascent import BoundedAscent, ascend, noise
-from ctrans.control.shapes import UnbatchedRows
 from ctrans.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.fields.scaled_linear import scaled_parts
+from ctrans.shapes import SequenceRows, UnbatchedRows
 from solvers import ConfigError
 from solvers.checked import checked
 
@@ -199,7 +199,7 @@ class DecayThreshold:
         }
 
 
-def path_of(field: object, x: Float[Tensor, "batch tokens width"]) -> Path:
+def path_of(field: object, x: SequenceRows) -> Path:
     """The path of two factors of a map at its input x.
 
     Raises ConfigError for a map that shows no factors, or that has a scale by channel as a third

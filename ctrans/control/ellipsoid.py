@@ -20,9 +20,9 @@ from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length
 from ctrans.control.ascent import Chart, Map
 from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, best_gains, gain_slope, unit
 from ctrans.control.norm_image import NormImage
-from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.trust_region import in_ball, on_sphere
 from ctrans.norm import GroupRMSNorm, SphereNorm
+from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
 from solvers.checked import checked
 

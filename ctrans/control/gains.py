@@ -23,8 +23,8 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio
 from ctrans.control.ascent import noise
-from ctrans.control.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.norm import Norm, SphereNorm
+from ctrans.shapes import BatchMask, PerBatch, TokenRows, UnbatchedRows, Vectors
 from solvers.checked import checked
 
 STARTS = 32
@@ -62,8 +62,8 @@ class BestGains(NamedTuple):
     all, but its maximiser is not.
     """
 
-    gamma: Float[Tensor, "*batch width"]
-    tied: Bool[Tensor, "*batch"]
+    gamma: Vectors
+    tied: BatchMask
 
 
 def has_offset(norm: Norm) -> bool:

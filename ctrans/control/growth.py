@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ctrans.control.ascent import BoundedAscent, Chart, balanced, frobenius, identity, noise
 from ctrans.control.last_map import Features, LastMapDecay
-from ctrans.control.shapes import UnbatchedRows
 from ctrans.control.tangent import LinearSpace
+from ctrans.shapes import UnbatchedRows
 
 DECADES = (-2.0, 2.0)
 """Radii from 1/100 to 100 times the one at which velocities have the right size."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ctrans.control.admissible import length
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
 from ctrans.control.hopf_lax import BallImage, hopf_lax, velocity_ball
-from ctrans.control.shapes import PerBatch
+from ctrans.shapes import PerBatch, Vectors
 from solvers import ConfigError
 
 HORIZON, HALF_WIDTH, SCHEME = 1.0, 2.0, "weno5"
@@ -35,7 +35,7 @@ class NearestTarget:
 
     targets: tuple[tuple[float, ...], ...] = ((-0.9, 0.5), (0.8, -0.6))
 
-    def __call__(self, x: Float[Tensor, "*batch width"]) -> PerBatch:
+    def __call__(self, x: Vectors) -> PerBatch:
         return length(x.unsqueeze(-2) - x.new_tensor(self.targets)).amin(-1)
 
 

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import length
-from ctrans.control.shapes import PerBatch, TokenRows
 from ctrans.norm import SphereNorm
+from ctrans.shapes import PerBatch, PerChannel, TokenRows, Vectors
 from solvers import ConfigError
 
 Terminal = Callable[[Tensor], Tensor]
@@ -47,7 +47,7 @@ class BallImage:
     inside.
     """
 
-    centre: Float[Tensor, " width"]
+    centre: PerChannel
     map: Float[Tensor, "width rank"]
 
     def support(self, P: TokenRows) -> PerBatch:
@@ -82,9 +82,7 @@ def velocity_ball(
 
 
 @torch.no_grad()
-def hopf_lax(
-    terminal: Terminal, x: Float[Tensor, "*batch width"], remaining: float, velocities: BallImage, *, starts: int = 8
-) -> PerBatch:
+def hopf_lax(terminal: Terminal, x: Vectors, remaining: float, velocities: BallImage, *, starts: int = 8) -> PerBatch:
     """Phi(x, t) = min {G(z) : z in x + (T - t) V}, with `remaining` = T - t in depth-time.
 
     Exact to rounding, also at kinks, if one of `starts` descents begins in the basin of the global
@@ -153,7 +151,7 @@ class Problems:
         return dataclasses.replace(self, base=self.base[rows])
 
 
-def finite_values(cost: Terminal, x: Float[Tensor, "*batch width"]) -> PerBatch:
+def finite_values(cost: Terminal, x: Vectors) -> PerBatch:
     """G(x). Raises ConfigError if it has the wrong shape or is not finite."""
     values = cost(x)
     if values.shape != x.shape[:-1]:

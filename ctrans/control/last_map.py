@@ -25,10 +25,10 @@ from ctrans.control.admissible import (
 )
 from ctrans.control.ascent import Chart, frobenius
 from ctrans.control.regularization import Regularization
-from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.trust_region import in_ball
 from ctrans.fields import HasOutputProjection
 from ctrans.fields.scaled_linear import scaled_parts
+from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from solvers.checked import checked

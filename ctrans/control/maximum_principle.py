@@ -15,8 +15,8 @@ from torch import Tensor
 from ctrans.as_found import leaving_as_found
 from ctrans.control.costate import Costate, places
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.control.shapes import TokenRows
 from ctrans.depth import Depth
+from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from solvers.checked import checked

@@ -12,8 +12,8 @@ from torch import Tensor
 from ctrans.control.admissible import Posedness, VelocitySet, check_costate, ratio, verdict_of
 from ctrans.control.ascent import Chart, Gains, Map, identity
 from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset
-from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
+from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
 
 

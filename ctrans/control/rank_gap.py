@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, length
 from ctrans.control.last_map import Features
-from ctrans.control.shapes import UnbatchedRows
 from ctrans.norm import SphereNorm
+from ctrans.shapes import UnbatchedRows
 from solvers.checked import checked
 
 SUBSETS = 8

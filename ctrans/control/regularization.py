@@ -9,7 +9,6 @@ import functools
 import math
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from ctrans.control.admissible import AdmissibleSet, Posedness, Supremum, VelocitySet, check_positive, length, ratio, verdict_of
@@ -17,9 +16,9 @@ from ctrans.control.ascent import Chart
 from ctrans.control.gains import has_offset, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
-from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
 from ctrans.option import Range
+from ctrans.shapes import BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
 from solvers.checked import checked
 
@@ -188,7 +187,7 @@ class GainDecay(Supremum):
         gamma, _ = self.gains(P)
         return self.image.points_tie(P, gamma) | self.gains_tie(P).unsqueeze(-1)
 
-    def gains_tie(self, P: TokenRows) -> Bool[Tensor, "*batch"]:
+    def gains_tie(self, P: TokenRows) -> BatchMask:
         return self.image.best_gains(P.detach()).tied
 
     def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:

@@ -19,14 +19,14 @@ from ctrans.control.certificate import Certificate, certify
 from ctrans.control.regularization import Regularization
 from ctrans.control.section import SectionImage
 from ctrans.control.sets_by_norm import image_of, reachable
-from ctrans.control.shapes import TokenRows, UnbatchedRows
 from ctrans.control.tangent import LinearSpace
 from ctrans.norm import SphereNorm
+from ctrans.shapes import StreamRows, TokenRows, UnbatchedRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 
-def costate_of_map(sublayer: Sublayer, p: Float[Tensor, "*batch tokens state"]) -> TokenRows:
+def costate_of_map(sublayer: Sublayer, p: StreamRows) -> TokenRows:
     """The costate at which the norms' set is certified: gain W'P behind an output norm, W'P if no
     norm follows the map.
 

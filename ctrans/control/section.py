@@ -18,9 +18,9 @@ from torch import Tensor
 from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio
 from ctrans.control.ascent import Chart
 from ctrans.control.sets_by_norm import image_of
-from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.tangent import TangentSpace
 from ctrans.norm import SphereNorm
+from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
 
 NO_DIRECTION = 1e-6

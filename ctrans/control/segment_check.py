@@ -29,11 +29,11 @@ from ctrans.control.residual_pullback import (
     trains_gains,
 )
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.control.shapes import TokenRows
 from ctrans.control.step_image import StepImage
 from ctrans.control.tangent import LinearSpace
 from ctrans.norm import Norm
 from ctrans.placement import Placement
+from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 

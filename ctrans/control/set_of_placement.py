@@ -13,10 +13,10 @@ from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.regularization import GainDecay, KineticCost
 from ctrans.control.section import TangentSection
 from ctrans.control.sets_by_norm import image_of, reachable
-from ctrans.control.shapes import TokenRows
 from ctrans.control.tangent import TangentSpace, WholeSpace
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
+from ctrans.shapes import TokenRows
 from solvers import ConfigError
 from solvers.checked import Finite, checked
 from solvers.deprecated import renamed_keyword

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio, verdict_of
 from ctrans.control.ascent import Chart
-from ctrans.control.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.norm import Norm
+from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
 from solvers.checked import checked
 

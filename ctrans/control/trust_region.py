@@ -8,10 +8,11 @@ Newton's method on 1/|s| = 1/r climbs to the root from any point below it, quadr
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import ROUNDING, ratio
+from ctrans.shapes import BatchMask
 from solvers import SolveError
 
 NEWTON_STEPS = 100
@@ -20,7 +21,7 @@ NEWTON_STEPS = 100
 
 def on_sphere(
     curvature: Float[Tensor, " rank"], b: Float[Tensor, "*batch rank"], radius: float
-) -> tuple[Float[Tensor, "*batch rank"], Bool[Tensor, "*batch"]]:
+) -> tuple[Float[Tensor, "*batch rank"], BatchMask]:
     """argmin of s'As/2 + b's over |s| = radius, A = diag(curvature), and whether it is the hard
     case.
 

@@ -20,6 +20,7 @@ from ctrans.fields.protocols import HasReferenceKernel, HeadMatrices, Matrix, To
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count, Range
+from ctrans.shapes import SequenceRows, TokenRows
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.deprecated import old_member, old_names
@@ -99,12 +100,12 @@ class SoftmaxAttention(JoinedHeads):
             return "a sink takes part of each row, so that what is left does not sum to 1"
         return "" if self.gate is None else "a gate that depends on the input multiplies what its heads average"
 
-    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def pre_projection(self, x: TokenRows) -> TokenRows:
         """The input of the output projection: the heads' averages, concatenated, times the gate."""
         mixed = super().pre_projection(x)
         return mixed if self.gate is None else mixed * self.gate(x).sigmoid()
 
-    def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
+    def mixed(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens head"]:
         """The heads' averages."""
         q, k, v = self.queries_keys_values(x)
         if self.use_reference_kernel or self.sinks is not None or self.options.softcap is not None:
@@ -118,7 +119,7 @@ class SoftmaxAttention(JoinedHeads):
             enable_gqa=self.groups < self.heads,
         )
 
-    def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def rows(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h of each head. Row i has the weights of the tokens that token i reads. They
         sum to 1, with a sink to less.
         """
@@ -127,7 +128,7 @@ class SoftmaxAttention(JoinedHeads):
         q, k = (self.by_head(F.linear(x, rows, b)) for rows, b in ((query, b_q), (key, b_k)))
         return self._rows(*self._normed_and_turned(q, k))
 
-    def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
+    def at_tokens(self, x: SequenceRows, chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
         """f(x[b]) at the token i = chosen[b].
 
         It uses <K_g' q_hi, x_j> in place of <q_hi, K_g x_j>, and V_g sum_j a_hij x_j in place of
@@ -271,7 +272,7 @@ class Attention(SoftmaxAttention):
 
     shows_heads = True
 
-    def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def probabilities(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head. Row i has the
         weights of the tokens that token i reads.
         """

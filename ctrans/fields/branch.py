@@ -8,11 +8,11 @@ import abc
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.norm.norm import GainParameters
 from ctrans.option import Count
+from ctrans.shapes import PerChannel, Vectors
 from solvers.checked import checked
 
 
@@ -23,12 +23,12 @@ class BranchGains(nn.Module, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         """gamma."""
 
     @property
     @abc.abstractmethod
-    def beta(self) -> Float[Tensor, " width"]:
+    def beta(self) -> PerChannel:
         """beta, or zeros if there is none."""
 
     @property
@@ -38,7 +38,7 @@ class BranchGains(nn.Module, abc.ABC):
         """
         return float(self.gamma.detach().abs().max())
 
-    def forward(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, u: Vectors) -> Vectors:
         return self.gamma * u + self.beta
 
 
@@ -66,7 +66,7 @@ class Branch(NamedTuple):
         """The Lipschitz constant of A."""
         return 1.0 if self.gains is None else self.gains.largest
 
-    def given(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def given(self, u: Vectors) -> Vectors:
         """A u, the input of the map."""
         given: Tensor = u if self.gains is None else self.gains(u)
         return given

@@ -19,6 +19,7 @@ from ctrans.fields.protocols import Matrix, TokenBound
 from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions, Routing
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count
+from ctrans.shapes import Scalar, TokenRows, UnbatchedRows
 from solvers.checked import checked
 from solvers.deprecated import old_member
 from solvers.errors import look_up
@@ -79,12 +80,12 @@ class MixtureOfExperts(ProjectedMap):
 
     choice_bias: Tensor
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, x: TokenRows) -> TokenRows:
         if self.use_reference_kernel or not x.numel() or torch.compiler.is_compiling():
             return super().forward(x)
         return self._sorted(x.reshape(-1, x.shape[-1])).view_as(x)
 
-    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+    def pre_projection(self, x: TokenRows) -> Float[Tensor, "*batch tokens hidden"]:
         """The input of the output projection: the features of every expert times its gate, which is
         0 for most.
         """
@@ -93,7 +94,7 @@ class MixtureOfExperts(ProjectedMap):
         whole = FFNMaps(None if self.gate is None else _affine(self.gate), _affine(self.up), _affine(self.down), self.phi)
         return whole.features(x) * gates.repeat_interleave(self.hidden, -1)
 
-    def route(self, x: Float[Tensor, "*batch tokens width"]) -> Routing:
+    def route(self, x: TokenRows) -> Routing:
         """The experts and gates of each token."""
         wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
@@ -104,7 +105,7 @@ class MixtureOfExperts(ProjectedMap):
             chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
             return Routing(logits, scores, chosen, rule.gates(logits, chosen))
 
-    def auxiliary(self, x: Float[Tensor, "*batch tokens width"]) -> Mapping[str, Float[Tensor, ""]]:
+    def auxiliary(self, x: TokenRows) -> Mapping[str, Scalar]:
         """Terms that training may add to its objective, for the tokens x of the map's input:
 
         - balance: E sum_e f_e P_e, f_e the part of all choices that selected expert e and P_e the
@@ -119,7 +120,7 @@ class MixtureOfExperts(ProjectedMap):
         choices = routing.chosen.reshape(-1, count).to(shares).mean(0) / self.options.top_k
         return {"balance": count * (choices * shares).sum(), "router_z": routing.logits.logsumexp(-1).square().mean()}
 
-    def load(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, " experts"]:
+    def load(self, x: TokenRows) -> Float[Tensor, " experts"]:
         """The number of tokens that each routed expert gets."""
         return self.route(x).chosen.reshape(-1, self.options.experts).sum(0).float()
 
@@ -130,7 +131,7 @@ class MixtureOfExperts(ProjectedMap):
         """
         self.choice_bias += rate * torch.sign(load.mean() - load).to(self.choice_bias)
 
-    def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]:
+    def distance_to_switch(self, x: TokenRows) -> Float[Tensor, "*batch tokens"]:
         """The distance of each token from the nearest one that uses other experts; inf if k = E.
 
         For b = 0 it is exact in exact arithmetic: min over e in S, e' outside of (z_e - z_e')/|w_e
@@ -201,7 +202,7 @@ class MixtureOfExperts(ProjectedMap):
         """The activation of each expert."""
         return ACTIVATIONS[self.activation]
 
-    def _sorted(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+    def _sorted(self, x: UnbatchedRows) -> UnbatchedRows:
         """f, with each expert applied to its own tokens."""
         options, routing = self.options, self.route(x)
         # k entries for each token, in the order of its experts; then all entries sorted by expert

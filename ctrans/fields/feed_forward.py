@@ -17,6 +17,7 @@ from ctrans.fields.ffn_bounds import Affine, BoundedFFN, FFNMaps
 from ctrans.fields.projected_map import ProjectedMap, scale_linear
 from ctrans.fields.protocols import Matrix, Role, Units
 from ctrans.option import Count
+from ctrans.shapes import TokenRows
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import look_up
@@ -80,7 +81,7 @@ class FeedForward(HiddenLayer):
     def __init__(self, width: Count, hidden: Count, *, activation: str = "gelu", bias: bool = True):
         super().__init__(width, hidden, activation, bias)
 
-    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+    def pre_projection(self, x: TokenRows) -> Float[Tensor, "*batch tokens hidden"]:
         """The input of the output projection: phi(W_1 x + b_1)."""
         return self.phi(self.up(x))
 
@@ -115,7 +116,7 @@ class GatedLinearUnits(HiddenLayer):
                 f"activation {activation!r} grows with the square of its argument, which a gate does not support: choose another, as silu"
             )
 
-    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+    def pre_projection(self, x: TokenRows) -> Float[Tensor, "*batch tokens hidden"]:
         """The input of the output projection: phi(W_g x + b_g) * (W_u x + b_u)."""
         gated: Tensor = self.phi(self.gate(x)) * self.up(x)
         return gated

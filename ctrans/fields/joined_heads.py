@@ -15,6 +15,7 @@ from ctrans.fields.projected_map import ProjectedMap, scale_linear
 from ctrans.fields.protocols import HeadMatrices, Matrix
 from ctrans.fields.spectral_norm import norm_of_product
 from ctrans.option import Count
+from ctrans.shapes import TokenRows
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import look_up
@@ -41,11 +42,11 @@ class JoinedHeads(ProjectedMap):
         self.qkv = nn.Linear(width, width + 2 * self.groups * self.head, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
 
-    def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
+    def mixed(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens head"]:
         """The output of each head."""
         raise NotImplementedError
 
-    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def pre_projection(self, x: TokenRows) -> TokenRows:
         """The input of the output projection: the heads, concatenated."""
         return self.mixed(x).transpose(-3, -2).flatten(-2)
 

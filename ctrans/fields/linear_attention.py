@@ -17,6 +17,7 @@ from ctrans.fields.joined_heads import JoinedHeads
 from ctrans.fields.protocols import HeadMatrices, Matrix, TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count
+from ctrans.shapes import TokenRows
 from solvers.checked import checked
 
 CHUNK = 64
@@ -59,18 +60,18 @@ class KernelAttention(JoinedHeads):
     """The scores log w are not bilinear in the input."""
     why_not = "the scores of linear attention are logarithms of kernels, not linear in queries and keys"
 
-    def mixed(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens head"]:
+    def mixed(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens head"]:
         """The heads' averages."""
         q, k, v = self._features_and_values(x)
         # a column of ones after the values also sums the weights
         summed = weighted_sums(q, k, F.pad(v, (0, 1), value=1.0), self.log_keep(x), causal=self.causal)
         return summed[..., :-1] / summed[..., -1:]
 
-    def log_keep(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens"]:
+    def log_keep(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens"]:
         """log of the part of the earlier tokens that each head keeps at token i: 0 if it keeps all."""
         return x.new_zeros(*x.shape[:-2], self.heads, x.shape[-2])
 
-    def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def probabilities(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h of each head, at quadratic cost. Row i has the weights of the tokens that
         token i reads.
         """
@@ -127,7 +128,7 @@ class GatedLinearAttention(KernelAttention):
         super().__init__(width, heads, bias=bias)
         self.keep = nn.Linear(width, heads, bias=bias)
 
-    def log_keep(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens"]:
+    def log_keep(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens"]:
         """log g_h of each token."""
         return F.logsigmoid(self.keep(x)).transpose(-1, -2) / FORGETS
 

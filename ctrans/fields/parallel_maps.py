@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.fields.branch import Branch, BranchGains
 from ctrans.fields.protocols import ExplainsUnsupported, ExposesWeights, HasBound, HasOutputProjection, Kind, Matrix, TokenBound
+from ctrans.shapes import TokenRows
 from solvers.checked import checked
 
 
@@ -38,7 +39,7 @@ class ParallelMaps(nn.Module):
         self.attention, self.ffn = attention, ffn
         self.attention_gains, self.ffn_gains = gains
 
-    def forward(self, u: Float[Tensor, "*batch tokens width"], **context: Any) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, u: TokenRows, **context: Any) -> TokenRows:
         attention, ffn = self.branches.values()
         y: Tensor = attention.field(attention.given(u), **context) + ffn.field(ffn.given(u))
         return y
@@ -80,7 +81,7 @@ class ParallelMaps(nn.Module):
             *(field.output_projection for field in self._all(HasOutputProjection, "does not name its last linear map"))
         )
 
-    def pre_projection(self, u: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens features"]:
+    def pre_projection(self, u: TokenRows) -> Float[Tensor, "*batch tokens features"]:
         """[h_attention(A u) h_ffn(B u)]."""
         return torch.cat([branch.field.pre_projection(branch.given(u)) for branch in self.branches.values()], -1)
 

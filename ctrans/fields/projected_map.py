@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.memory import check_matrices_fit
+from ctrans.shapes import TokenRows
 from solvers.deprecated import old_member
 
 
@@ -27,7 +28,7 @@ class ProjectedMap(nn.Module):
         super().__init__()
         check_matrices_fit(entries)
 
-    def pre_projection(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens hidden"]:
+    def pre_projection(self, x: TokenRows) -> Float[Tensor, "*batch tokens hidden"]:
         """h(x), the input of the output projection."""
         raise NotImplementedError
 
@@ -37,7 +38,7 @@ class ProjectedMap(nn.Module):
         linear: nn.Linear = getattr(self, self.projection)
         return linear
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, x: TokenRows) -> TokenRows:
         y: Tensor = getattr(self, self.projection)(self.pre_projection(x))
         return y
 

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
 from ctrans.fields.branch import Branch
+from ctrans.shapes import Scalar, SequenceRows, TokenRows
 from solvers.checked import checked
 from solvers.deprecated import adopt_old_members, old_names
 
@@ -204,7 +205,7 @@ class SupportsTokenSubset(Protocol):
     of all.
     """
 
-    def at_tokens(self, x: Float[Tensor, "batch tokens width"], chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
+    def at_tokens(self, x: SequenceRows, chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
         """f(x[b]) at the token chosen[b], with second derivatives whatever `use_reference_kernel`
         is.
         """
@@ -273,7 +274,7 @@ class HasAuxiliary(Protocol):
     kind of gradient.
     """
 
-    def auxiliary(self, x: Float[Tensor, "*batch tokens width"]) -> Mapping[str, Float[Tensor, ""]]: ...
+    def auxiliary(self, x: TokenRows) -> Mapping[str, Scalar]: ...
 
 
 @runtime_checkable
@@ -282,7 +283,7 @@ class Balances(Protocol):
     them without a gradient.
     """
 
-    def load(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, " parts"]: ...
+    def load(self, x: TokenRows) -> Float[Tensor, " parts"]: ...
 
     def rebalance(self, load: Float[Tensor, " parts"], rate: float) -> None: ...
 
@@ -293,7 +294,7 @@ class HasDiscontinuities(Protocol):
     derivatives are those of the present piece.
     """
 
-    def distance_to_switch(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens"]: ...
+    def distance_to_switch(self, x: TokenRows) -> Float[Tensor, "*batch tokens"]: ...
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ from ctrans.interop.attention_reading import AttentionReading
 from ctrans.interop.attention_rows import seeing_rows, showing_rows
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
+from ctrans.shapes import TokenRows
 
 ROLES: tuple[Role, ...] = ("query", "key", "value", "out")
 
@@ -37,7 +38,7 @@ class AttentionInModel(MapInModel):
         super().__init__(chain, why_not)
         self.block, self.adapter, self.use_reference_kernel = block, adapter, False
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"], **context: Any) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, x: TokenRows, **context: Any) -> TokenRows:
         own = self.adapter.block_context(self.block, x.reshape(-1, *x.shape[-2:]))
         with sdpa_kernel(SDPBackend.MATH) if self.use_reference_kernel else contextlib.nullcontext():
             return super().forward(x, **own, **context)
@@ -97,7 +98,7 @@ class AttentionWithValues(AttentionInModel):
         whole = torch.linalg.vector_norm(torch.stack(offsets).sum(0))
         return TokenBound(gain, float(whole if reading.whole_rows else lengths.sum()))
 
-    def rows(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def rows(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
         with showing_rows(self.adapter.model):
@@ -129,7 +130,7 @@ class AttentionWithHeads(AttentionWithValues):
         """Whether scores are not a number times <Q x, K x>; `why_not` says what they are."""
         return self.reading.scale is None
 
-    def probabilities(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def probabilities(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
         """The attention rows of each head; row i weighs the tokens that token i reads.
 
         Libraries round rows to float32. Here each row is normalised to sum to 1 in the model's

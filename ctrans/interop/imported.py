@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from ctrans.as_found import as_found
@@ -35,6 +35,7 @@ from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.transformers_adapter import TransformersAdapter
 from ctrans.model.gpt import check_range, next_token_loss
 from ctrans.scheme import trajectory
+from ctrans.shapes import TokenIds, TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution
@@ -118,14 +119,14 @@ class Imported(nn.Module):
         """
         self.adapter.forget()
 
-    def forward(self, tokens: Tensor, targets: Int[Tensor, "*batch tokens"] | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, tokens: Tensor, targets: TokenIds | None = None) -> tuple[Tensor, Tensor | None]:
         """The logits, and with `targets` their mean cross-entropy in nats, without targets of -1.
         Raises ConfigError if all targets are -1.
         """
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else next_token_loss(logits, targets)
 
-    def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
+    def embed(self, tokens: Tensor) -> TokenRows:
         """X_0: the input of the model's first block for tokens (*batch, tokens), or images (batch,
         channels, height, width).
 
@@ -136,7 +137,7 @@ class Imported(nn.Module):
             self._check_tokens(tokens)
         return self.adapter.embed(tokens)
 
-    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
+    def head(self, x: TokenRows) -> Tensor:
         """The model's output for the last block's output: logits, or the last hidden state of a
         model without a head.
 
@@ -152,7 +153,7 @@ class Imported(nn.Module):
             )
         return result.reshape(*x.shape[:-2], *result.shape[1:])
 
-    def outputs(self, x: Float[Tensor, "*batch tokens width"]) -> Any:
+    def outputs(self, x: TokenRows) -> Any:
         """All that the model returns for the last block's output x, with the leading axes flattened
         into one.
         """

@@ -14,6 +14,7 @@ from ctrans.fields import Matrix, Role
 from ctrans.fields.ffn_bounds import Affine
 from ctrans.fields.scaled_linear import ScaledLinear
 from ctrans.interop.recorded_calls import first_tensor, watched
+from ctrans.shapes import Vectors
 from solvers import ConfigError
 
 
@@ -106,10 +107,10 @@ class MapInModel(ModuleChain):
         super().__init__(list(chain.stages), chain.output_path, chain.scale_path)
         self.why_not = why_not
 
-    def forward(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors, **context: Any) -> Vectors:
         return super().forward(x.reshape(-1, *x.shape[-2:]), **context).reshape(x.shape)
 
-    def pre_projection(self, x: Float[Tensor, "*batch width"], **context: Any) -> Float[Tensor, "*batch features"]:
+    def pre_projection(self, x: Vectors, **context: Any) -> Float[Tensor, "*batch features"]:
         """The input of the last linear map. Raises ConfigError as `output_projection` does."""
         return super().pre_projection(x, **context).reshape(*x.shape[:-1], -1)
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields import BranchGains
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.tolerances import likely_number, unit
 from ctrans.norm import SphereNorm, check_norm
+from ctrans.shapes import PerChannel, Vectors
 
 EPS_NAMES = ("eps", "variance_epsilon")
 """Attributes under which norms keep eps."""
@@ -66,8 +66,6 @@ class Form:
 class UnitGains(SphereNorm):
     """z = x_hat: gamma = 1, beta = 0."""
 
-    centred = False  # each object has its own
-
     def __init__(self, width: int, eps: float, centred: bool, added: float = 0.0):
         super().__init__()
         self.width, self.eps = check_norm(width, eps)
@@ -75,14 +73,14 @@ class UnitGains(SphereNorm):
         self.register_buffer("one", torch.ones(width), persistent=False)
 
     @property
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         return self.get_buffer("one")
 
     @property
-    def beta(self) -> Float[Tensor, " width"]:
+    def beta(self) -> PerChannel:
         return torch.zeros_like(self.gamma)
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         return self.standardize(x)
 
 
@@ -92,7 +90,6 @@ class AdaptedNorm(SphereNorm):
     """
 
     module: Any  # of any library
-    centred = False  # each object has its own
 
     def __init__(self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False):
         super().__init__()
@@ -107,7 +104,7 @@ class AdaptedNorm(SphereNorm):
         return own
 
     @property
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         weight, form = self._own(self.form.gain), self.form
         if weight is None:
             one: Tensor = self.get_buffer("one")
@@ -117,11 +114,11 @@ class AdaptedNorm(SphereNorm):
         return gain.flatten().expand(self.width)
 
     @property
-    def beta(self) -> Float[Tensor, " width"]:
+    def beta(self) -> PerChannel:
         bias = self._own(self.form.offset)
         return torch.zeros_like(self.gamma) if bias is None else bias.flatten().expand(self.width)
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         # Many modules round to float32 internally, which computations in float64 must not.
         own = self.exact or x.dtype != torch.float64
         return self.module(x) if own else self.gamma * self.standardize(x) + self.beta
@@ -135,7 +132,7 @@ class FreeNorm(UnitGains):
         """The norm itself, as no module of the block computes it."""
         return self
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         return (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)
 
 
@@ -161,11 +158,11 @@ class GainsOf(BranchGains):
         self.norm = norm
 
     @property
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         return self.norm.gamma
 
     @property
-    def beta(self) -> Float[Tensor, " width"]:
+    def beta(self) -> PerChannel:
         return self.norm.beta
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, check_count, check_dt
@@ -15,6 +15,7 @@ from ctrans.interop.config_checks import MOST_PARTS
 from ctrans.model.gpt import GPT
 from ctrans.model.stack import stacked
 from ctrans.scheme import trajectory
+from ctrans.shapes import Scalar, TokenIds, TokenRows
 from solvers import ConfigError, Solution
 from solvers.checked import checked
 
@@ -112,21 +113,21 @@ class OTTransformer(nn.Module):
         return model
 
     def forward(
-        self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
-    ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
+        self, tokens: TokenIds, targets: TokenIds | None = None
+    ) -> tuple[Float[Tensor, "*batch tokens vocab"], Scalar | None]:
         """The logits, and with `targets` their mean cross-entropy in nats. Errors as `GPT.forward`."""
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else self.model.loss(logits, tokens, targets)
 
-    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens width"]:
+    def embed(self, tokens: TokenIds) -> TokenRows:
         """X_0. Errors as `GPT.embed`."""
         return self.model.embed(tokens)
 
-    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens vocab"]:
+    def head(self, x: TokenRows) -> Float[Tensor, "*batch tokens vocab"]:
         """The logits of the final state, without a norm."""
         return self.model.head(x)
 
-    def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
+    def trajectory(self, tokens: TokenIds, **options: Any) -> Solution:
         """X at the end of each step, from X_0 = embed(tokens). Takes the options of
         `ctrans.scheme.trajectory`.
         """

@@ -17,6 +17,7 @@ from ctrans.model.config import check_seed
 from ctrans.model.gpt import GPT
 from ctrans.option import LARGEST, Range
 from ctrans.scheme import DISCRETE, Scheme
+from ctrans.shapes import TokenIds
 from solvers import ConfigError, SolveError
 from solvers.checked import checked
 
@@ -53,7 +54,7 @@ DEFAULT = Sampling()
 @checked
 def generate(
     model: GPT,
-    prompt: Int[Tensor, "*batch tokens"],
+    prompt: TokenIds,
     count: int,
     *,
     temperature: float = 1.0,
@@ -75,7 +76,7 @@ def generate(
 
 def stream(
     model: GPT,
-    prompt: Int[Tensor, "*batch tokens"],
+    prompt: TokenIds,
     count: int,
     sampling: Sampling = DEFAULT,
     scheme: Scheme = DISCRETE,

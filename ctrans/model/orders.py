@@ -16,13 +16,13 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
 from ctrans.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.shapes import SequenceRows
 from ctrans.statement import Draw
 from solvers import METHODS, HasReversibleForm, Segment, fixed_step, solve
 
@@ -136,7 +136,7 @@ def averaged_segments(depth: Depth) -> list[Segment]:
     return [Segment(t0, t1, velocity, enter=enter if k == 0 else None) for k, (t0, t1) in enumerate(pairwise(edges))]
 
 
-def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, Float[Tensor, "batch tokens width"]]:
+def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, SequenceRows]:
     config = GPTConfig(
         vocab_size=8,
         context=8,

@@ -8,11 +8,12 @@ import abc
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.norm.norm import GainParameters, Norm, check_norm
 from ctrans.norm.options import check_size
+from ctrans.shapes import AnyShape, BatchMask, PerBatch, Vectors
 from solvers.checked import checked
 
 ALPHA = 0.5
@@ -26,23 +27,23 @@ class BoxNorm(Norm):
 
     image = "box"
 
-    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def support(self, p: Vectors) -> PerBatch:
         """sum_i abs(gamma_i p_i) + <p, beta>: each entry at an end of its interval."""
         return (self.gamma * p).abs().sum(-1) + p @ self.beta
 
-    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def maximizer(self, p: Vectors) -> Vectors:
         """beta + gamma * sign(gamma * p), a corner of the closed box. Where gamma_i p_i = 0 the
         sign is 1.
         """
         return self.beta + self.gamma * torch.where(self.gamma * p >= 0, 1.0, -1.0)
 
-    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def ties(self, p: Vectors) -> BatchMask:
         """Where an entry with a gain does not affect <p, z>, to rounding of the largest."""
         size = (self.gamma * p).abs()
         unseen = size <= 8 * torch.finfo(p.dtype).eps * size.amax(-1, keepdim=True)
         return (unseen & (self.gamma != 0)).any(-1)
 
-    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Vectors) -> PerBatch:
         """The distance of u from the closed box, max(0, abs(u_i) - 1), and abs(z_i - beta_i) where
         gamma_i = 0.
         """
@@ -65,6 +66,9 @@ class SquashNorm(GainParameters, BoxNorm):
 
     has_offset = True
     options = frozenset({"norm_alpha"})
+    attained = False
+    """abs(phi) < 1."""
+    reaches_inside = True
     no_tangent = "squashes it further each time, since N(N(x)) is not N(x)"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
@@ -78,32 +82,23 @@ class SquashNorm(GainParameters, BoxNorm):
 
     @staticmethod
     @abc.abstractmethod
-    def phi(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def phi(x: AnyShape) -> AnyShape:
         """phi."""
 
     @staticmethod
     @abc.abstractmethod
-    def derivative(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def derivative(x: AnyShape) -> AnyShape:
         """phi'."""
 
     @staticmethod
     @abc.abstractmethod
-    def inverse(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def inverse(u: AnyShape) -> AnyShape:
         """phi^-1."""
 
     @property
     def shift(self) -> Float[Tensor, " one"]:
         """s."""
         return torch.zeros_like(self.alpha)
-
-    @property
-    def attained(self) -> bool:
-        """False: abs(phi) < 1."""
-        return False
-
-    @property
-    def reaches_inside(self) -> bool:
-        return True
 
     @property
     def level(self) -> float:
@@ -115,26 +110,26 @@ class SquashNorm(GainParameters, BoxNorm):
         """RMS of abs(gamma): the box's diagonal is 2 |gamma|_2."""
         return float(self.gamma.detach().square().mean().sqrt())
 
-    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """u = phi(alpha x + s)."""
         return self.phi(self.alpha * x + self.shift)
 
-    def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def preimage(self, u: Vectors) -> Vectors:
         """x = (phi^-1(u) - s)/alpha, the input with the coordinates u."""
         return (self.inverse(u) - self.shift) / self.alpha
 
-    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+    def shortfall(self, p: Vectors, radius: float) -> PerBatch:
         """sum_i abs(gamma_i p_i) (1 - phi(abs(alpha) r/sqrt(d))) at x = -s/alpha + r sign(alpha
         gamma * p)/sqrt(d).
         """
         reach = self.phi(self.alpha.abs() * radius / math.sqrt(self.width)).squeeze(-1)
         return (self.gamma * p).abs().sum(-1) * (1 - reach)
 
-    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
         """J = diag(gamma * alpha phi'(alpha x + s))."""
         return torch.diag_embed(self._slopes(x))
 
-    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def slope(self, x: Vectors) -> PerBatch:
         """max_i abs(gamma_i alpha) phi'(alpha x_i + s) = |J(x)|_2."""
         return self._slopes(x).abs().amax(-1)
 
@@ -159,16 +154,16 @@ class DyT(SquashNorm):
     """
 
     @staticmethod
-    def phi(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def phi(x: AnyShape) -> AnyShape:
         return x.tanh()
 
     @staticmethod
-    def derivative(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def derivative(x: AnyShape) -> AnyShape:
         """1 - tanh^2."""
         return 1 - x.tanh().square()
 
     @staticmethod
-    def inverse(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def inverse(u: AnyShape) -> AnyShape:
         return u.atanh()
 
 
@@ -186,14 +181,14 @@ class Derf(SquashNorm):
         return self.offset
 
     @staticmethod
-    def phi(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def phi(x: AnyShape) -> AnyShape:
         return x.erf()
 
     @staticmethod
-    def derivative(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def derivative(x: AnyShape) -> AnyShape:
         """2/sqrt(pi) exp(-x^2)."""
         return 2 / math.sqrt(math.pi) * (-x.square()).exp()
 
     @staticmethod
-    def inverse(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def inverse(u: AnyShape) -> AnyShape:
         return u.erfinv()

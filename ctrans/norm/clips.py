@@ -8,12 +8,13 @@ import abc
 import math
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.norm.boxes import BoxNorm
 from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm, row_length
 from ctrans.norm.options import check_size
+from ctrans.shapes import BatchMask, PerBatch, Vectors
 from solvers.checked import checked
 
 RADIUS = 1.0
@@ -30,6 +31,10 @@ class ClipNorm(ConstantGain, Norm):
     """
 
     options = frozenset({"norm_radius"})
+    attained = True
+    reaches_inside = True
+    steepest = 1.0
+    """A projection on a convex set does not increase distances."""
     no_tangent = "projects on a full set, and the velocity would jump at its boundary"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_radius: float | None = None):
@@ -40,28 +45,15 @@ class ClipNorm(ConstantGain, Norm):
         self.radius = RADIUS if norm_radius is None else check_size("norm_radius", norm_radius)
         self.make_constant(self.width, self.radius)
 
-    @property
-    def attained(self) -> bool:
-        return True
-
-    @property
-    def reaches_inside(self) -> bool:
-        return True
-
-    @property
-    def steepest(self) -> float:
-        """1: a projection on a convex set does not increase distances."""
-        return 1.0
-
-    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def standardize(self, x: Vectors) -> Vectors:
         u: Tensor = self(x) / self.radius
         return u
 
     @abc.abstractmethod
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         """The projection."""
 
-    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+    def shortfall(self, p: Vectors, radius: float) -> PerBatch:
         """support(p) max(0, 1 - r/(c sqrt(d))): the maximiser is no longer than c sqrt(d)."""
         return self.support(p) * max(0.0, 1 - radius / (self.radius * math.sqrt(self.width)))
 
@@ -73,28 +65,28 @@ class ClipLength(ClipNorm):
 
     image = "ball"
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         clipped: Tensor = x * self._share(x)
         return clipped
 
-    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def support(self, p: Vectors) -> PerBatch:
         """c sqrt(d) |p|."""
         return self.radius * math.sqrt(self.width) * row_length(p)
 
-    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def maximizer(self, p: Vectors) -> Vectors:
         """c sqrt(d) p/|p|. For p = 0 every point ties, and the rule is 0."""
         length = row_length(p, keepdim=True)
         return self.radius * math.sqrt(self.width) * p / torch.where(length == 0, 1.0, length)
 
-    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def ties(self, p: Vectors) -> BatchMask:
         """Where p = 0."""
         return (p == 0).all(-1)
 
-    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Vectors) -> PerBatch:
         """max(0, |z|^2/(c^2 d) - 1)."""
         return ((z / self.radius).square().mean(-1) - 1).clamp_min(0)
 
-    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
         """J = I inside; c sqrt(d)/|x| (I - xx'/|x|^2) outside."""
         eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
         square = x.square().sum(-1, keepdim=True).unsqueeze(-1)
@@ -102,7 +94,7 @@ class ClipLength(ClipNorm):
         share = self._share(x).unsqueeze(-1)
         return share * torch.where(share < 1, eye - away, eye)
 
-    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def slope(self, x: Vectors) -> PerBatch:
         """min(1, c sqrt(d)/|x|) >= |J(x)|_2."""
         return self._share(x).squeeze(-1)
 
@@ -119,17 +111,17 @@ class ClipEntries(ClipNorm, BoxNorm):
     by entry (hard tanh).
     """
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         return x.clamp(-self.radius, self.radius)
 
-    def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def preimage(self, u: Vectors) -> Vectors:
         """x = c u, the input with the coordinates u."""
         return self.radius * u
 
-    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
         """J = diag(abs(x_i) <= c)."""
         return torch.diag_embed((x.abs() <= self.radius).to(x.dtype))
 
-    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def slope(self, x: Vectors) -> PerBatch:
         """1 if an entry is inside, otherwise 0: |J(x)|_2."""
         return (x.abs() <= self.radius).any(-1).to(x.dtype)

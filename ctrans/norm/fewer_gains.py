@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ctrans.norm.norm import ConstantGain, check_bias, check_norm
 from ctrans.norm.spheres import SphereNorm
+from ctrans.shapes import PerChannel, Vectors
 from solvers.checked import checked
 
 
@@ -29,7 +30,7 @@ class PlainNorm(ConstantGain, SphereNorm):
         """c for that width."""
         return 1.0
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         x_hat = (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)
         return x_hat if self.constant == 1 else x_hat * self.constant
 
@@ -47,15 +48,11 @@ class PlainRMSNorm(PlainNorm):
     that of RMSNorm at gamma = 1.
     """
 
-    centred = False
-
 
 class L2Norm(PlainNorm):
     """z = x/sqrt(|x|^2 + d eps), onto the unit sphere: H(P) = sum_j |p_j| (Cauchy-Schwarz), that of
     RMSNorm at gamma = 1/sqrt(d).
     """
-
-    centred = False
 
     @staticmethod
     def constant_at(width: int) -> float:
@@ -68,7 +65,6 @@ class ScaleNorm(SphereNorm):
     (Cauchy-Schwarz; Nguyen and Salazar 2019).
     """
 
-    centred = False
     gains = "one"
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
@@ -78,12 +74,12 @@ class ScaleNorm(SphereNorm):
         self.scale = nn.Parameter(torch.full((1,), math.sqrt(width)))
 
     @property
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         """g/sqrt(d) in every channel, so that |gamma| = abs(g)."""
         return (self.scale / math.sqrt(self.width)).expand(self.width)
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
         return {name: self.scale for name, _ in self.named_parameters()}
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         return F.rms_norm(x, (self.width,), None, self.eps) * (self.scale / math.sqrt(self.width))

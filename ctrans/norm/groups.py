@@ -7,12 +7,13 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
 from ctrans.norm.spheres import SphereOf
 from ctrans.option import Count
+from ctrans.shapes import BatchMask, PerBatch, Vectors
 from solvers import ConfigError
 from solvers.checked import checked
 
@@ -46,38 +47,38 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         """Each group's norm, with its gains."""
         return [SphereOf(gamma, torch.zeros_like(gamma), self.eps) for gamma in self.gamma.split(self.each)]
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         return F.rms_norm(self.apart(x), (self.each,), None, self.eps).flatten(-2) * self.weight
 
-    def apart(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch groups each"]:
+    def apart(self, x: Vectors) -> Float[Tensor, "*batch groups each"]:
         """x_g."""
         groups: Tensor = x.unflatten(-1, (self.groups, self.each))
         return groups
 
-    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
+    def sigma(self, x: Vectors) -> Float[Tensor, "*batch sizes"]:
         """sigma_g = sqrt(mean(x_g^2) + eps)."""
         return (self.apart(x).square().mean(-1) + self.eps).sqrt()
 
-    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """x_hat_g = x_g/sigma_g; |x_hat_g|^2 = m for eps = 0, below m otherwise."""
         return (self.apart(x) / self.sigma(x).unsqueeze(-1)).flatten(-2)
 
-    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def support(self, p: Vectors) -> PerBatch:
         """sum_g sqrt(m) |gamma_g * p_g|."""
         return math.sqrt(self.each) * self._lengths(p).sum(-1)
 
-    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def maximizer(self, p: Vectors) -> Vectors:
         """z_g = sqrt(m) gamma_g * w_g/|w_g|, w = gamma * p. Where w_g = 0 every point ties, and the
         rule is RMSNorm's.
         """
         return torch.cat([part.maximizer(q) for part, q in zip(self.parts, p.split(self.each, -1), strict=True)], -1)
 
-    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def ties(self, p: Vectors) -> BatchMask:
         """Where gamma_g * p_g = 0 for a group, to rounding of the whole."""
         lengths = self._lengths(p)
         return (lengths <= 8 * torch.finfo(p.dtype).eps * lengths.amax(-1, keepdim=True)).any(-1)
 
-    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+    def shortfall(self, p: Vectors, radius: float) -> PerBatch:
         """sum_g |w_g| (sqrt(m) - s/sqrt(s^2/m + eps)), s = r/sqrt(G): each group's input has the
         same length.
         """
@@ -85,12 +86,12 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         reached = share / math.sqrt(share**2 / self.each + self.eps) if share else 0.0
         return (math.sqrt(self.each) - reached) * self._lengths(p).sum(-1)
 
-    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Vectors) -> PerBatch:
         """The largest violation of a group."""
         rows = [part.constraint_violation(y) for part, y in zip(self.parts, z.split(self.each, -1), strict=True)]
         return torch.stack(rows).amax(0)
 
-    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
         """J has the blocks diag(gamma_g)/sigma_g (I - x_hat_g x_hat_g'/m), and 0 between groups."""
         rows = [
             F.pad(part.jacobian(y), (k * self.each, self.width - (k + 1) * self.each))
@@ -98,11 +99,11 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         ]
         return torch.cat(rows, -2)
 
-    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def slope(self, x: Vectors) -> PerBatch:
         """max_g max|gamma_g|/sigma_g >= |J(x)|_2."""
         return (self.apart(self.gamma).abs().amax(-1) / self.sigma(x)).amax(-1)
 
-    def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def tangent(self, x: Vectors, f: Vectors) -> Vectors:
         """v_g = gamma_g * (q_g - u_g (u_g.q_g)/(u_g.u_g)), q = f/gamma, u = x/gamma: RMSNorm's
         formula in each group.
         """
@@ -111,19 +112,19 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         along = (u * q).sum(-1, keepdim=True) / (u * u).sum(-1, keepdim=True)
         return gamma * (q - u * along).flatten(-2)
 
-    def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def retract(self, y: Vectors) -> Vectors:
         """R(y)_g = gamma_g * w_g sqrt(m)/|w_g|, w = y/gamma. NaN where a w_g = 0."""
         gamma = self._invertible_gain()
         w = self.apart(y / gamma)
         return gamma * (w * (math.sqrt(self.each) / row_length(w, keepdim=True))).flatten(-2)
 
-    def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
+    def normals(self, x: Vectors) -> Float[Tensor, "*batch width normals"]:
         """u_g/gamma_g in group g and 0 outside, for each g."""
         u = self.apart(self.coordinates(x) / self.gamma)
         own = torch.eye(self.groups, dtype=x.dtype, device=x.device)
         return (u.unsqueeze(-1) * own.unsqueeze(-2)).flatten(-3, -2)
 
-    def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def outside_domain(self, x: Vectors) -> BatchMask:
         """Where a u_g = 0."""
         return (row_length(self.apart(self.coordinates(x))) == 0).any(-1)
 

@@ -13,10 +13,11 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.option import COUNT, WEIGHT, Range
+from ctrans.shapes import BatchMask, PerBatch, PerChannel, Vectors
 from solvers import ConfigError
 from solvers.deprecated import adopt_old_members, old_member
 
@@ -41,6 +42,10 @@ class Norm(nn.Module, abc.ABC):
     """The trained part of gamma: "each" entry, "one" number that all share, or "none"."""
     degree: int | None = None
     """k with N(c x) - beta = c^k (N(x) - beta) for c > 0 and eps = 0; None if there is none."""
+    centred = False
+    """Whether it removes a token's mean."""
+    divides = False
+    """Whether it divides by the size `sigma`(x) of a token, or of its groups."""
     no_tangent: ClassVar[str] = "has no surface to move on"
     """Why the image has no tangent space and no retraction, if so. A norm around the state then has
     the discrete model only.
@@ -59,16 +64,16 @@ class Norm(nn.Module, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         """The gain gamma."""
 
     @property
-    def beta(self) -> Float[Tensor, " width"]:
+    def beta(self) -> PerChannel:
         """The offset beta (zeros if there is none)."""
         return torch.zeros_like(self.gamma)
 
     @abc.abstractmethod
-    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """u(x), before gain and offset."""
 
     @property
@@ -81,17 +86,7 @@ class Norm(nn.Module, abc.ABC):
     def reaches_inside(self) -> bool:
         """Whether N also reaches the interior of its image. This matters if velocities have a cost."""
 
-    @property
-    def centred(self) -> bool:
-        """Whether it removes a token's mean."""
-        return False
-
-    @property
-    def divides(self) -> bool:
-        """Whether it divides by the size `sigma`(x) of a token, or of its groups."""
-        return False
-
-    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
+    def sigma(self, x: Vectors) -> Float[Tensor, "*batch sizes"]:
         """The size by which it divides a token, or each of its groups. Raises ConfigError if it
         does not divide.
         """
@@ -103,33 +98,33 @@ class Norm(nn.Module, abc.ABC):
         return False
 
     @abc.abstractmethod
-    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def support(self, p: Vectors) -> PerBatch:
         """sup over x of <p, N(x)>, for eps = 0."""
 
     @abc.abstractmethod
-    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def maximizer(self, p: Vectors) -> Vectors:
         """A z in the closure of the image with <p, z> = support(p). If there are several, the
         norm's rule selects one.
         """
 
     @abc.abstractmethod
-    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def ties(self, p: Vectors) -> BatchMask:
         """Where several points of the closure maximise <p, z>, to rounding."""
 
     @abc.abstractmethod
-    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+    def shortfall(self, p: Vectors, radius: float) -> PerBatch:
         """An upper bound on support(p) - max of <p, N(x)> over |x - c| <= radius, u(c) = 0."""
 
     @abc.abstractmethod
-    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Vectors) -> PerBatch:
         """The largest violation of the equations of the image's closure by z; exactly 0 on it."""
 
     @abc.abstractmethod
-    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
         """The dense derivative dz/dx of each token, exact for eps > 0 too."""
 
     @abc.abstractmethod
-    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def slope(self, x: Vectors) -> PerBatch:
         """An upper bound on |J(x)|_2 for each token."""
 
     @property
@@ -149,28 +144,28 @@ class Norm(nn.Module, abc.ABC):
         """max|gamma|: two tokens of the image are at most 2 sqrt(d) times that apart."""
         return float(self.gamma.detach().abs().max())
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         return self.gamma * self.standardize(x) + self.beta
 
-    def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def tangent(self, x: Vectors, f: Vectors) -> Vectors:
         """The part of f tangent to the image at x. Raises ConfigError if the image has no tangent
         spaces.
         """
         raise self.no_ode()
 
-    def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def retract(self, y: Vectors) -> Vectors:
         """R(y), a point on the image; the identity on it. Raises ConfigError if the image has no
         tangent spaces.
         """
         raise self.no_ode()
 
-    def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
+    def normals(self, x: Vectors) -> Float[Tensor, "*batch width normals"]:
         """Vectors that span the normal space at x of the scaled copy of the image through x. Raises
         ConfigError as `tangent`.
         """
         raise self.no_ode()
 
-    def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def outside_domain(self, x: Vectors) -> BatchMask:
         """Where x is on no scaled copy of the image. Raises ConfigError as `tangent`."""
         raise self.no_ode()
 
@@ -191,7 +186,7 @@ class Norm(nn.Module, abc.ABC):
         named = dict(self.named_parameters())
         return {name: self.beta if value.data_ptr() == offset else self.gamma for name, value in named.items()}
 
-    def coordinates(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def coordinates(self, z: Vectors) -> Vectors:
         """u = Gamma^-1 (z - beta), the value before gain and offset.
 
         Raises ConfigError if a gain is zero: z does not determine u.
@@ -230,6 +225,7 @@ class DividingNorm(Norm):
     eps: float
     added = 0.0
     degree = 0
+    divides = True
 
     @property
     def attained(self) -> bool:
@@ -239,10 +235,6 @@ class DividingNorm(Norm):
     @property
     def reaches_inside(self) -> bool:
         return self.eps > 0 or self.added > 0
-
-    @property
-    def divides(self) -> bool:
-        return True
 
     @property
     def undefined_at_zero(self) -> bool:
@@ -269,11 +261,11 @@ class GainParameters(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     @property
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         return self.weight
 
     @property
-    def beta(self) -> Float[Tensor, " width"]:
+    def beta(self) -> PerChannel:
         return torch.zeros_like(self.weight) if self.bias is None else self.bias
 
 
@@ -289,7 +281,7 @@ class ConstantGain(nn.Module):
         self.register_buffer("one", torch.ones(width), persistent=False)
 
     @property
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         one: Tensor = self.get_buffer("one")
         return self.constant * one
 
@@ -298,7 +290,7 @@ for _old, _new in OLD_MEMBERS.items():
     setattr(Norm, _old, old_member(_old, _new))
 
 
-def row_length(x: Float[Tensor, "*batch width"], *, keepdim: bool = False) -> Float[Tensor, "..."]:
+def row_length(x: Vectors, *, keepdim: bool = False) -> Float[Tensor, "..."]:
     """|x|_2 of each row. Rows whose squares would overflow or lose digits are scaled by their
     largest entry first; all others have the bits of `torch.linalg.vector_norm`.
     """

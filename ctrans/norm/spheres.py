@@ -13,15 +13,15 @@ corrected). For eps > 0 the values lie strictly inside.
 
 from __future__ import annotations
 
-import abc
 import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
+from ctrans.shapes import BatchMask, PerBatch, PerChannel, Vectors
 from solvers.checked import checked
 
 
@@ -30,41 +30,36 @@ class SphereNorm(DividingNorm):
     with its geometry as methods.
 
     A subclass defines the centring, gamma, beta and the forward pass. The geometry follows from
-    these.
+    these. C removes the mean if it is `centred` (LayerNorm), else it is the identity (RMSNorm).
     """
-
-    @property
-    @abc.abstractmethod
-    def centred(self) -> bool:
-        """Whether C removes the mean (LayerNorm) or is the identity (RMSNorm)."""
 
     @property
     def image(self) -> str:
         return "slice" if self.centred else "ellipsoid"
 
-    def centre(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def centre(self, x: Vectors) -> Vectors:
         """C x: x minus its mean over the width, or x itself."""
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
-    def standardize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def standardize(self, x: Vectors) -> Vectors:
         """x_hat = C x / sigma, before gain and offset; |x_hat|^2 = d for eps = 0, below d
         otherwise.
         """
         return self.centre(x) / self.sigma(x)
 
-    def sigma(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch sizes"]:
+    def sigma(self, x: Vectors) -> Float[Tensor, "*batch sizes"]:
         """sigma = sqrt(mean((C x)^2) + eps) + a."""
         sigma = (self.centre(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
         return sigma + self.added if self.added else sigma
 
-    def preimage(self, u: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def preimage(self, u: Vectors) -> Vectors:
         """x = u sqrt(eps/(1 - |u|^2/d)), or u a/(1 - |u|/sqrt(d)), whose x_hat is u = C u, |u|^2 < d;
         for one of eps and a > 0.
         """
         square = u.square().mean(-1, keepdim=True)
         return u * (self.added / (1 - square.sqrt()) if self.added else (self.eps / (1 - square)).sqrt())
 
-    def constraint_violation(self, z: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def constraint_violation(self, z: Vectors) -> PerBatch:
         """The largest violation of the image's equations (eps = 0) by z; exactly 0 on the image.
 
         With u = Gamma^-1 (z - beta): max of abs(|u|^2/d - 1) and, for LayerNorm, abs(1'u)/d. Zero
@@ -89,7 +84,7 @@ class SphereNorm(DividingNorm):
             parts = [(total.square() / free - spare).clamp(min=0) / self.width, flat]
         return torch.stack(parts).amax(0)
 
-    def tangent(self, x: Float[Tensor, "*batch width"], f: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def tangent(self, x: Vectors, f: Vectors) -> Vectors:
         """v = Gamma (q - u (u.q)/(u.u)), q = C Gamma^-1 f: the part of f tangent to the image at x.
 
         A state with velocity v stays on the image (Kan, eq. 132 and Prop. 12, corrected by C for
@@ -102,7 +97,7 @@ class SphereNorm(DividingNorm):
         along = (u * q).sum(-1, keepdim=True) / (u * u).sum(-1, keepdim=True)
         return gamma * (q - u * along)
 
-    def retract(self, y: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def retract(self, y: Vectors) -> Vectors:
         """R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta): a point on the image; the
         identity on it.
 
@@ -113,20 +108,20 @@ class SphereNorm(DividingNorm):
         w = self.centre((y - self.beta) / gamma)
         return self.beta + gamma * w * (math.sqrt(self.width) / row_length(w, keepdim=True))
 
-    def normals(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width normals"]:
+    def normals(self, x: Vectors) -> Float[Tensor, "*batch width normals"]:
         """u/gamma and, for LayerNorm, 1/gamma."""
         u = self.coordinates(x)
         columns = [u, torch.ones_like(u)] if self.centred else [u]
         return torch.stack(columns, -1) / self.gamma.unsqueeze(-1)
 
-    def outside_domain(self, x: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def outside_domain(self, x: Vectors) -> BatchMask:
         """Where u = 0 or, for LayerNorm, u has a mean above sqrt(machine eps) of its size."""
         u = self.coordinates(x)
         size: Tensor = torch.linalg.vector_norm(u, dim=-1)
         tilt: Tensor = torch.linalg.vector_norm(u - self.centre(u), dim=-1)
         return (tilt > math.sqrt(torch.finfo(u.dtype).eps) * size) | (size == 0)
 
-    def jacobian(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
         """J = diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d), the dense derivative dz/dx of
         each token; exact for eps > 0 too.
 
@@ -140,13 +135,13 @@ class SphereNorm(DividingNorm):
         inner = centring - along * x_hat.unsqueeze(-2) / self.width
         return self.gamma.unsqueeze(-1) * inner / sigma
 
-    def support(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def support(self, p: Vectors) -> PerBatch:
         """max over the image of <p, z> = sqrt(d) |C(gamma * p)|_2 + <p, beta> for each token (eps =
         0).
         """
         return math.sqrt(self.width) * self.length(p) + p @ self.beta
 
-    def maximizer(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def maximizer(self, p: Vectors) -> Vectors:
         """argmax over the image of <p, z> = beta + sqrt(d) gamma * w/|w|, w = C(gamma * p) (eps =
         0).
 
@@ -160,24 +155,24 @@ class SphereNorm(DividingNorm):
         direction = torch.where(tie, self._tie_direction(p), w / length)
         return self.beta + self.gamma * (math.sqrt(self.width) * direction)
 
-    def ties(self, p: Float[Tensor, "*batch width"]) -> Bool[Tensor, "*batch"]:
+    def ties(self, p: Vectors) -> BatchMask:
         """Where C(gamma * p) = 0 to rounding (8 eps |gamma * p|): every point of the image
         maximises <p, z>.
         """
         return self.length(p) <= 8 * torch.finfo(p.dtype).eps * row_length(self.gamma * p)
 
-    def shortfall(self, p: Float[Tensor, "*batch width"], radius: float) -> Float[Tensor, "*batch"]:
+    def shortfall(self, p: Vectors, radius: float) -> PerBatch:
         """|w| (sqrt(d) - r/(sqrt(r^2/d + eps) + a)) at x = r w/|w|, w = C(gamma * p), exactly: about
         |w| sqrt(d) eps d/(2 r^2) for a = 0, and |w| d a/r for eps = 0.
         """
         reached = radius / (math.sqrt(radius**2 / self.width + self.eps) + self.added) if radius else 0.0
         return (math.sqrt(self.width) - reached) * self.length(p)
 
-    def length(self, p: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def length(self, p: Vectors) -> PerBatch:
         """|C(gamma * p)|."""
         return row_length(self.centre(self.gamma * p))
 
-    def slope(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    def slope(self, x: Vectors) -> PerBatch:
         """max|gamma|/sigma >= |J(x)|_2, as |C - x_hat x_hat'/d|_2 <= 1."""
         return (self.gamma.abs().max() / self.sigma(x)).squeeze(-1)
 
@@ -199,7 +194,7 @@ class LayerNorm(GainParameters, SphereNorm):
     With `bias=False` beta is zero.
     """
 
-    centred = True  # a constant serves as the abstract property
+    centred = True
     has_offset = True
 
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
@@ -207,7 +202,7 @@ class LayerNorm(GainParameters, SphereNorm):
         self.width, self.eps = check_norm(width, eps)
         self.make_gains(width, bias)
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
@@ -217,23 +212,19 @@ class RMSNorm(GainParameters, SphereNorm):
     0.
     """
 
-    centred = False
-
     def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
         super().__init__()
         check_bias("RMSNorm", bias)
         self.width, self.eps = check_norm(width, eps)
         self.make_gains(width, bias)
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def forward(self, x: Vectors) -> Vectors:
         return F.rms_norm(x, (self.width,), self.weight, self.eps)
 
 
 @checked
 class WithEps(SphereNorm):
     """Another sphere norm with a different eps and the same gamma and beta."""
-
-    centred = False  # each object has its own
 
     def __init__(self, norm: SphereNorm, eps: float):
         super().__init__()
@@ -247,11 +238,11 @@ class WithEps(SphereNorm):
         return {f"norm.{name}": value for name, value in self.norm.linear_parameters().items()}
 
     @property
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         return self.norm.gamma
 
     @property
-    def beta(self) -> Float[Tensor, " width"]:
+    def beta(self) -> PerChannel:
         return self.norm.beta
 
 
@@ -261,16 +252,14 @@ class SphereOf(SphereNorm):
     tensors without training.
     """
 
-    centred = False  # each object has its own
-
-    def __init__(self, gamma: Float[Tensor, " width"], beta: Float[Tensor, " width"], eps: float, centred: bool = False):
+    def __init__(self, gamma: PerChannel, beta: PerChannel, eps: float, centred: bool = False):
         super().__init__()
         self.width, self.eps, self.centred, self._given = len(gamma), eps, centred, (gamma, beta)
 
     @property
-    def gamma(self) -> Float[Tensor, " width"]:
+    def gamma(self) -> PerChannel:
         return self._given[0]
 
     @property
-    def beta(self) -> Float[Tensor, " width"]:
+    def beta(self) -> PerChannel:
         return self._given[1]

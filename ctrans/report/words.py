@@ -66,9 +66,3 @@ def verdicts() -> dict[str, str]:
     impacts = {check.verdict: check.impact for check in reversed(CHECKS.values())}
     limits = {word: [f"{c.quantity} {c.limit}" for c in CHECKS.values() if c.verdict == word] for word in impacts}
     return JUDGED | {word: f"{impact[:-1]} ({', or '.join(limits[word])})" for word, impact in reversed(impacts.items())}
-
-
-def verdicts_table() -> str:
-    """The same as a table in Markdown."""
-    rows = [f"| *{word}* | {meaning.replace('|', chr(92) + '|')} |" for word, meaning in verdicts().items()]
-    return "\n".join(["| verdict | what it means |", "| --- | --- |", *rows])

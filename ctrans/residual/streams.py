@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.option import Range
 from ctrans.residual.velocities import Residual
+from ctrans.shapes import StreamRows, TokenRows
 from solvers.checked import checked
 
 
@@ -56,19 +57,17 @@ class Streams(Residual, abc.ABC):
     def stretch(self) -> float:
         return self.largest
 
-    def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
+    def enter(self, x: StreamRows) -> StreamRows:
         # entry by entry, as autocast would round the state in a matrix product
         return (self.mixing.unsqueeze(-1) * self._apart(x).unsqueeze(-3)).sum(-2).flatten(-2)
 
-    def read(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+    def read(self, x: StreamRows) -> TokenRows:
         return (self.reads.unsqueeze(-1) * self._apart(x)).sum(-2)
 
-    def forward(
-        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
-    ) -> Float[Tensor, "*batch tokens state"]:
+    def forward(self, v: TokenRows, x: StreamRows) -> StreamRows:
         return (self.writes.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)
 
-    def pull(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+    def pull(self, p: StreamRows) -> TokenRows:
         return (self.writes.unsqueeze(-1) * self._apart(p)).sum(-2)
 
     def _apart(self, x: Tensor) -> Float[Tensor, "*batch tokens streams width"]:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.norm import Norm
+from ctrans.shapes import StreamRows, TokenRows
 
 
 class Residual(nn.Module):
@@ -53,21 +54,19 @@ class Residual(nn.Module):
             return None
         return f"{float(self.gains):.3g} f" if self.gains.numel() == 1 else f"g f, |g| up to {self.largest:.3g}"
 
-    def enter(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens state"]:
+    def enter(self, x: StreamRows) -> StreamRows:
         """E X, the state on entering the segment."""
         return x
 
-    def read(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+    def read(self, x: StreamRows) -> TokenRows:
         """R X, the input of the input norm and the map."""
         return x
 
-    def forward(
-        self, v: Float[Tensor, "*batch tokens width"], x: Float[Tensor, "*batch tokens state"]
-    ) -> Float[Tensor, "*batch tokens state"]:
+    def forward(self, v: TokenRows, x: StreamRows) -> StreamRows:
         """The velocity r = W v of a state X."""
         return v if self.gains is None else self.gains * v
 
-    def pull(self, p: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens width"]:
+    def pull(self, p: StreamRows) -> TokenRows:
         """W'p: the costate of v if p is that of the state."""
         return p if self.gains is None else self.gains * p
 

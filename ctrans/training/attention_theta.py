@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.fields import ExposesHeads
 from ctrans.model.gpt import GPT
+from ctrans.shapes import TokenIds
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.walk import Instrument, StepContext, walk
 from solvers import ConfigError
@@ -44,7 +44,7 @@ class MeanTheta(Instrument):
         return float(torch.stack(self._means).mean())
 
 
-def mean_theta(model: GPT, tokens: Int[Tensor, "*batch tokens"]) -> float:
+def mean_theta(model: GPT, tokens: TokenIds) -> float:
     """`MeanTheta` of the discrete model on these tokens."""
     found: float = walk(model, tokens, instruments=[MeanTheta()])[0]
     return found

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ctrans.fields import Balances, HasAuxiliary
 from ctrans.model.gpt import GPT
+from ctrans.shapes import Scalar
 from ctrans.training.settings import TrainConfig
 from solvers import Segment, solve
 from solvers.run import Save
@@ -30,14 +31,14 @@ class Losses(NamedTuple):
     - `accuracy`: in evaluation mode, the share of targets that have the largest logit
     """
 
-    total: Float[Tensor, ""]
-    cross_entropy: Float[Tensor, ""]
-    auxiliary: tuple[tuple[str, Float[Tensor, ""]], ...] = ()
+    total: Scalar
+    cross_entropy: Scalar
+    auxiliary: tuple[tuple[str, Scalar], ...] = ()
     loads: tuple[Float[Tensor, " parts"], ...] = ()
-    first_square: Float[Tensor, ""] | None = None
-    last_square: Float[Tensor, ""] | None = None
-    largest: Float[Tensor, ""] | None = None
-    accuracy: Float[Tensor, ""] | None = None
+    first_square: Scalar | None = None
+    last_square: Scalar | None = None
+    largest: Scalar | None = None
+    accuracy: Scalar | None = None
 
 
 class Objective(nn.Module):

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.shapes import TokenMask, TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.walk.model import Model
 from solvers import ConfigError, SolveError
@@ -26,11 +27,11 @@ class StepContext:
     sublayer: Sublayer
     time: float
     h: float
-    x: Float[Tensor, "*batch tokens width"]
-    y: Float[Tensor, "*batch tokens width"]
+    x: TokenRows
+    y: TokenRows
 
     @property
-    def entered(self) -> Float[Tensor, "*batch tokens width"]:
+    def entered(self) -> TokenRows:
         """X_k as the input of the segment's field: its streams are mixed if it has several."""
         return self.sublayer.enter(self.x)
 
@@ -41,11 +42,11 @@ class StepContextBack(StepContext):
     dL/dX_k.
     """
 
-    p: Float[Tensor, "*batch tokens width"]
-    before: Float[Tensor, "*batch tokens width"]
+    p: TokenRows
+    before: TokenRows
 
     @property
-    def met(self) -> tuple[Float[Tensor, "*batch tokens width"], Float[Tensor, "*batch tokens width"]]:
+    def met(self) -> tuple[TokenRows, TokenRows]:
         """(X, P) at the input of the segment's field: `x` and `before`, except for states of
         several streams.
         """
@@ -60,12 +61,12 @@ class Turn:
 
     tokens: Tensor
     targets: Any
-    x: Float[Tensor, "*batch tokens width"]
+    x: TokenRows
     loss: float
-    p: Float[Tensor, "*batch tokens width"]
+    p: TokenRows
 
 
-def of_text(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None) -> Float[Tensor, "... width"]:
+def of_text(x: TokenRows, kept: TokenMask | None) -> Float[Tensor, "... width"]:
     """The rows of x that are text, (rows, width); x itself without padding."""
     return x if kept is None else x[kept]
 
@@ -79,7 +80,7 @@ class Instrument:
     walk again.
     """
 
-    kept: Bool[Tensor, "*batch tokens"] | None = None
+    kept: TokenMask | None = None
     """The tokens of this walk that are text and not padding; None if all are. Averages over tokens
     count these only. The walk sets it before `begin`.
     """
@@ -94,7 +95,7 @@ class Instrument:
         own = (kind.backward, kind.head, kind.embedding)
         return own != (Instrument.backward, Instrument.head, Instrument.embedding)
 
-    def begin(self, depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> None:
+    def begin(self, depth: Depth, x0: TokenRows) -> None:
         """The start of a walk: the depth and X_0."""
 
     def forward(self, at: StepContext) -> None:
@@ -106,7 +107,7 @@ class Instrument:
     def backward(self, at: StepContextBack) -> None:
         """Segment k on the way back, k = K - 1, ..., 0, in a walk with a loss."""
 
-    def embedding(self, model: Model, tokens: Tensor, p: Float[Tensor, "*batch tokens width"]) -> None:
+    def embedding(self, model: Model, tokens: Tensor, p: TokenRows) -> None:
         """The start of the depth on the way back, in a walk with a loss: `p` = dL/dX_0."""
 
     def figures(self) -> Any:

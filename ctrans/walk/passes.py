@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.as_found import leaving_as_found
 from ctrans.depth import Depth, check_matches
 from ctrans.fields import norms_found_once
+from ctrans.shapes import TokenMask, TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, States, StepContext, StepContextBack, Turn
 from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
@@ -87,7 +88,7 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback
 @checked
 def walk_depth(
     depth: Depth,
-    x0: Float[Tensor, "*batch tokens width"],
+    x0: TokenRows,
     instruments: Sequence[Instrument],
     *,
     progress: SegmentCallback | None = None,
@@ -98,7 +99,7 @@ def walk_depth(
     return [instrument.figures() for instrument in instruments]
 
 
-def states_of(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Float[Tensor, "*batch tokens width"]]:
+def states_of(depth: Depth, x0: TokenRows) -> list[TokenRows]:
     """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, without a graph. States may be
     non-finite.
     """
@@ -111,10 +112,10 @@ def states_of(depth: Depth, x0: Float[Tensor, "*batch tokens width"]) -> list[Fl
 @checked
 def observe(
     depth: Depth,
-    states: Sequence[Float[Tensor, "*batch tokens width"]],
+    states: Sequence[TokenRows],
     instruments: Sequence[Instrument],
     *,
-    kept: Bool[Tensor, "*batch tokens"] | None = None,
+    kept: TokenMask | None = None,
 ) -> list[Any]:
     """The instruments' figures along known states: X_0 and X at the ends of the segments that were
     reached.

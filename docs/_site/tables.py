@@ -1,15 +1,28 @@
-"""Writes the tables of checks and verdicts into their pages: `python docs/_site/tables.py`, after a change of a check's words."""
+"""Writes the tables of checks and verdicts into their pages: `python -m docs._site.tables`, after a change of a check's words."""
 
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[0] = str(ROOT)
+from ctrans.findings import Check
+from ctrans.report.words import verdicts
+from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 
-from ctrans.findings import limits_table  # noqa: E402
-from ctrans.report.words import verdicts_table  # noqa: E402
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS  # noqa: E402
-from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS  # noqa: E402
+DOCS = Path(__file__).parents[1]
+
+
+def limits_table(checks: Mapping[str, Check]) -> str:
+    """The checks as a table in Markdown."""
+    cells = [[name, c.severity, c.description, c.limit, c.source] for name, c in checks.items()]
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return "\n".join(["| finding | severity | what is measured | limit | source |", "| --- | --- | --- | --- | --- |", *rows])
+
+
+def verdicts_table() -> str:
+    """What every verdict of a screening means, as a table in Markdown."""
+    rows = [f"| *{word}* | {meaning.replace('|', chr(92) + '|')} |" for word, meaning in verdicts().items()]
+    return "\n".join(["| verdict | what it means |", "| --- | --- |", *rows])
+
 
 TABLES = {
     "commands/diagnose.md": [limits_table(CHECKS)],
@@ -17,11 +30,12 @@ TABLES = {
     "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],
 }
 
-for name, tables in TABLES.items():
-    path = ROOT / "docs" / name
-    page, done = path.read_text(encoding="utf-8"), ""
-    for table in tables:
-        heading = table.strip().splitlines()[0]
-        before, _, rest = page.partition(heading)
-        done, page = done + before + table.strip(), rest[rest.index("\n\n") :]
-    path.write_text(done + page, encoding="utf-8")
+if __name__ == "__main__":
+    for name, tables in TABLES.items():
+        path = DOCS / name
+        page, done = path.read_text(encoding="utf-8"), ""
+        for table in tables:
+            heading = table.strip().splitlines()[0]
+            before, _, rest = page.partition(heading)
+            done, page = done + before + table.strip(), rest[rest.index("\n\n") :]
+        path.write_text(done + page, encoding="utf-8")

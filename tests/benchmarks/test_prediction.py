@@ -16,12 +16,12 @@ from benchmarks.prediction.architectures import RATES, REGIMES, families, predic
 from benchmarks.prediction.evaluation import FACTOR, PLACEMENT, PREDICTED, Known, WithinPlacement, evaluate, within_placements
 from benchmarks.prediction.fitting import COVERED, cross_validated, fit, to_text, with_interval
 from benchmarks.prediction.hessian import PARTS, hessian_edges, largest_eigenvalue
+from benchmarks.prediction.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
 from benchmarks.prediction.predictors import BASELINES, predictors, response
 from benchmarks.prediction.scores import gradient_scores, naswot, synflow
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.backward.curvature import ADAM_EPS
-from ctrans.stability.screening.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
 from ctrans.study.database import open_store
 from ctrans.study.training import RunResult
 from ctrans.training.data import from_text
@@ -327,7 +327,7 @@ def test_the_plateau_is_what_byte_frequencies_know():
 
 
 @pytest.mark.slow
-def test_what_the_screening_says_of_its_prediction_is_what_the_kept_study_found(tmp_path):
+def test_the_predictors_published_accuracy_is_what_the_kept_study_found(tmp_path):
     """And what was sealed is predicted by the committed predictor as it was on that day."""
     protocol.unpack(tmp_path)
     with open_store(tmp_path, write=False) as store:

@@ -7,18 +7,17 @@ import pytest
 import torch
 
 from ctrans.cli import COMMANDS
-from ctrans.cli.schemas import RESULT_KEYS, RESULTS, as_text, schema
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.monitor import Monitor
 from ctrans.report.contents import page_of
 from ctrans.report.html import render
-from ctrans.report.schema import schema_of
 from ctrans.stability.screening.screen import STEPS
+from docs._site.json_schema import schema_of
+from docs._site.schemas import DOCUMENTS, RESULT_KEYS, RESULTS, as_text, schema
 from tests.cli.test_commands import run, strict
 
-DOCUMENTS = Path(__file__).parents[2] / "docs" / "schemas"
 SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
 RUNS = {
     "simulate": [["simulate", "--placement", "pre", "--placement", "peri", *SMALL]],
@@ -92,7 +91,7 @@ def test_a_result_is_as_its_schema_says(name, places):
 
 @pytest.mark.parametrize("name", RESULT_KEYS)
 def test_the_document_is_the_schema(name):
-    assert (DOCUMENTS / f"{name}.json").read_text() == as_text(name), "python -m ctrans.cli.schemas docs/schemas"
+    assert (DOCUMENTS / f"{name}.json").read_text() == as_text(name), "python -m docs._site.schemas"
     assert sorted(path.stem for path in DOCUMENTS.iterdir()) == sorted(RESULT_KEYS)
 
 

@@ -18,11 +18,10 @@ from ctrans.control.maximum_principle import maximum_principle
 from ctrans.control.model_check import check_model
 from ctrans.interop import Imported, continuize, from_transformers
 from ctrans.interop.families import small_model as small_family
-from ctrans.stability.backward.parameter_gradients import gradient_norms
 from ctrans.walk import observe, states_of, walk
 from solvers import ConfigError
 from tests.guests import left_as_found, state_of
-from tests.helpers import small_model
+from tests.helpers import gradient_norms, small_model
 from tests.interop.plain_modules import LanguageModel, ids
 
 TOKENS, TARGETS = ids(tokens=9)[:, :-1], ids(tokens=9)[:, 1:]

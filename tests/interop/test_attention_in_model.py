@@ -18,9 +18,8 @@ from ctrans.interop.families import small_model
 from ctrans.stability.attention.balanced_mass import balanced_mass
 from ctrans.stability.attention.bounds import attention_bound, attention_theta, local_attention_bound
 from ctrans.stability.attention.by_depth import attention_layers
-from ctrans.stability.backward.parameter_gradients import gradient_norms
 from solvers import ConfigError
-from tests.helpers import learned
+from tests.helpers import gradient_norms, learned
 from tests.interop.models import FAMILIES, TEXT, inputs, made
 from tests.interop.worst_inputs import longest_output
 

@@ -13,8 +13,8 @@ import ctrans
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.fields.projected_map import scale_linear
-from ctrans.stability.backward.parameter_gradients import gradient_norms
 from solvers import ConfigError
+from tests.helpers import gradient_norms
 from tests.interop.unusual_modules import Block, TiedGPT
 
 TOKENS = torch.arange(14).view(2, 7)

@@ -22,10 +22,11 @@ from ctrans.report import html
 from ctrans.report.contents import SECTIONS, page_of
 from ctrans.report.html import render
 from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
-from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts, verdicts_table
+from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts
 from ctrans.stability.screening.screen import STEPS
 from ctrans.stability.screening.screening_checks import CHECKS
 from ctrans.study.presets.table import PRESETS
+from docs._site.tables import verdicts_table
 from solvers import ConfigError
 from tests.cli.test_study import kept
 from tests.monitor.test_watch import write

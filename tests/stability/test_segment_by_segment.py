@@ -10,16 +10,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ctrans.control.costate import costate
 from ctrans.stability.backward.lyapunov import lyapunov
-from ctrans.stability.backward.parameter_gradients import gradient_norms
 from ctrans.stability.backward.sensitivity import StepGraphs, backward_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
 from ctrans.stability.forward.carried import GrowthWithWeights
 from ctrans.stability.transport.perturbations import adversarial_direction
-from ctrans.stability.transport.transport import transport
 from ctrans.walk import states_of, walk, walk_depth
 from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
-from tests.helpers import NAMES, small_model, tokens
+from tests.helpers import NAMES, gradient_norms, small_model, tokens, transport
 
 DEPTH = 2
 

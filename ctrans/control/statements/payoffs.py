@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ctrans.control.admissible import length
-from ctrans.control.shapes import PerBatch, TokenRows, UnbatchedRows
+from ctrans.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.statement import Trial
 
 

@@ -28,7 +28,6 @@ from ctrans.report.sections import (
     table,
 )
 from ctrans.report.words import terms_in, verdicts
-from ctrans.stability.screening.predicted_rate import CAVEAT
 from ctrans.stability.screening.screening_checks import STEPS, Quantity
 
 QUANTITY = {field.name for field in dataclasses.fields(Quantity)}
@@ -38,10 +37,10 @@ NAMED = 7
 """Up to so many models have an answer each."""
 LIMITS = (
     "The limits are deliberately wide. A model outside them passes its input through unchanged, diverges, or cannot learn with these "
-    "weights (red), or would grow faster than weights that grow (yellow). Within the limits nothing is said about which model is better."
+    "weights (red), or would grow faster than weights that grow (yellow). Within the limits nothing is said about which model is better. "
+    "Nor does a screening say which learning rate to take: ctrans rate measures that."
 )
 STAR = "Quantities with * are of an optimiser's step, which depends on how weights are scaled; all others are of the function itself."
-NO_SGD = "For SGD no rate is predicted. A full screening gives 2/lambda_max as an estimate."
 DRAWN: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "Hidden states": (
         "segments done",
@@ -101,18 +100,15 @@ BOUND = ("forward", "bounds", "mean_abs")
 
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
-    """Verdicts by step, findings, quantities, charts, the predicted learning rate, and reasons."""
+    """Verdicts by step, findings, quantities, charts, and reasons."""
     quantities = result["quantities"]
-    rates, words = _rates(models)
     return [
         Chapter("Verdicts", [*_answers(models), _verdicts(models, quantities)]),
         Chapter("Findings, the most severe first", _findings(models)),
         Chapter("What the verdicts mean", [_words_used(models), Words(LIMITS)]),
-        Chapter("Largest stable learning rate of AdamW, predicted", [rates]),
         Chapter("By depth", [_chart(models, title) for title in DRAWN], picture="screen"),
         Chapter("Quantities", [*_quantities(models, quantities), Words(STAR)], folded=True),
         Chapter("What the quantities mean", [_meanings(models, quantities)], folded=True),
-        Chapter("How the learning rate is predicted", words, folded=True),
         Chapter("Reasons", [*(_reasons(name, model) for name, model in models.items()), _terms(models)], folded=True),
     ]
 
@@ -195,27 +191,6 @@ def _mark(flagged: Iterable[str], quantities: JSONObject) -> Mark:
     """
     marks = {quantities.get(name, {}).get("mark", "bad") for name in flagged}
     return "bad" if "bad" in marks else "note" if marks else ""
-
-
-def _rates(models: JSONObject) -> tuple[Table, list[Words]]:
-    """The largest stable learning rate that is predicted of each model, and how good such
-    predictions were.
-    """
-    rows, sealed = [], None
-    for name, model in models.items():
-        rate = model.get("rate")
-        if rate:
-            rows.append([name, rate["rate"], rate["low"], rate["high"], "; ".join(rate["outside"])])
-            sealed = rate["sealed"] | {"learned": rate["architectures"]}
-        else:
-            rows.append([name, None, None, None, f"none predicted: {model.get('no_rate')}"])
-    columns = ["model", "rate", "from", "to", "outside of what was studied"]
-    words = sealed and Words(
-        f"Learned from short trainings of {sealed['learned']} small architectures. Of {sealed['architectures']:g} others "
-        f"{sealed['in the interval']:.0%} lay in such an interval and {sealed['within a factor of 3']:.0%} within a factor of 3 of the "
-        f"rate. {CAVEAT}"
-    )
-    return table("", columns, rows), [*([words] if words else []), Words(NO_SGD)]
 
 
 def _quantities(models: JSONObject, quantities: JSONObject) -> list[Table]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.fields import ExposesHeads, reference_kernels
+from ctrans.shapes import TokenRows
 from ctrans.stability.backward.singular_values import Linearisation, leading_singular, linearise
 from ctrans.sublayer import Sublayer
 
 
-def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation:
+def attention_path(sublayer: Sublayer, h: float, x: TokenRows) -> Linearisation:
     """The Jacobian of X_{k+1} through the attention rows alone, with values and residual held
     fixed: J_state h g J_out D J_in at X.
 
@@ -49,8 +49,8 @@ def attention_path(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens
 def attention_path_gain(
     sublayer: Sublayer,
     h: float,
-    x: Float[Tensor, "*batch tokens width"],
-    y: Float[Tensor, "*batch tokens width"],
+    x: TokenRows,
+    y: TokenRows,
     *,
     tolerance: float,
 ) -> float:

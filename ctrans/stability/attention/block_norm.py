@@ -11,12 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.fields import Kind, SupportsTokenSubset, mixes_tokens
+from ctrans.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.stability.backward.singular_values import Linearisation, linearise, unit
 from ctrans.sublayer import Sublayer
 from solvers.segment import Map
 
 
-def block_norm(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+def block_norm(x: TokenRows) -> PerBatch:
     """|X|_{inf,rms} = max_i |x_i|_2 / sqrt(d), the root mean square of the largest token."""
     lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return lengths.amax(-1) / math.sqrt(x.shape[-1])
@@ -24,7 +25,7 @@ def block_norm(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch
 
 def block_gain(
     function: Map,
-    x: Float[Tensor, "tokens width"],
+    x: UnbatchedRows,
     *,
     rows: Int[Tensor, " rows"] | None = None,
     iterations: int = 8,
@@ -40,7 +41,7 @@ def block_gain(
     return gain_of_rows(linear, iterations=iterations, generator=generator)
 
 
-def one_for_each(rows: Int[Tensor, " rows"], x: Float[Tensor, "tokens width"]) -> Float[Tensor, "rows tokens width"]:
+def one_for_each(rows: Int[Tensor, " rows"], x: UnbatchedRows) -> Float[Tensor, "rows tokens width"]:
     """The state, once for each output token in `rows`."""
     return x.detach().expand(len(rows), *x.shape).contiguous()
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.fields import ExposesHeads, HasLipschitz, spectral_norm, why_not
 from ctrans.norm import Norm
+from ctrans.shapes import PerBatch, TokenMask, TokenRows
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
@@ -46,8 +46,8 @@ class Pathways:
 @torch.no_grad()
 def attention_theta(
     attention: ExposesHeads,
-    u: Float[Tensor, "*batch tokens width"],
-    padding: Bool[Tensor, "*batch tokens"] | None = None,
+    u: TokenRows,
+    padding: TokenMask | None = None,
     *,
     tolerance: float = 1e-9,
 ) -> BalancedMass:
@@ -65,7 +65,7 @@ def attention_theta(
     return balanced_mass(kept / torch.where(sums > 0, sums, 1.0), tolerance=tolerance)
 
 
-def largest_theta(attention: ExposesHeads, u: Float[Tensor, "*batch tokens width"], *, tolerance: float = 1e-9) -> list[float]:
+def largest_theta(attention: ExposesHeads, u: TokenRows, *, tolerance: float = 1e-9) -> list[float]:
     """The largest theta of each head's rows, from above."""
     return attention_theta(attention, u, tolerance=tolerance).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
 
@@ -99,7 +99,7 @@ def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *
 
 
 @torch.no_grad()
-def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch tokens width"]) -> float:
+def local_attention_bound(attention: ExposesHeads, u: TokenRows) -> float:
     """max_i sum_h |W_h V_h| + theta_ih/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q_i| |K_h|) >=
     the local value of f at U.
 
@@ -130,7 +130,7 @@ def local_attention_bound(attention: ExposesHeads, u: Float[Tensor, "*batch toke
     return float(total.max())
 
 
-def enclosing_radius(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+def enclosing_radius(x: TokenRows) -> PerBatch:
     """The radius of a ball around each sequence's tokens, a few per cent above the smallest (Badoiu
     and Clarkson, 2003).
     """
@@ -144,7 +144,7 @@ def enclosing_radius(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "
     return radius
 
 
-def norm_slope(norm: Norm | None, x: Float[Tensor, "*batch tokens width"]) -> float:
+def norm_slope(norm: Norm | None, x: TokenRows) -> float:
     """max_i |J_N(x_i)|_2 <= max_i slope(x_i), as max|gamma|/min_i sigma(x_i), in the block norm; 1
     without a norm.
     """
@@ -160,7 +160,7 @@ class BothBounds(NamedTuple):
     printed: float
 
 
-def step_bound(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> BothBounds:
+def step_bound(sublayer: Sublayer, h: float, x: TokenRows) -> BothBounds:
     """slope(N_state) (1 + h |gain W| slope(N_out) L_f s slope(N_in)) >= |J| of the step X + h r(X),
     each slope at its norm's input.
 

@@ -10,11 +10,12 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, spread
 from ctrans.fields import ExposesHeads, ExposesWeights, mixes_tokens, reference_kernels, spectral_norm, why_not
+from ctrans.shapes import SequenceRows, UnbatchedRows
 from ctrans.stability.attention.attention_path import attention_path_gain
 from ctrans.stability.attention.block_norm import gain_of_rows, map_at, one_for_each, step_at
 from ctrans.stability.attention.bounds import (
@@ -121,7 +122,7 @@ class AttentionByDepth(Instrument):
 
 def attention_layers(
     depth: Depth,
-    states: Sequence[Float[Tensor, "batch tokens width"]],
+    states: Sequence[SequenceRows],
     *,
     padding: Bool[Tensor, "batch tokens"] | None = None,
     seed: int = 0,
@@ -174,9 +175,7 @@ class BlockBoundsByDepth(Instrument):
             self._graphs = []  # they hold the block's weights
 
 
-def block_layers(
-    depth: Depth, states: Sequence[Float[Tensor, "batch tokens width"]], *, iterations: int = 8, seed: int = 0
-) -> list[BlockLayer]:
+def block_layers(depth: Depth, states: Sequence[SequenceRows], *, iterations: int = 8, seed: int = 0) -> list[BlockLayer]:
     """`BlockBoundsByDepth` along given states."""
     found: list[BlockLayer] = observe(depth, states, [BlockBoundsByDepth(iterations=iterations, seed=seed)])[0]
     return found
@@ -247,7 +246,7 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
     )
 
 
-def _looked_at(x: Tensor) -> tuple[Float[Tensor, "tokens width"], Int[Tensor, " rows"]]:
+def _looked_at(x: Tensor) -> tuple[UnbatchedRows, Int[Tensor, " rows"]]:
     """The first sequence, and the indices of the output tokens at which local values are measured."""
     first = x.flatten(0, -3)[0] if x.dim() > 2 else x
     return first, torch.tensor(spread(len(first), ROWS), device=x.device)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth, check_count
+from ctrans.shapes import TokenRows
 from ctrans.stability.backward.sensitivity import StepGraphs, linearised_step
 from ctrans.walk import Instrument, StepContext, walk_depth
 from solvers.run import finite
@@ -78,7 +78,7 @@ class LyapunovExponents(Instrument):
 
 def lyapunov(
     depth: Depth,
-    x0: Float[Tensor, "*batch tokens width"],
+    x0: TokenRows,
     *,
     count: int = 4,
     generator: torch.Generator | None = None,

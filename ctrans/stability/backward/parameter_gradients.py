@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from ctrans.depth import Depth
 from ctrans.fields import ExposesWeights, Role
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, Model, ModelOfModules, StepContextBack, Turn, terminal_loss, walk
+from ctrans.walk import Instrument, Model, ModelOfModules, StepContextBack, Turn, terminal_loss
 from ctrans.weights.on_demand import OnDemand, weights_of
 from solvers import ConfigError
 from solvers.segment import Map
@@ -112,16 +112,6 @@ def leaves(x: Tensor) -> set[int]:
             seen.add(node)
             waiting += [inner for inner, _ in node.next_functions]
             found |= {id(node.variable)} if hasattr(node, "variable") else set()
-    return found
-
-
-def gradient_norms(model: ModelOfModules, tokens: Tensor, targets: Any) -> Gradients:
-    """`ParameterGradients` of the model's own loss, which is the mean cross-entropy for language
-    models.
-
-    Raises ConfigError if targets do not match the tokens or are all -1.
-    """
-    found: Gradients = walk(model, tokens, targets, [ParameterGradients()])[0]
     return found
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth, spread
 from ctrans.fields import mixes_tokens, reference_kernels
+from ctrans.shapes import TokenRows
 from ctrans.stability.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, StepContext, walk_depth
@@ -170,7 +171,7 @@ class Sensitivities(Instrument):
 
 def backward_sensitivity(
     depth: Depth,
-    x0: Float[Tensor, "*batch tokens width"],
+    x0: TokenRows,
     *,
     tolerance: float = TOLERANCE,
     starts: int | None = None,
@@ -200,7 +201,7 @@ def _chain(steps: Steps) -> Linearisation | None:
     return compose(known) if len(known) == len(steps) else None
 
 
-def linearised_step(sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"]) -> Linearisation | None:
+def linearised_step(sublayer: Sublayer, h: float, x: TokenRows) -> Linearisation | None:
     """dX+/dX of the discrete step X+ = step(X) of length h; None if the state is not finite."""
     if not finite(x):
         return None
@@ -231,9 +232,7 @@ class StepGraphs(Instrument):
         return known
 
 
-def sublayer_sensitivity(
-    sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"], *, tolerance: float = TOLERANCE
-) -> Sensitivity:
+def sublayer_sensitivity(sublayer: Sublayer, x: TokenRows, *, tolerance: float = TOLERANCE) -> Sensitivity:
     """S = |dv/dX|_2 of the sublayer's velocity v at X. Each token of an FFN is a separate problem."""
     if not finite(x):
         return Sensitivity(None, None, 0, "the state is not finite")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.shapes import TokenRows
 from ctrans.stability.backward.sensitivity import TOLERANCE, sublayer_sensitivity
 from ctrans.stability.forward.weight_scaling import FACTORS, log_slope, scaled
 from ctrans.sublayer import Sublayer
@@ -29,7 +29,7 @@ class Slope:
 
 def sensitivity_slope(
     sublayer: Sublayer,
-    x: Float[Tensor, "*batch tokens width"],
+    x: TokenRows,
     scaling: str,
     *,
     factors: Sequence[float] = FACTORS,

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
@@ -25,6 +24,7 @@ from ctrans.fields import (
 )
 from ctrans.norm import Norm
 from ctrans.residual import MixesStreams
+from ctrans.shapes import TokenRows
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, StepContext, observe
@@ -118,9 +118,7 @@ class BoundsByDepth(Instrument):
         return [token_spread(each.sublayer, each.bound, each.apart) for each in self._segments]
 
 
-def forward_bounds(
-    depth: Depth, states: Sequence[Float[Tensor, "*batch tokens width"]], *, discrete: bool = True
-) -> ForwardBounds:
+def forward_bounds(depth: Depth, states: Sequence[TokenRows], *, discrete: bool = True) -> ForwardBounds:
     """`BoundsByDepth` along given states, with its formulas and errors."""
     found: ForwardBounds = observe(depth, states, [BoundsByDepth(discrete=discrete)])[0]
     return found

@@ -8,15 +8,15 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.shapes import TokenRows
 from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.weight_scaling import FACTORS, log_slope, times
-from ctrans.walk import Instrument, StepContext, walk_depth
+from ctrans.walk import Instrument, StepContext
 
-Start = tuple[float, Float[Tensor, "*batch tokens width"]]
+Start = tuple[float, TokenRows]
 """(c, X_0): the state passes through the discrete model with f_k -> c f_k in each segment."""
 
 
@@ -35,12 +35,6 @@ class CarriedStates(Instrument):
 
     def figures(self) -> list[Tensor]:
         return list(self._states)
-
-
-def carried(depth: Depth, starts: Sequence[Start]) -> list[Float[Tensor, "*batch tokens width"]]:
-    """`CarriedStates` as a walk of its own."""
-    found: list[Tensor] = walk_depth(depth, starts[0][1], [CarriedStates(starts)])[0]
-    return found
 
 
 @dataclasses.dataclass(frozen=True)

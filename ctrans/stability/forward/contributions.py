@@ -13,6 +13,7 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.model.gpt import GPT
 from ctrans.norm import Norm
+from ctrans.shapes import TokenRows
 from ctrans.walk import Instrument, ModelOfModules, StepContext, walk
 from solvers import ConfigError
 
@@ -29,8 +30,8 @@ class Contributed:
     """
 
     parts: Float[Tensor, "count *batch tokens width"]
-    offsets: Float[Tensor, "*batch tokens width"]
-    state: Float[Tensor, "*batch tokens width"]
+    offsets: TokenRows
+    state: TokenRows
 
     def through(self, norm: Norm) -> Contributed:
         """The same behind a norm. With its scale fixed at x = X_K it is affine: N(v) = gamma * C

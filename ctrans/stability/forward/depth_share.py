@@ -6,10 +6,10 @@ import dataclasses
 import math
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.shapes import TokenMask, TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, StepContext
 from ctrans.walk.instrument import of_text
@@ -62,13 +62,13 @@ class DepthShares(Instrument):
         return math.log(end / start) / math.log(reached / half) if start > 0 and 0 < end < math.inf else math.nan
 
 
-def without_map(sublayer: Sublayer, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+def without_map(sublayer: Sublayer, x: TokenRows) -> TokenRows:
     """What the segment makes of X if its map adds nothing: the streams mix, and the state norm acts."""
     x = sublayer.enter(x)
     return x if sublayer.state_norm is None else sublayer.state_norm(x)
 
 
-def token_similarity(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None = None) -> float:
+def token_similarity(x: TokenRows, kept: TokenMask | None = None) -> float:
     """Mean of <x_i, x_j>/(|x_i||x_j|) over pairs i != j of a sequence's tokens and over the batch;
     nan for one token.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
+from ctrans.shapes import TokenMask, TokenRows
 from ctrans.walk.instrument import of_text
 
 TINY = torch.finfo(torch.float32).tiny
@@ -28,7 +27,7 @@ class Moments:
     common: float
 
 
-def moments(x: Float[Tensor, "*batch tokens width"], kept: Bool[Tensor, "*batch tokens"] | None = None) -> Moments:
+def moments(x: TokenRows, kept: TokenMask | None = None) -> Moments:
     """The moments over all entries, or those of the tokens in `kept`; in float64 if the device has
     it.
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.as_found import leaving_as_found
 from ctrans.scheme import Scheme
+from ctrans.shapes import TokenRows
 from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import moments
@@ -154,9 +154,7 @@ def _reference(
     return solution.states, how, None if solution.status is Status.SUCCESS else solution.message
 
 
-def _distances(
-    states: Sequence[Float[Tensor, "*batch tokens width"]], exact_states: Sequence[Float[Tensor, "*batch tokens width"]]
-) -> list[float | None]:
+def _distances(states: Sequence[TokenRows], exact_states: Sequence[TokenRows]) -> list[float | None]:
     known = [
         float(torch.linalg.vector_norm(x.double() - exact) / torch.linalg.vector_norm(exact))
         for x, exact in zip(states, exact_states, strict=False)

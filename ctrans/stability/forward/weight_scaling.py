@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields import AroundMap, Scalable
+from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from solvers.errors import look_up
@@ -38,7 +38,7 @@ class Times(AroundMap):
         super().__init__(field)
         self.c = c
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, x: TokenRows) -> TokenRows:
         y: Tensor = self.field(x)
         return self.c * y
 

@@ -9,12 +9,12 @@ import dataclasses
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.fields import HasOutputProjection, Role
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import Norm
+from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -48,9 +48,7 @@ class LastLayer:
     printed: float
 
 
-def last_layer_bound(
-    sublayer: Sublayer, h: float, x: Float[Tensor, "*batch tokens width"], pull: Float[Tensor, "*batch tokens width"]
-) -> LastLayer:
+def last_layer_bound(sublayer: Sublayer, h: float, x: TokenRows, pull: TokenRows) -> LastLayer:
     """Bound |dL/dW_2|_F <= h gain sum_i |h_i| |dL/do_i| slope_i(N_out) slope_i(N_state), h_i the
     hidden features of token i and `pull` dL/do.
 

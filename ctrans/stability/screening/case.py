@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
+from ctrans.shapes import SequenceRows
 from ctrans.stability.backward.sensitivity import Sensitivities, StepGraphs
 from ctrans.stability.backward.singular_values import Singular, first_of
 from ctrans.stability.diagnosis.diagnose import Examination
@@ -196,7 +196,7 @@ class Case:
         """The instruments of the diagnosis, in the lane `text`."""
         return Examination(self.model, sensitivities=self.jacobians)
 
-    def worst_directions(self) -> Float[Tensor, "batch tokens width"]:
+    def worst_directions(self) -> SequenceRows:
         """The unit right singular vector of J_{0:D} of each sequence, for the transport step. It
         keeps the triplets in `worst`.
         """

@@ -24,7 +24,6 @@ from ctrans.stability.screening.attention import plan_attention, plan_initialisa
 from ctrans.stability.screening.backward import plan_backward, plan_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, LaneName, StepPlan, StepVerdict
 from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
-from ctrans.stability.screening.predicted_rate import PredictedRate, predicted_rate
 from ctrans.stability.screening.screening_checks import STEP_QUANTITIES, STEPS, ScreeningStep, findings_of, limits_of, measured
 from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
@@ -60,7 +59,6 @@ class Screening:
     - `broken`: the first segment whose state is not finite, None if all are
     - `steps`: the verdict of each step, in the order of `STEPS`
     - `diagnosis`: the diagnosis from the same walk
-    - `rate`, `no_rate`: the predicted largest stable learning rate, or None and the reason
     """
 
     placement: str
@@ -71,8 +69,6 @@ class Screening:
     broken: int | None
     steps: dict[str, StepVerdict]
     diagnosis: Diagnosis
-    rate: PredictedRate | None
-    no_rate: str
 
     @property
     def flags(self) -> dict[str, str]:
@@ -149,22 +145,7 @@ def screen(
         case.broken,
         steps,
         case.examination.conclude(),
-        *_rate(model, steps, trained),
     )
-
-
-def _rate(model: DescribedModel, steps: Mapping[str, StepVerdict], trained: bool) -> tuple[PredictedRate | None, str]:
-    """The predicted learning rate, or None and the reason."""
-    if trained:
-        return None, "a learning rate is predicted only from weights that ctrans drew, because others may be trained"
-    figures = {name: value for step in steps.values() for name, value in step.quantities.items()}
-    if not model.depth.streamed:
-        weights = {id(w): w.numel() for part in model.modules() for w in part.parameters(recurse=False)}
-        figures["parameters"] = float(sum(weights.values()))
-    try:
-        return predicted_rate({**figures, "blocks": len(model.depth.sublayers) / model.depth.per_block}), ""
-    except ConfigError as error:
-        return None, str(error)
 
 
 @checked

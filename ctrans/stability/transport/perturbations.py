@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.option import POSITIVE
+from ctrans.shapes import SequenceRows
 from ctrans.stability.backward.sensitivity import TOLERANCE, StepGraphs
 from ctrans.stability.backward.singular_values import Singular, compose, leading_singular
 from ctrans.walk import Model, walk_depth
@@ -27,9 +27,7 @@ depth.
 """
 
 
-def worst_directions(
-    depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
-) -> Iterator[Singular]:
+def worst_directions(depth: Depth, x0: SequenceRows, *, tolerance: float = TOLERANCE) -> Iterator[Singular]:
     """The leading singular triplet of J_{0:D} of each sequence, in batches of at most `AT_ONCE`
     entries.
 
@@ -46,9 +44,7 @@ def worst_directions(
         yield leading_singular(compose(steps), each=True, tolerance=tolerance)
 
 
-def adversarial_direction(
-    depth: Depth, x0: Float[Tensor, "batch tokens width"], *, tolerance: float = TOLERANCE
-) -> Float[Tensor, "batch tokens width"]:
+def adversarial_direction(depth: Depth, x0: SequenceRows, *, tolerance: float = TOLERANCE) -> SequenceRows:
     """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0
     that changes X_D most.
 
@@ -70,8 +66,8 @@ def perturbed(
     size: float = SIZE,
     other: Tensor | None = None,
     generator: torch.Generator | None = None,
-    worst: Callable[[], Float[Tensor, "batch tokens width"]] | None = None,
-) -> Float[Tensor, "batch tokens width"]:
+    worst: Callable[[], SequenceRows] | None = None,
+) -> SequenceRows:
     """X_0 of the sequences perturbed.
 
     - `perturbation`: "substitution" replaces a share of each sequence's tokens; "noise" adds

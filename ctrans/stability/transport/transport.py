@@ -8,17 +8,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from ctrans.depth import Depth
 from ctrans.fields import HasBound
+from ctrans.shapes import SequenceRows
 from ctrans.stability.forward.bounds import difference_bound, largest_gain, needs_map_bound, token_spread
-from ctrans.stability.forward.carried import carried
-from ctrans.stability.transport.perturbations import SIZE, perturbed
 from ctrans.stability.transport.wasserstein import ORDERS, check_order, wasserstein
-from ctrans.walk import Model
 from solvers.run import finite
 
 
@@ -43,29 +37,7 @@ class Transport:
         return None if self.after is None or self.before == 0 else self.after / self.before
 
 
-def transport(
-    model: Model,
-    tokens: Tensor,
-    perturbation: str,
-    *,
-    size: float = SIZE,
-    other: Tensor | None = None,
-    orders: Sequence[int] = ORDERS,
-    generator: torch.Generator | None = None,
-) -> list[Transport]:
-    """W_p(mu_0, nu_0) and W_p(mu_D, nu_D) of the discrete model, for mu the sequences of `tokens`
-    and nu the same perturbed.
-
-    Perturbations and errors are those of `perturbed`. For several perturbations, carry all through
-    the depth at once with `ctrans.stability.forward.carried` and compare with `distances`.
-    """
-    x = model.embed(tokens).detach()
-    y = perturbed(model, tokens, perturbation, size=size, other=other, generator=generator)
-    end, other_end = carried(model.depth, [(1.0, x), (1.0, y)])
-    return distances(model.depth, perturbation, (x, y), (end, other_end), orders=orders)
-
-
-Pair = tuple[Float[Tensor, "batch tokens width"], Float[Tensor, "batch tokens width"]]
+Pair = tuple[SequenceRows, SequenceRows]
 
 
 def distances(

@@ -6,11 +6,11 @@ import torch
 from ctrans.interop.imported import Imported
 from ctrans.model.gpt import GPT
 from ctrans.stability.backward.parameter_gradients import NAMES as MATRICES
-from ctrans.stability.backward.parameter_gradients import ParameterGradients, gradient_norms
+from ctrans.stability.backward.parameter_gradients import ParameterGradients
 from ctrans.walk import walk
 from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
-from tests.helpers import NAMES, small_config, small_model, tokens
+from tests.helpers import NAMES, gradient_norms, small_config, small_model, tokens
 from tests.interop.models import inputs, made
 
 

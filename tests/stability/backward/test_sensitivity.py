@@ -11,12 +11,12 @@ from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.stability.backward.sensitivity import Sensitivities, backward_sensitivity, sublayer_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
-from ctrans.stability.forward.carried import GrowthWithWeights, carried
+from ctrans.stability.forward.carried import GrowthWithWeights
 from ctrans.stability.forward.weight_scaling import FACTORS, SCALINGS, scaled, times
 from ctrans.sublayer import Sublayer
 from ctrans.walk import observe, states_of, walk
 from solvers import ConfigError
-from tests.helpers import NAMES, learned, small_model, tokens
+from tests.helpers import NAMES, carried, learned, small_model, tokens
 
 
 def dense(function, x):

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from ctrans.norm import NORMS
-from ctrans.stability.forward.carried import carried
 from ctrans.stability.transport.generalisation import generalisation_radius
 from ctrans.stability.transport.perturbations import PERTURBATIONS, adversarial_direction, perturbed
-from ctrans.stability.transport.transport import distances, printed_transport_bound, token_spreads, transport, transport_bound
+from ctrans.stability.transport.transport import distances, printed_transport_bound, token_spreads, transport_bound
 from ctrans.stability.transport.transport_statements import diverging
 from ctrans.stability.transport.wasserstein import wasserstein
 from ctrans.statement import Draw
 from solvers import ConfigError, SolveError
-from tests.helpers import NAMES, small_model, tokens, unchecked
+from tests.helpers import NAMES, carried, small_model, tokens, transport, unchecked
 
 
 def linear_programme(a, b, p):

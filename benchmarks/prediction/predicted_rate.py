@@ -3,9 +3,8 @@ monotone terms, each with a reason.
 
     log10 eta = c - sum_j b_j x_j,  b_j >= 0,
 
-x_j is a figure of the screening, or its logarithm, with the sign of its reason. `predictor.json` in
-this directory has the fit, which `benchmarks/prediction` makes. A third of the families was trained
-only after the fit was committed.
+x_j is a figure of `ctrans screen`, or its logarithm, with the sign of its reason. `predictor.json` in this directory has the fit. A third
+of the families was trained only after the fit was committed. On tasks that need depth it failed (docs/why/prediction.md).
 """
 
 from __future__ import annotations
@@ -54,15 +53,7 @@ TERMS: dict[str, Term] = {
 }
 """Terms by the figure's name, chosen on the two thirds of the families that were trained first."""
 SEALED = {"architectures": 43, "within a factor of 3": 0.77, "in the interval": 0.65, "their placement's median within it": 0.86}
-"""Accuracy on architectures of held-out families (`python -m benchmarks.prediction --report`; a
-test compares).
-"""
-CAVEAT = (
-    "Nearly all of those trainings (all but 9 of 1,552) ended no lower than a table that knows only the current byte. On three tasks "
-    "that need depth, such predictions were within a factor of 2 for 18% to 25% of 40 architectures, and a constant for 60% to 70%. So "
-    "do not choose a rate by it: ctrans rate makes a sweep."
-)
-"""Limits found after the fit (docs/why/prediction.md)."""
+"""Accuracy on architectures of held-out families, as docs/why/prediction.md has it; a test compares."""
 SHARES = frozenset({"segments with infinite H"})
 """Terms that were 0 or 1 in all trainings."""
 TRIED = (1e-3, 0.3)
@@ -112,16 +103,12 @@ class Predictor:
 
 @dataclasses.dataclass(frozen=True)
 class PredictedRate:
-    """The rate with its interval, the number of architectures of the fit, the figures outside its
-    ranges, and its accuracy on held-out architectures.
-    """
+    """The rate with its interval, and the figures outside the ranges of the fit."""
 
     rate: float
     low: float
     high: float
-    architectures: int
     outside: list[str]
-    sealed: dict[str, float] = dataclasses.field(default_factory=lambda: dict(SEALED))
 
 
 def predicted_rate(figures: ScreenFigures, predictor: Predictor | None = None) -> PredictedRate:
@@ -136,7 +123,7 @@ def predicted_rate(figures: ScreenFigures, predictor: Predictor | None = None) -
     rate, outside = 10**log_rate, known.outside(figures)
     if not TRIED[0] <= rate <= TRIED[1]:
         outside.append(f"rates were tried from {TRIED[0]:g} to {TRIED[1]:g} only")
-    return PredictedRate(rate, 10 ** (log_rate - known.low), 10 ** (log_rate + known.high), known.architectures, outside)
+    return PredictedRate(rate, 10 ** (log_rate - known.low), 10 ** (log_rate + known.high), outside)
 
 
 def read_predictor(path: Path = FILE) -> Predictor:

@@ -1,12 +1,11 @@
 """The JSON schema of each command's result, made from the classes of the results.
 
-`python -m ctrans.cli.schemas docs/schemas` writes the files of docs/schemas.
+`python -m docs._site.schemas` writes the files of docs/schemas.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,6 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
 from ctrans.monitor.log_lines import Header
 from ctrans.monitor.rate_sweep import Rung
-from ctrans.report.schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
 from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.diagnose import Diagnosis
 from ctrans.stability.forward.contributions import ContributionsByDepth
@@ -39,7 +37,9 @@ from ctrans.study.presets.claim import Verdict
 from ctrans.training.coordinate_check import Coordinates, Power
 from ctrans.training.settings import TrainConfig
 from ctrans.verify.run import Result
+from docs._site.json_schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
 
+DOCUMENTS = Path(__file__).parents[1] / "schemas"
 OBJECT: Schema = {"type": "object"}
 OBJECT_OR_NULL: Schema = {"type": ["object", "null"]}
 OPTIONS = described("The command's options by name, with the values that the model or its size decided.", OBJECT)
@@ -286,12 +286,6 @@ def as_text(command: str) -> str:
     return json.dumps(schema(command), indent=1) + "\n"
 
 
-def write(directory: Path) -> None:
-    """Writes the schemas of all commands to a directory."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for command in RESULT_KEYS:
-        (directory / f"{command}.json").write_text(as_text(command))
-
-
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    for command in RESULT_KEYS:
+        (DOCUMENTS / f"{command}.json").write_text(as_text(command))
