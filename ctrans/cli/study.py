@@ -141,7 +141,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "states": states(runs),
         **({} if data is None else data.floors()),
         "stable_rule": stable_rule(runs, floor),
-        "verdict": _verdict(request, plan, runs),
+        "verdict": _verdict(request, plan, runs, floor),
     }
     files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
     failures = [f"{len(failed)} of {len(plan.runs)} runs failed; the same command tries them again"] * bool(failed)
@@ -149,7 +149,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
     end(request, directory, result=result, files=files, failures=[*failures, *islice(causes, CAUSES)])
 
 
-def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) -> Verdict | None:
+def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished], floor: Floor | None) -> Verdict | None:
     """The verdict of a preset, from the seeds whose runs are all finished. Otherwise the two sides
     of a comparison would be means over different seeds.
     """
@@ -157,7 +157,8 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished]) ->
         return None
     preset, left = _preset(request), {run.training.seed for run in plan.left.values()}
     whole = [run for run in runs if run.run.training.seed not in left]
-    return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes)
+    to_halve = None if floor is None or plan.study.task is None else floor.depth
+    return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes, to_halve)
 
 
 def _data(plan: Prospect, runs: Sequence[Finished]) -> Data | None:

@@ -10,6 +10,7 @@ from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats ta
 
 RESAMPLES = 2000
 LEVEL = 0.95
+MOST_ROWS = 10_000
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Maps samples (samples, rows, *row) to (samples,)."""
@@ -45,3 +46,16 @@ def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tup
     low, high = interval(rows, lambda samples: samples.mean(-1), seed=seed)
     half = stdtrit(len(rows) - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / math.sqrt(len(rows))
     return float(np.fmin(low, rows.mean() - half)), float(np.fmax(high, rows.mean() + half))
+
+
+def rows_to_decide(values: Sequence[float] | np.ndarray) -> int | None:
+    """How many rows would put 0 outside of Student's interval, were their mean and deviation those
+    of these values: the least n with t_(n-1) s/sqrt(n) < |mean|. None above `MOST_ROWS`, or for
+    fewer than two values.
+    """
+    rows = np.asarray(values, dtype=float)
+    if len(rows) < 2:
+        return None
+    n = np.arange(2, MOST_ROWS + 1)
+    enough = stdtrit(n - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / np.sqrt(n) < abs(rows.mean())
+    return int(n[enough.argmax()]) if enough.any() else None

@@ -34,6 +34,7 @@ EFFECTS = (
     Column("mean", "over the seeds"),
     Column("95% interval", "over the seeds: the wider of bootstrap and Student's t"),
     Column("verdict", "holds: the interval lies above 0; refuted: below 0; open: neither"),
+    Column("seeds to decide", "where it is open: how many would put 0 outside of the interval, were they like these"),
 )
 COSTS = {
     "runs": "runs",
@@ -98,9 +99,19 @@ def _claim(verdict: JSONObject | None) -> list[Words | Table]:
         effect = Effect(**each)
         alike = "all seeds alike" if effect.low == effect.high else f"{digits(effect.low)} to {digits(effect.high)}"
         interval = cell(None) if math.isnan(effect.low) else Cell(alike, effect.low)
-        rows.append([effect.says, effect.figure, effect.seeds, effect.mean, interval, HOLDS[effect.holds]])
+        needed = cell(effect.seeds_to_decide if effect.holds is None else None)
+        rows.append([effect.says, effect.figure, effect.seeds, effect.mean, interval, HOLDS[effect.holds], needed])
     notes = [Words(f"Note: {verdict['notes']}.")] if verdict["notes"] else []
-    return [Words(f"Claim: {verdict['claim']} ({verdict['source']})."), table("", EFFECTS, rows), *notes]
+    return [Words(f"Claim: {verdict['claim']} ({verdict['source']})."), table("", EFFECTS, rows), *_learned(verdict), *notes]
+
+
+def _learned(verdict: JSONObject) -> list[Words]:
+    """Whether depth taught enough for the claim to be judged."""
+    best, floor = verdict["best_loss"], verdict["depthless_loss"]
+    if best is None or floor is None:
+        return []
+    ends = f"The best case ends at {digits(best)} nats, a model without depth at {digits(floor)}"
+    return [Words(f"{ends}. The claim is judged only if the best case ends below half of that.")]
 
 
 def _costs(cost: JSONObject) -> Table:

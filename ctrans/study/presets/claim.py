@@ -3,7 +3,9 @@
 Each `Contrast` is an effect with one value per seed, a mean over seeds and a 95% interval
 (`mean_interval`). An effect holds if the interval lies above 0, is refuted if it lies below, and is
 open otherwise. The claim is *reproduced* if all its effects hold, *not reproduced* if one is
-refuted, and *undecided at this scale* otherwise, or with fewer than `LEAST_SEEDS` seeds.
+refuted, and *undecided at this scale* otherwise. So it is with fewer than `LEAST_SEEDS` seeds, and
+where depth taught too little: of a task whose loss can be 0, the best case must end below half of
+the loss of a model without depth.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctrans.model.config import GPTConfig
-from ctrans.study.bootstrap import mean_interval
+from ctrans.study.bootstrap import mean_interval, rows_to_decide
 from ctrans.study.database import Finished
 from ctrans.study.presets.figures import FIGURES
 from ctrans.training.settings import TrainConfig
@@ -96,7 +98,9 @@ class Contrast:
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """The result of a contrast: the number of seeds, the mean and the interval of its effect."""
+    """The result of a contrast: the number of seeds, the mean and the interval of its effect, and
+    how many seeds would decide it, were they like these (`rows_to_decide`).
+    """
 
     says: str
     figure: str
@@ -104,6 +108,7 @@ class Effect:
     mean: float
     low: float
     high: float
+    seeds_to_decide: int | None
 
     @property
     def holds(self) -> bool | None:
@@ -115,25 +120,48 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """A claim, its source, its effects and the verdict."""
+    """A claim, its source, its effects and the verdict.
+
+    - `best_loss`: the lowest mean over seeds of a setting's loss at the end
+    - `depthless_loss`: the loss that it must halve, None for a text
+    """
 
     claim: str
     source: str
     verdict: str
     effects: list[Effect]
     notes: str
+    best_loss: float | None
+    depthless_loss: float | None
 
 
 def effect(contrast: Contrast, runs: Sequence[Finished]) -> Effect:
     """The contrast over the seeds of these runs."""
     values = list(contrast.by_seed(runs).values())
-    low, high = mean_interval(values)
-    return Effect(contrast.says, contrast.figure, len(values), statistics.fmean(values) if values else math.nan, low, high)
+    mean = statistics.fmean(values) if values else math.nan
+    return Effect(contrast.says, contrast.figure, len(values), mean, *mean_interval(values), rows_to_decide(values))
 
 
-def judge(claim: str, source: str, contrasts: Sequence[Contrast], runs: Sequence[Finished], notes: str = "") -> Verdict:
-    """The verdict of these runs."""
+def judge(
+    claim: str,
+    source: str,
+    contrasts: Sequence[Contrast],
+    runs: Sequence[Finished],
+    notes: str = "",
+    depthless_loss: float | None = None,
+) -> Verdict:
+    """The verdict of these runs, on a task with this loss of a model without depth."""
     effects = [effect(contrast, runs) for contrast in contrasts]
     held = [each.holds if each.seeds >= LEAST_SEEDS else None for each in effects]
+    best = _best_loss(runs)
+    learned = depthless_loss is None or (best is not None and best < depthless_loss / 2)
     verdict = REPRODUCED if all(held) else NOT_REPRODUCED if any(each is False for each in held) else UNDECIDED
-    return Verdict(claim, source, verdict, effects, notes)
+    return Verdict(claim, source, verdict if learned else UNDECIDED, effects, notes, best, depthless_loss)
+
+
+def _best_loss(runs: Sequence[Finished]) -> float | None:
+    losses: dict[ModelAndTraining, list[float]] = {}
+    for run in runs:
+        if (loss := FIGURES["loss"](run)) is not None:
+            losses.setdefault((run.run.model, dataclasses.replace(run.run.training, seed=0)), []).append(loss)
+    return min((statistics.fmean(each) for each in losses.values()), default=None)
