@@ -1,8 +1,8 @@
 """Remedies for high learning rates, each against the plain model: `python -m benchmarks.reach.remedies --minutes 30`, then `--report`.
 
 A remedy earns its place if it moves the largest stable rate tenfold at no loss of the best loss, on two tasks. It is tried around `pre` at
-dt 1 and `peri` at dt 0.3, with the training, the rates (half decades) and the seeds of the study. The plain runs, the norm of queries and
-keys and linear attention are the study's own (`runs.jsonl`). The rows are in remedies.jsonl beside them.
+dt 1 and `peri` at dt 0.3, with the training, the rates (half decades) and the seeds of the study. The norm of queries and keys and linear
+attention are the study's own (`runs.jsonl`), at two seeds. The rows are in remedies.jsonl beside them; "none" are the plain models.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ ROWS = FILE.with_name("remedies.jsonl")
 TRIED_ON = ("recall", "counting")
 HELD = 0.09
 """The Frobenius norm of a held matrix, in units of sqrt(rows): the value at which the issue's `pre` had velocities of rms at most 1."""
+PLAIN = "none"
 MEMORY = 0.9
 """Decay of the running mean of states."""
 
@@ -108,6 +109,7 @@ class Remedy:
 
 
 REMEDIES: dict[str, Remedy] = {
+    PLAIN: Remedy(),
     "token mean removed": Remedy(prepare=centre),
     "weights held": Remedy(after_step=hold),
     "offsets held": Remedy(after_step=hold_vectors),
@@ -175,9 +177,8 @@ def planned() -> list[tuple[str, str, float, int]]:
 
 
 def plain_name(name: str) -> str:
-    """The study's name of the model that a remedy is against."""
-    _, placement, dt = name.rsplit(" ", 2)
-    return f"{placement} D=4 {dt}"
+    """The model that a remedy is against."""
+    return " ".join([PLAIN, *name.rsplit(" ", 2)[1:]])
 
 
 def table(task: str, found: list[dict[str, Any]]) -> list[str]:
@@ -193,7 +194,7 @@ def table(task: str, found: list[dict[str, Any]]) -> list[str]:
     lines = []
     for name in losses:
         plain = plain_name(name)
-        if (name.rsplit(" ", 2)[0] in REMEDIES or name.split(" ")[0] in ("qk_norm", "linear")) and plain in losses:
+        if (name.rsplit(" ", 2)[0] in REMEDIES.keys() - {PLAIN} or name.split(" ")[0] in ("qk_norm", "linear")) and plain in losses:
             lines.append(f"  {task}, {name}: {_beside(losses[name], losses[plain], floor)}")
     return lines
 
