@@ -194,7 +194,9 @@ def table(task: str, found: list[dict[str, Any]]) -> list[str]:
     lines = []
     for name in losses:
         plain = plain_name(name)
-        if (name.rsplit(" ", 2)[0] in REMEDIES.keys() - {PLAIN} or name.split(" ")[0] in ("qk_norm", "linear")) and plain in losses:
+        if (
+            name.rsplit(" ", 2)[0] in REMEDIES.keys() - {PLAIN} or name.split(" ")[0] in ("qk_norm", "linear")
+        ) and plain in losses:
             lines.append(f"  {task}, {name}: {_beside(losses[name], losses[plain], floor)}")
     return lines
 

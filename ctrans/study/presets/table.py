@@ -232,7 +232,9 @@ PRESETS: dict[str, Preset] = {
         "Xiong et al., ICML 2020, section 4.1 and figure 2",
         [
             Contrast("Post-LN ends lower with warm-up than without", "loss", POST | COLD, POST | WARM, over="best"),
-            Contrast("Pre-LN gains at most 0.1 nats by warm-up", "loss", PRE | COLD, PRE | WARM, beyond=0.1, over="best", sign=-1),
+            Contrast(
+                "Pre-LN gains at most 0.1 nats by warm-up", "loss", PRE | COLD, PRE | WARM, beyond=0.1, over="best", sign=-1
+            ),
             Contrast("without warm-up Pre-LN ends lower than Post-LN", "loss", POST | COLD, PRE | COLD, over="best"),
         ],
         SMALL | {"initialisation": "xavier", "activation": "relu"},
@@ -259,7 +261,9 @@ PRESETS: dict[str, Preset] = {
         "an attention temperature that falls from high to low stabilises a training as a warm-up of the learning rate does",
         "Emadi, section 6",
         [
-            Contrast("without warm-up Post-LN ends lower if its temperature falls", "loss", POST | COLD | FIXED, POST | COLD | FALLS),
+            Contrast(
+                "without warm-up Post-LN ends lower if its temperature falls", "loss", POST | COLD | FIXED, POST | COLD | FALLS
+            ),
             Contrast(
                 "Post-LN's loss is at most 0.1 nats above that with a warm-up",
                 "loss",
