@@ -112,7 +112,8 @@ def command(request: DiagnoseRequest) -> None:
     changes |= {f"baseline to {name}": change(readings_in(known), results[name].readings) for name, known in before.items()}
     both: dict[str, Diagnosis] = {**results, **changes}
     stops = {name: stopping(each, request.fail_on or "serious", before.get(name)) for name, each in both.items()}
-    paths = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
+    named = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
+    paths = {name: named.get(name.rpartition(" to ")[2] if name in changes else name, name) for name in both}
     files = {request.sarif: partial(sarif, both, paths), request.junit: partial(junit, both, stops)}
     number = sum(map(len, stops.values())) if request.fail_on else 0
     checks = WEIGHT_CHECKS if request.weights_only else CHECKS

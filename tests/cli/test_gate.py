@@ -1,8 +1,11 @@
 """The gate of `ctrans diagnose`: exit codes, SARIF and JUnit, a baseline, and what changed between two checkpoints."""
 
+import importlib
 import json
+import os
 import re
 import shutil
+from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +17,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from tests.cli.test_commands import run, strict
+from tests.interop.test_distributed_checkpoint import save as save_dcp
 
 GAIN = "depth.sublayers.1.input_norm.weight"
 
@@ -68,6 +72,73 @@ def test_sarif_and_junit_name_the_finding_and_its_place(places, tmp_path):
     cases = {case.get("name"): [part.tag for part in case] for case in suite}
     assert (suite.get("tests"), suite.get("failures")) == (str(len(WEIGHT_CHECKS)), "1")
     assert cases == {name: ["failure"] if name == "dead gain" else [] for name in WEIGHT_CHECKS}
+
+
+KEYS = {
+    "": ({"version", "runs"}, {"$schema"}),
+    "runs": ({"tool"}, {"results"}),
+    "tool": ({"driver"}, set()),
+    "driver": ({"name"}, {"version", "rules"}),
+    "rules": ({"id"}, {"shortDescription", "help", "defaultConfiguration"}),
+    "shortDescription": ({"text"}, set()),
+    "help": ({"text"}, set()),
+    "defaultConfiguration": (set(), {"level"}),
+    "results": ({"message"}, {"ruleId", "level", "locations"}),
+    "message": ({"text"}, set()),
+    "locations": (set(), {"physicalLocation", "logicalLocations"}),
+    "physicalLocation": ({"artifactLocation"}, {"region"}),
+    "artifactLocation": (set(), {"uri"}),
+    "region": ({"startLine"}, set()),
+    "logicalLocations": (set(), {"fullyQualifiedName"}),
+}
+"""Of each object that we write: the keys that SARIF 2.1.0 requires, and others that it allows and we use."""
+
+
+def objects(value, name=""):
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, dict):
+            yield name, each
+            for key, part in each.items():
+                yield from objects(part, key)
+
+
+def check_sarif(path):
+    """That a file is SARIF 2.1.0: by hand, and by the official schema where a package that ships it is installed."""
+    made = strict(path.read_text())
+    assert made["version"] == "2.1.0"
+    for name, each in objects(made):
+        required, allowed = KEYS[name]
+        assert required <= each.keys() <= required | allowed
+        assert all(isinstance(text, str) for key, text in each.items() if key not in KEYS | {"runs": 0, "startLine": 0})
+        assert each.get("level", "note") in ("none", "note", "warning", "error")
+    (done,) = made["runs"]
+    names = [rule["id"] for rule in done["tool"]["driver"]["rules"]]
+    assert len(set(names)) == len(names)
+    assert {found["ruleId"] for found in done["results"]} <= set(names)
+    if importlib.util.find_spec("sarif_kit"):  # pip install --no-deps sarif-kit==0.3.0
+        assert list(importlib.import_module("sarif_kit.validate").validation_errors(made)) == []
+    return done["results"]
+
+
+def test_sarif_is_as_its_schema_requires_with_and_without_findings_and_for_a_change(places, tmp_path):
+    file = tmp_path / "it.sarif"
+    gate(places / "healthy", "--sarif", file)
+    assert check_sarif(file) == []
+    gate(places / "healthy", places / "dead", "--sarif", file)
+    found = check_sarif(file)
+    assert {each["ruleId"] for each in found} == {"weights/dead gain", "change/gains moved"}
+    uris = {each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for each in found}
+    assert uris == {str(places / "dead")}  # of a change it is the later one
+
+
+@pytest.mark.parametrize("name", [b"a b%:\xc3\xbc", b"a\xffb"])
+def test_sarif_names_a_path_of_any_bytes(name, places, tmp_path):
+    save_dcp({"layers.0.w": torch.zeros(3, 4)}, path := tmp_path / os.fsdecode(name))
+    assert gate(path, "--sarif", tmp_path / "it.sarif").exit_code == 3
+    for found in check_sarif(tmp_path / "it.sarif"):
+        uri = found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+        assert uri.isascii()
+        assert unquote_to_bytes(uri) == os.fsencode(path)
 
 
 def test_junit_skips_what_was_not_measured(tmp_path):
