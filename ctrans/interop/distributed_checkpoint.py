@@ -12,7 +12,6 @@ import math
 import pickle
 import pickletools
 import re
-import zipfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -26,13 +25,17 @@ from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.streamed import Stored, stored_tensor
 from solvers import ConfigError
 
-METADATA, MEGATRON, COMMON = ".metadata", "metadata.json", "common.pt"
+METADATA, MEGATRON = ".metadata", "metadata.json"
 LARGEST_METADATA = 32 << 20
-"""The largest size of a pickle in bytes; `.metadata` of 200,000 parts has about 30 MB."""
-CONFIGS = ("run_config.yaml", "../context/model.yaml")
-"""The model's settings, as Megatron Bridge and NeMo store them next to the parts."""
-LESS_ONE = re.compile(rb"^\s*(apply_layernorm_1p|layernorm_zero_centered_gamma):\s*true\s*$", re.M)
-"""The setting of a model that stores gains less 1."""
+"""The largest size of `.metadata` in bytes; a checkpoint of 200,000 parts has about 30 MB."""
+SETTINGS = ("common.pt", "run_config.yaml", "../context/model.yaml")
+"""Where the model's settings are: with Megatron, Megatron Bridge and NeMo."""
+LESS_ONE = re.compile(
+    rb"apply_layernorm_1p(q.|r....|\x94)?\x88|^[ \t]*layernorm_zero_centered_gamma:[ \t]*true\s*$", re.M | re.S | re.I
+)
+"""The setting of a model that stores gains less 1: in a pickle its name, what remembers the name, and
+True; or a line of YAML.
+"""
 NOT_MODEL = re.compile(r"(^|\.)(optim\w*|lr_scheduler|dataloader|rng_state\w*|_extra_state\w*)(\.|$)")
 """Names of what a training keeps next to the weights."""
 STACKED = re.compile(r"(^|\.)(layers|blocks|h)\.(?!\d)")
@@ -50,54 +53,22 @@ class Inert:
     def __setstate__(self, state: Any) -> None:
         self.__dict__["state"] = state
 
-    def _drop(self, *_: Any) -> None:
-        """Takes an entry of a container, and keeps nothing."""
-
-    append = extend = __setitem__ = _drop
-
 
 class _Inert(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return type(name, (Inert,), {})
 
-    def persistent_load(self, pid: Any) -> None:
-        """No numbers of a tensor."""
-
 
 def inert(path: Path) -> Any:
-    """The objects of a pickle, or of the one in a file of torch.save, each as an `Inert` one. Raises
-    ConfigError for damaged bytes.
-    """
+    """The objects of a pickle, each as an `Inert` one. Raises ConfigError for damaged bytes."""
+    data = read_file(path, LARGEST_METADATA)
     try:
-        data = _pickle_in(path) if path.name == COMMON else read_file(path, LARGEST_METADATA)
         for code, argument, _ in pickletools.genops(data):
             if "PUT" in code.name and isinstance(argument, int) and argument > len(data):  # would reserve memory
                 raise ValueError(f"it keeps object {argument}")
         return _Inert(io.BytesIO(data)).load()
-    except ConfigError:
-        raise
     except Exception as error:  # damaged bytes lead to errors of many kinds
         raise ConfigError(f"{str(path)!r} is no metadata of a checkpoint: {' '.join(str(error).split())[:200]}") from None
-
-
-def _pickle_in(path: Path) -> bytes:
-    check_file(path)
-    with zipfile.ZipFile(path) as archive:
-        (part,) = (part for part in archive.infolist() if part.filename.endswith("/data.pkl"))
-        if part.file_size > LARGEST_METADATA:
-            raise ValueError(f"its pickle has {part.file_size:,} bytes, and ctrans reads at most {LARGEST_METADATA:,}")
-        return archive.read(part)
-
-
-def gains_less_one(directory: Path) -> bool:
-    """Whether Megatron's settings next to the weights say that it stored a norm's gains less 1. Raises
-    ConfigError for settings that cannot be read.
-    """
-    if any(LESS_ONE.search(read_file(path, LARGEST_METADATA)) for name in CONFIGS if (path := directory / name).is_file()):
-        return True
-    found = inert(directory / COMMON) if (directory / COMMON).is_file() else None
-    settings = vars(found["args"]).get("state") if isinstance(found, Mapping) and isinstance(found.get("args"), Inert) else None
-    return isinstance(settings, Mapping) and settings.get("apply_layernorm_1p") is True
 
 
 def distributed_weights(directory: Path) -> dict[str, Stored]:
@@ -119,6 +90,13 @@ def distributed_weights(directory: Path) -> dict[str, Stored]:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} is no metadata of a checkpoint ({type(error).__name__}: {error})") from None
+
+
+def gains_less_one(directory: Path) -> bool:
+    """Whether Megatron's settings next to the weights say that it stored a norm's gains less 1. It
+    looks at their bytes and unpickles nothing.
+    """
+    return any(LESS_ONE.search(read_file(path)) for name in SETTINGS if (path := directory / name).is_file())
 
 
 def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:

@@ -4,7 +4,6 @@ A reading may end well or in ConfigError or SolveError. A fault is any other exc
 what is printed, or an answer that differs from an independent reader's (an assertion). `fuzzing.py` drives them, by coverage.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -22,8 +21,6 @@ import time
 import tomllib
 import traceback
 import warnings
-import zipfile
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +39,7 @@ from ctrans.findings import Finding
 from ctrans.given_files import read_json
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import skeleton
-from ctrans.interop.distributed_checkpoint import distributed_weights, gains_less_one
+from ctrans.interop.distributed_checkpoint import distributed_weights
 from ctrans.interop.hugging_face import weight_files
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.nanogpt import read_nanogpt
@@ -286,14 +283,6 @@ def distributed(data, place):
     """The metadata of a distributed checkpoint: what they name are files here."""
     written(place, ".metadata", data)
     assert all(weight.path == place for weight in distributed_weights(place).values())
-
-
-@target("bytes", lambda: [pickle.dumps({"args": argparse.Namespace(apply_layernorm_1p=True), "n": OrderedDict(a=[1])}, 2)])
-def megatron_arguments(data, place):
-    """The pickle in the file that Megatron keeps next to the weights."""
-    with zipfile.ZipFile(place / "common.pt", "w") as archive:
-        archive.writestr("common/data.pkl", data)
-    assert gains_less_one(place) in (True, False)
 
 
 def distributed_metadata():

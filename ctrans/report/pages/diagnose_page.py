@@ -12,6 +12,7 @@ from ctrans.findings import SEVERITIES, Checks, Reading, Readings
 from ctrans.report.sections import Answer, Chapter, Findings, JSONObject, Line, Plot, Section, Words, table
 from ctrans.stability.diagnosis.diagnose import readings_in
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.stability.diagnosis.low_precision import ROUNDED
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 
 REACH = 3.0
@@ -75,6 +76,7 @@ def _changed(name: str, change: JSONObject) -> list[Section]:
         Answer(f"{name}: {'; '.join(said)}.", mark),
         Findings(change["findings"], name),
         Words(f"{name}, by block:", _by_block(readings)),
+        table(name, ("place", "figure"), [[each.place, each.figure] for each in readings.get(ROUNDED[0], ())]),
     ]
 
 
