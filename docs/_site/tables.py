@@ -9,12 +9,14 @@ sys.path[0] = str(ROOT)
 from ctrans.findings import limits_table  # noqa: E402
 from ctrans.report.words import verdicts_table  # noqa: E402
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS  # noqa: E402
+from ctrans.stability.diagnosis.low_precision import PRECISION_CHECKS  # noqa: E402
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS  # noqa: E402
 
 TABLES = {
     "commands/diagnose.md": [limits_table(CHECKS)],
     "commands/screen.md": [verdicts_table()],
     "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],
+    "howto/precision.md": [limits_table(PRECISION_CHECKS)],
 }
 
 for name, tables in TABLES.items():

@@ -196,6 +196,33 @@ def test_two_models_on_a_text_are_compared_too_and_strangers_say_why_not(places,
     assert found["unknown"] == {"changes": "no weight has the same name in both"}
 
 
+def test_formats_of_low_precision_are_diagnosed_like_a_change_and_gated(places, tmp_path):
+    weights = {"layers.0.w": 1e5 * torch.randn(20, 20), "layers.1.norm.weight": torch.ones(20), "ids": torch.arange(3)}
+    save_file(weights, path := tmp_path / "it.safetensors")
+    files = ["--sarif", tmp_path / "it.sarif", "--junit", tmp_path / "it.xml"]
+    result = gate(path, "--precision", "bf16, fp16,e4m3:tensor", *files)
+    assert result.exit_code == 3
+    made = strict(result.stdout)
+    assert made["options"]["precision"] == "bf16, fp16,e4m3:tensor"
+    found = made["changes"]
+    assert {name: [each["check"] for each in of["findings"]] for name, of in found.items()} == {
+        "it.safetensors to bf16": [],
+        "it.safetensors to fp16": ["overflow"],
+        "it.safetensors to e4m3:tensor": [],
+    }
+    (place,) = [each["place"] for each in found["it.safetensors to fp16"]["findings"]]
+    assert place == "block 0: the weight layers.0.w"
+    (one,) = check_sarif(tmp_path / "it.sarif")
+    assert one["ruleId"] == "precision/overflow"
+    assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == str(path)
+    suites = {suite.get("name"): suite.get("failures") for suite in ElementTree.parse(tmp_path / "it.xml").getroot()}
+    assert suites["it.safetensors to fp16"] == "1"
+    shown = run("diagnose", path, "--weights-only", "--precision", "fp16", "--out", tmp_path / "out")
+    words = " ".join(shown.stdout.split())
+    assert "it.safetensors to fp16: 1 finding (1 broken)" in words
+    assert "relative error" in words
+
+
 def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_path):
     weight = torch.ones(20, 20)
     weight[3] = 0
@@ -217,6 +244,8 @@ def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_pat
         (["HEALTHY", "--baseline", "nowhere.json"], "cannot read 'nowhere.json'"),
         (["HEALTHY", "--baseline", "HEALTHY/config.json"], "is no result of ctrans diagnose"),
         (["HEALTHY", "--fail-on", "bad"], "unknown fail_on 'bad': choose one of broken"),
+        (["HEALTHY", "--precision", "fp8"], "unknown format 'fp8': did you mean 'fp16'"),
+        (["HEALTHY", "--precision", "e4m3:0"], "give e4m3, e4m3:tensor for one scale, or e4m3:N"),
         (["HEALTHY", "--sarif", "HEALTHY"], "--sarif .* is a directory"),
     ],
 )
@@ -227,6 +256,12 @@ def test_wrong_requests_get_one_line_and_exit_code_2(words, said, places):
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert re.search(said, result.stderr)
+
+
+def test_precision_without_weights_only_is_refused(places):
+    result = run("diagnose", places / "healthy", "--precision", "bf16", "--json", "-")
+    assert result.exit_code == 2
+    assert "--precision reads weights of files: give --weights-only too" in result.stderr
 
 
 def test_a_baseline_with_wrong_values_is_refused(places, tmp_path):

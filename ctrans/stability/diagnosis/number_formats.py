@@ -32,8 +32,8 @@ class Format:
     block: int | None = None
 
     def rounded(self, x: Tensor) -> Tensor:
-        """fl(x) of finite numbers in float64, without a scale. It is inf beyond the largest number,
-        where some hardware and some versions of torch take the largest number or nan.
+        """fl(x) of finite numbers in float64, without a scale. It is inf beyond the largest number on
+        both sides, where some hardware and some versions of torch take that number, or nan.
         """
         power = (x.view(torch.int64) & 0x7FF << 52).view(torch.float64)  # the power of 2 at or below |x|
         step = power.clamp(min=2.0**self.least) * 2.0 ** (1 - self.digits)
