@@ -6,7 +6,7 @@
 3. Trainings of 500 steps on the recall task: what share of the updates is lost, and the loss beside its spread over seeds.
 
     pip install --no-deps antiberty==0.1.3 rxnmapper==0.4.3
-    python benchmarks/precision.py
+    python benchmarks/precision.py [casts] [trainings]
 """
 
 from __future__ import annotations
@@ -200,9 +200,7 @@ def seen(model: GPT, batch: tuple[Tensor, Tensor]) -> Tensors:
         if isinstance(output, Tensor) and output.is_floating_point():
             found.setdefault(f"the output of {name}", output.detach().clone())
             if output.requires_grad:
-                output.register_hook(
-                    lambda grad: found.setdefault(f"the gradient of the output of {name}", grad.clone()) and None
-                )
+                output.register_hook(lambda grad: found.__setitem__(f"the gradient of the output of {name}", grad.clone()))
 
     for name, module in model.named_modules():
         handles.append(module.register_forward_hook(lambda module, inputs, output, name=name: see(name, output)))
@@ -235,54 +233,62 @@ def percent(found: list[bool]) -> str:
     return f"{sum(found)} of {len(found)} ({100 * sum(found) / len(found):.1f}%)"
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    start, lines = time.process_time(), []
-    runs = {}
-    for rate, setting in itertools.product(RATES, SETTINGS):
-        runs[setting, rate] = [trained(setting, seed, rate) for seed in SEEDS]
-        losses = " ".join(f"{run[0]:.4f}" for run in runs[setting, rate])
-        print(f"{setting}, rate {rate:g}: {losses}; {time.process_time() - start:.0f} s", file=sys.stderr, flush=True)
-    model = runs["float32", RATES[0]][0][3]
+def casts() -> list[str]:
+    """The lines of parts 1 and 2."""
+    model = trained("float32", 0, RATES[0])[3]
     batch = TASKS["recall"].data().batch(STEPS, 0, batch=BATCH, seed=0)
-    groups = [("weights, outputs and gradients of the trained model", iter(seen(model, batch).items())), *of_packages()]
-    lines += ["1. Tensors whose predicted shares and error agree with torch's cast", ""]
-    for what, tensors in groups:
+    lines = ["1. Tensors whose predicted shares and error agree with torch's cast", ""]
+    for what, tensors in [
+        ("weights, outputs and gradients of the trained model", iter(seen(model, batch).items())),
+        *of_packages(),
+    ]:
         found = agreement(tensors)
         lines += [f"  {what}: {percent([each for several in found.values() for each in several])}"]
         lines += [f"    {name:12} {percent(found[name])}" for name in SCALED]
     lines += ["", "2. Tensors whose shares of zeros and overflow in a real run are as predicted from float32", ""]
-    lines += [f"  the trained model in {name:5} {percent(runs_agree(model, batch, name))}" for name in ("bf16", "fp16")]
-    lines += [f"  before training, in {name:5}  {percent(runs_agree(small(0), batch, name))}" for name in ("bf16", "fp16")]
-    lines += [
-        "",
-        f"3. Lost updates at steps {LOOKED} of {STEPS}, by weight, over {len(SEEDS)} seeds: predicted in a float32 run, and real",
-        "",
-    ]
-    for rate in RATES:
-        for name in ("bf16", "fp16", "e4m3"):
-            pairs = [
-                (exact[2][step, name, weight], share)
-                for exact, real in zip(runs["float32", rate], runs[f"weights stored in {name}", rate], strict=True)
-                for (step, weight), share in real[1].items()
-            ]
-            means = [statistics.fmean(column) for column in zip(*pairs, strict=True)]
-            apart = statistics.fmean(abs(a - b) for a, b in pairs)
-            verdicts = percent([(a > 0.5) == (b > 0.5) for a, b in pairs])
-            lines.append(
-                f"  rate {rate:g}, {name}: mean predicted {means[0]:.3f}, real {means[1]:.3f}, mean difference {apart:.3f}; "
-                f"same verdict (above 0.5) in {verdicts}"
-            )
-    lines += ["", f"4. Validation loss of the recall task after {STEPS} steps, seeds {SEEDS}; ln 8 = 2.079 is guessing", ""]
-    for rate in RATES:
-        exact = [run[0] for run in runs["float32", rate]]
-        for setting in SETTINGS:
-            losses = [run[0] for run in runs[setting, rate]]
-            gap, spread, chance = gap_over_seeds(exact, losses)
-            said = "" if setting == "float32" else f"  gap {gap:+.4f}, spread {spread:.4f}, by seeds alone in {100 * chance:.0f}%"
-            lines.append(f"  rate {rate:g}  {setting:32} " + " ".join(f"{loss:.4f}" for loss in losses) + said)
-    keep("precision", [*lines, "", f"{time.process_time() - start:.0f} s of a processor"])
+    for what, one in (("after training", model), ("before training", small(0))):
+        lines += [f"  {what:16} in {name}  {percent(runs_agree(one, batch, name))}" for name in ("bf16", "fp16")]
+    return lines
 
+
+def trainings() -> list[str]:
+    """The lines of part 3: lost updates, and losses."""
+    start, runs = time.process_time(), {}
+    for rate, setting in itertools.product(RATES, SETTINGS):
+        runs[setting, rate] = [trained(setting, seed, rate)[:3] for seed in SEEDS]
+        losses = " ".join(f"{run[0]:.4f}" for run in runs[setting, rate])
+        print(f"{setting}, rate {rate:g}: {losses}; {time.process_time() - start:.0f} s", file=sys.stderr, flush=True)
+    lines = [f"3. Lost updates at steps {LOOKED} of {STEPS}, by weight and seed: predicted in a float32 run, and real", ""]
+    for rate, name in itertools.product(RATES, ("bf16", "fp16", "e4m3")):
+        pairs = [
+            (exact[2][step, name, weight], share)
+            for exact, real in zip(runs["float32", rate], runs[f"weights stored in {name}", rate], strict=True)
+            for (step, weight), share in real[1].items()
+        ]
+        means = [statistics.fmean(column) for column in zip(*pairs, strict=True)]
+        apart = statistics.fmean(abs(a - b) for a, b in pairs)
+        lines.append(
+            f"  rate {rate:g}, {name}: mean predicted {means[0]:.3f}, real {means[1]:.3f}, mean difference {apart:.3f}; "
+            f"same verdict (above 0.5) in {percent([(a > 0.5) == (b > 0.5) for a, b in pairs])}"
+        )
+    lines += ["", f"   Validation loss of the recall task after {STEPS} steps, seeds {SEEDS}; ln 8 = 2.079 is guessing", ""]
+    for rate, setting in itertools.product(RATES, SETTINGS):
+        losses = [run[0] for run in runs[setting, rate]]
+        gap, spread, chance = gap_over_seeds([run[0] for run in runs["float32", rate]], losses)
+        said = "" if setting == "float32" else f"  gap {gap:+.4f}, spread {spread:.4f}, by seeds alone in {100 * chance:.2g}%"
+        lines.append(f"  rate {rate:g}  {setting:32} " + " ".join(f"{loss:.4f}" for loss in losses) + said)
+    return lines
+
+
+def main(parts: list[str]) -> None:
+    torch.set_num_threads(1)
+    for part in parts:
+        start = time.process_time()
+        lines = PARTS[part]()
+        keep(f"precision-{part}", [*lines, "", f"{time.process_time() - start:.0f} s of a processor"])
+
+
+PARTS = {"casts": casts, "trainings": trainings}
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or list(PARTS))

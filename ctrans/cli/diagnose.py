@@ -238,7 +238,7 @@ def _changes(request: DiagnoseRequest, results: dict[str, Diagnosis]) -> dict[st
 
 def _in_formats(request: DiagnoseRequest) -> dict[str, PrecisionDiagnosis]:
     """What the weights of each model would lose, by name and format."""
-    if not request.precision:
+    if request.precision is None:
         return {}
     if not request.weights_only:
         raise ConfigError(

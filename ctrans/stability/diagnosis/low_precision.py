@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from ctrans.findings import OURS, Check, Checks, Reading, Readings
@@ -152,9 +153,10 @@ def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterato
                 if output.requires_grad:
                     handles.append(output.register_hook(partial(measure, "the gradient of the output of", name)))
 
-    before = {name: _sample(weight) for name, weight in model.named_parameters()}
+    weights = {name: weight for name, weight in model.named_parameters() if not is_lazy(weight)}
+    before = {name: _sample(weight) for name, weight in weights.items()}
     try:
-        for name, weight in model.named_parameters():
+        for name, weight in weights.items():
             measure("the weight", name, weight)
             if weight.requires_grad:
                 handles.append(weight.register_hook(partial(measure, "the gradient of", name)))
@@ -164,9 +166,8 @@ def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterato
     finally:
         for handle in handles:
             handle.remove()
-    for name, weight in model.named_parameters():
-        new = _sample(weight)
-        old = before.get(name, new)
+    for name, weight in weights.items():
+        old, new = before[name], _sample(weight)
         for each, form in found.formats.items():
             if form.block is not None or old.shape != new.shape:
                 continue

@@ -45,7 +45,8 @@ class Format:
         the whole tensor, or 0 for no scale.
         """
         if self.block:
-            x = pad(x, (0, -x.shape[-1] % self.block)).unflatten(-1, (-1, self.block))
+            block = min(self.block, x.shape[-1])
+            x = pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
             peak = x.abs().amax(-1, keepdim=True)
         scale = peak / self.largest
         return x, scale.masked_fill(scale == 0, 1)

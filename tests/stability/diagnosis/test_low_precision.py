@@ -362,3 +362,21 @@ def test_a_model_on_the_meta_device_frozen_weights_and_one_without_parameters_ar
     with low_precision(nn.ReLU(), "bf16") as found:
         nn.ReLU()(torch.randn(2, 3))
     assert found.diagnoses()["bf16"].examined == []
+
+
+def test_a_block_that_is_longer_than_a_row_is_the_row():
+    """Otherwise each row would be filled with zeros."""
+    x = torch.randn(2000, 3)
+    found = InFormats("e4m3:3,e4m3:9999999")
+    found.add("it", None, x)
+    one, other = found.diagnoses().values()
+    assert one.readings == other.readings
+
+
+def test_lazy_weights_are_measured_once_they_are_there():
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    with low_precision(model, "bf16") as found:
+        model(torch.randn(2, 4)).sum().backward()
+    places = {reading.place for reading in found.diagnoses()["bf16"].readings["rounding error"]}
+    assert "block 0: the output of 0" in places
+    assert "block 0: the weight 0.weight" not in places
