@@ -69,14 +69,14 @@ def _changed(name: str, change: JSONObject) -> list[Section]:
         said.append(f"most in {most.place}: {most.figure}" if most.value else "no weight changed")
         said += [f"{still} of {len(moved)} weights did not change"] if 0 < still < len(moved) else []
     said += [f"{what}: {why}" for what, why in change["unknown"].items()]
-    rounded = [(each.place, each.figure) for each in readings.get(ROUNDED[0], ())]
+    rounded = [(each.place, each.figure) for each in sorted(readings.get(ROUNDED[0], ()), key=lambda each: -each.value)]
     mark: Any = (
         "bad" if any(each["severity"] != "note" for each in change["findings"]) else "note" if change["findings"] else "good"
     )
     return [
         Answer(f"{name}: {'; '.join(said)}.", mark),
         Findings(change["findings"], name),
-        table(name, ("place", "figure"), rounded) if rounded else Words(f"{name}, by block:", _by_block(readings)),
+        table(name, ("place", "figure"), rounded, rows_shown=10) if rounded else Words(f"{name}, by block:", _by_block(readings)),
     ]
 
 
