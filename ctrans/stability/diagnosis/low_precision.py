@@ -70,7 +70,7 @@ PRECISION_CHECKS = Checks(
             "lost updates",
             "share of the updates other than 0 that do not change a weight stored in the format, fl(w + dw) = w",
             "serious",
-            OURS,
+            f"{OURS}. In benchmarks/precision.py a mean share of 0.38 cost less than seeds do, and one of 0.51 cost 0.18 nats",
             "These weights stand still until an update is large enough. A small learning rate makes it worse.",
             "Keep the weights of the optimiser in float32, as mixed precision does, or round stochastically.",
             requires="a step of an optimiser",
