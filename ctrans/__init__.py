@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.ode_block import ODEBlock
     from ctrans.placement import PLACEMENTS
     from ctrans.scheme import Scheme
+    from ctrans.stability.diagnosis.low_precision import low_precision
     from ctrans.sublayer import Sublayer
     from ctrans.training.settings import TrainConfig
     from ctrans.training.train import resume, train
@@ -55,6 +56,7 @@ _HOMES = {
     "from_transformers": "ctrans.interop",
     "largest_rate": "ctrans.monitor",
     "load": "ctrans.model.checkpoint",
+    "low_precision": "ctrans.stability.diagnosis.low_precision",
     "open_model": "ctrans.interop",
     "resume": "ctrans.training.train",
     "save": "ctrans.model.checkpoint",
@@ -89,6 +91,7 @@ __all__ = [
     "from_transformers",
     "largest_rate",
     "load",
+    "low_precision",
     "open_model",
     "resume",
     "save",

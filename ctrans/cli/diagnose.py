@@ -19,6 +19,7 @@ from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stoppin
 from ctrans.report.progress import progress_bar
 from ctrans.stability.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.stability.diagnosis.low_precision import PRECISION_CHECKS, PrecisionDiagnosis, weights_in
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.stability.diagnosis.weights_only import Change, WeightReaders, change, updates, weight_diagnosis
 from solvers import ConfigError
@@ -43,6 +44,13 @@ class DiagnoseRequest(ComparisonRequest):
         False,
         "Read the weights alone, one tensor in memory at a time, without a text. MODEL may then also be a .safetensors file, or a "
         "distributed checkpoint of torch or Megatron (torch_dist). Codes of fp8, and of 8 bits with scales, become numbers.",
+    )
+    precision: str | None = option(
+        None,
+        "With --weights-only: also what the weights would lose in these formats. A scale for the tensor or for each N entries follows a "
+        "colon: bf16,e4m3,e4m3:tensor,e4m3:128. Formats: bf16, fp16, e4m3 and e5m2. For activations, gradients and updates use "
+        "ctrans.low_precision.",
+        metavar="FORMATS",
     )
     baseline: Path | None = option(
         None,
@@ -77,6 +85,7 @@ LIMITS = "\n\n".join(
     [
         _limits("Every finding with its severity, what is measured, its limit, and who set it:", CHECKS),
         _limits("With --weights-only:", WEIGHT_CHECKS),
+        _limits("With --precision:", PRECISION_CHECKS),
         _limits("Between two models, or since the baseline:", CHANGE_CHECKS),
         "Exit codes: 0 success, with or without findings. 1 the computation failed. 2 invalid input. 3 --fail-on found something.",
     ]
@@ -102,17 +111,20 @@ def command(request: DiagnoseRequest) -> None:
     ctrans diagnose out/train --weight-decay 0.1 --seeds 5
     ctrans diagnose --placement none --init large
     ctrans diagnose step-1000 step-2000 --weights-only
+    ctrans diagnose models/new --weights-only --precision bf16,e4m3:tensor
     ctrans diagnose models/new --weights-only --baseline healthy.json --fail-on serious
     """
     without = _check_weights_only(request) if request.weights_only else ()
     baseline = None if request.baseline is None else read_baseline(request.baseline)
+    rounded = _in_formats(request)
     results, batch, directory = (_of_weights if request.weights_only else _of_models)(request)
     before = {} if baseline is None else {name: of_baseline(baseline, name) for name in results}
-    changes = _changes(request, results)
+    changes: dict[str, Diagnosis] = {**_changes(request, results), **rounded}
     changes |= {f"baseline to {name}": change(readings_in(known), results[name].readings) for name, known in before.items()}
     both: dict[str, Diagnosis] = {**results, **changes}
     stops = {name: stopping(each, request.fail_on or "serious", before.get(name)) for name, each in both.items()}
-    paths = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
+    named = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
+    paths = {name: next((named[each] for each in (name, *name.split(" to ")[::-1]) if each in named), name) for name in both}
     files = {request.sarif: partial(sarif, both, paths), request.junit: partial(junit, both, stops)}
     number = sum(map(len, stops.values())) if request.fail_on else 0
     checks = WEIGHT_CHECKS if request.weights_only else CHECKS
@@ -166,7 +178,18 @@ def _check_weights_only(request: DiagnoseRequest) -> list[str]:
     """
     kind: Any = type(request)  # a class is hashable, which mypy does not know
     about = options_of(kind)
-    allowed = {"named", "model", "checkpoint", "allow_pickle", "weights_only", "baseline", "fail_on", "sarif", "junit"}
+    allowed = {
+        "named",
+        "model",
+        "checkpoint",
+        "allow_pickle",
+        "weights_only",
+        "precision",
+        "baseline",
+        "fail_on",
+        "sarif",
+        "junit",
+    }
     allowed |= set(options_of(WrittenRequest))
     for name in request.typed - allowed:
         flag = about[name].flag(name) if name in about else f"--{name.replace('_', '-')}"
@@ -211,6 +234,20 @@ def _changes(request: DiagnoseRequest, results: dict[str, Diagnosis]) -> dict[st
         moved = updates(before, after, advance.of(name))
     own = [{} if request.weights_only else weight_diagnosis(each).readings for each in (before, after)]
     return {name: change(own[0] | old.readings, own[1] | new.readings, moved)}
+
+
+def _in_formats(request: DiagnoseRequest) -> dict[str, PrecisionDiagnosis]:
+    """What the weights of each model would lose, by name and format."""
+    if request.precision is None:
+        return {}
+    if not request.weights_only:
+        raise ConfigError(
+            "--precision reads weights of files: give --weights-only too, or use ctrans.low_precision in a training"
+        )
+    models = _weights(request)
+    with progress_bar("round", sum(map(len, models.values()))) as advance:
+        found = {name: weights_in(request.precision, weights, advance.of(name)) for name, weights in models.items()}
+    return {f"{name} to {form}": made for name, each in found.items() for form, made in each.items()}
 
 
 def _drawn_anew(request: DiagnoseRequest, source: ModelSource, i: int, s: int) -> ModelSource:

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ctrans.given_files import read_json
-from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights
+from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights, gains_less_one
 from ctrans.interop.hugging_face import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.streamed import CODES, FLOATS, Stored, read_weight, stored_weights
@@ -39,7 +39,7 @@ def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> dict[str, C
     gains. Raises ConfigError for a path without weights, and for other quantised weights.
     """
     stored = {name: weight for name, weight in _stored(path, allow_pickle).items() if not _is_buffer(name)}
-    family = _family(path)
+    less_one = gains_less_one(path) if os.path.isfile(path / METADATA) else ONE_PLUS.fullmatch(_family(path))
     found: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
         if PACKED.search(name):
@@ -49,7 +49,7 @@ def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> dict[str, C
         if weight.dtype in CODES:
             found[name] = _dequantised(name, weight, stored)
         elif weight.dtype in FLOATS:
-            one_plus = ONE_PLUS.fullmatch(family) and GAIN.search(name) and "linear_attn" not in name
+            one_plus = less_one and GAIN.search(name) and "linear_attn" not in name
             found[name] = partial(_one_plus, weight) if one_plus else partial(read_weight, weight)
         elif name.endswith("weight"):
             raise ConfigError(

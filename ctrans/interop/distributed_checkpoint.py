@@ -28,6 +28,14 @@ from solvers import ConfigError
 METADATA, MEGATRON = ".metadata", "metadata.json"
 LARGEST_METADATA = 32 << 20
 """The largest size of `.metadata` in bytes; a checkpoint of 200,000 parts has about 30 MB."""
+SETTINGS = ("common.pt", "run_config.yaml", "../context/model.yaml")
+"""Where the model's settings are: with Megatron, Megatron Bridge and NeMo."""
+LESS_ONE = re.compile(
+    rb"apply_layernorm_1p(q.|r....|\x94)?\x88|^[ \t]*layernorm_zero_centered_gamma:[ \t]*true\s*$", re.M | re.S | re.I
+)
+"""The setting of a model that stores gains less 1: in a pickle its name, what remembers the name, and
+True; or a line of YAML.
+"""
 NOT_MODEL = re.compile(r"(^|\.)(optim\w*|lr_scheduler|dataloader|rng_state\w*|_extra_state\w*)(\.|$)")
 """Names of what a training keeps next to the weights."""
 STACKED = re.compile(r"(^|\.)(layers|blocks|h)\.(?!\d)")
@@ -82,6 +90,13 @@ def distributed_weights(directory: Path) -> dict[str, Stored]:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} is no metadata of a checkpoint ({type(error).__name__}: {error})") from None
+
+
+def gains_less_one(directory: Path) -> bool:
+    """Whether Megatron's settings next to the weights say that it stored a norm's gains less 1. It
+    looks at their bytes and unpickles nothing.
+    """
+    return any(LESS_ONE.search(read_file(path)) for name in SETTINGS if (path := directory / name).is_file())
 
 
 def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:

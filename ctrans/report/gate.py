@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ def stopping(found: Diagnosis, severity: str, known: Any = None) -> list[Finding
 
 
 def sarif(found: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
-    """The findings as SARIF 2.1.0. A location is the model's path, with the place as a logical one."""
+    """The findings as SARIF 2.1.0. A location is the path of the model, or of the later one of a change,
+    with the place as a logical one.
+    """
     rules = {f"{c.topic}/{name}": c[name] for c in (each.checks for each in found.values()) for name in c}
     results = [
         {
@@ -78,7 +81,10 @@ def sarif(found: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
             "message": {"text": _words(finding)},
             "locations": [
                 {
-                    "physicalLocation": {"artifactLocation": {"uri": quote(paths.get(name, name))}, "region": {"startLine": 1}},
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": quote(os.fsencode(paths[name]))},
+                        "region": {"startLine": 1},
+                    },
                     "logicalLocations": [{"fullyQualifiedName": printable(f"{name}: {at.place}")}],
                 }
                 for at in finding.readings

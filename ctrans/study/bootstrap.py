@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats takes half a second to import
+from scipy.special import stdtr, stdtrit  # the quantile of Student's t; scipy.stats takes half a second to import
+
+from solvers import ConfigError
+from solvers.errors import shown
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -59,3 +62,24 @@ def rows_to_decide(values: Sequence[float] | np.ndarray) -> int | None:
     n = np.arange(2, MOST_ROWS + 1)
     enough = stdtrit(n - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / np.sqrt(n) < abs(rows.mean())
     return int(n[enough.argmax()]) if enough.any() else None
+
+
+def gap_over_seeds(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """Is a gap between two settings normal? The gap, the spread over seeds, and how often seeds alone
+    make a gap at least as large.
+
+    - gap: mean of `others` minus mean of `losses`
+    - spread: the deviation over seeds, s = (sum of squares about both means/(n + m - 2))^(1/2)
+    - how often: P(|t| >= |gap|/(s (1/n + 1/m)^(1/2))) for Student's t with n + m - 2 degrees, which
+      is exact if both have one normal distribution
+
+    One of them may have one value only. Raises ConfigError for fewer than three in all, and for
+    losses that are not finite.
+    """
+    n, m = len(losses), len(others)
+    if min(n, m, n + m - 2) < 1 or not all(map(math.isfinite, [*losses, *others])):
+        raise ConfigError(f"losses {shown(losses)} and {shown(others)}: give finite ones of two settings, three or more in all")
+    gap = float(np.mean(others) - np.mean(losses))
+    spread = math.sqrt((n * np.var(losses) + m * np.var(others)) / (n + m - 2))
+    deviation = spread * math.sqrt(1 / n + 1 / m) or math.ulp(0.0)
+    return gap, spread, float(2 * stdtr(n + m - 2, -abs(gap) / deviation))

@@ -158,7 +158,8 @@ RESULT_KEYS: dict[str, Schema] = {
         "checks": a_map("The checks by name.", _without(schema_of(Check, measure=str), "measure")),
         "placements": a_map("By placement, or by the name of a model.", Diagnosis),
         "changes": a_map(
-            "What changed from one of two models, or from the baseline, to another. `segment` is the block where only weights were read.",
+            "What changed from one of two models, or from the baseline, to another, and what weights would lose in a format. `segment` is "
+            "the block where only weights were read.",
             Diagnosis,
         ),
     },

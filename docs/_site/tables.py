@@ -6,6 +6,7 @@ from pathlib import Path
 from ctrans.findings import Check
 from ctrans.report.words import verdicts
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.stability.diagnosis.low_precision import PRECISION_CHECKS
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 
 DOCS = Path(__file__).parents[1]
@@ -28,6 +29,7 @@ TABLES = {
     "commands/diagnose.md": [limits_table(CHECKS)],
     "commands/screen.md": [verdicts_table()],
     "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],
+    "howto/precision.md": [limits_table(PRECISION_CHECKS)],
 }
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """The gate of `ctrans diagnose`: exit codes, SARIF and JUnit, a baseline, and what changed between two checkpoints."""
 
+import importlib
 import json
+import os
 import re
 import shutil
+from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +17,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from tests.cli.test_commands import run, strict
+from tests.interop.test_distributed_checkpoint import save as save_dcp
 
 GAIN = "depth.sublayers.1.input_norm.weight"
 
@@ -68,6 +72,73 @@ def test_sarif_and_junit_name_the_finding_and_its_place(places, tmp_path):
     cases = {case.get("name"): [part.tag for part in case] for case in suite}
     assert (suite.get("tests"), suite.get("failures")) == (str(len(WEIGHT_CHECKS)), "1")
     assert cases == {name: ["failure"] if name == "dead gain" else [] for name in WEIGHT_CHECKS}
+
+
+KEYS = {
+    "": ({"version", "runs"}, {"$schema"}),
+    "runs": ({"tool"}, {"results"}),
+    "tool": ({"driver"}, set()),
+    "driver": ({"name"}, {"version", "rules"}),
+    "rules": ({"id"}, {"shortDescription", "help", "defaultConfiguration"}),
+    "shortDescription": ({"text"}, set()),
+    "help": ({"text"}, set()),
+    "defaultConfiguration": (set(), {"level"}),
+    "results": ({"message"}, {"ruleId", "level", "locations"}),
+    "message": ({"text"}, set()),
+    "locations": (set(), {"physicalLocation", "logicalLocations"}),
+    "physicalLocation": ({"artifactLocation"}, {"region"}),
+    "artifactLocation": (set(), {"uri"}),
+    "region": ({"startLine"}, set()),
+    "logicalLocations": (set(), {"fullyQualifiedName"}),
+}
+"""Of each object that we write: the keys that SARIF 2.1.0 requires, and others that it allows and we use."""
+
+
+def objects(value, name=""):
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, dict):
+            yield name, each
+            for key, part in each.items():
+                yield from objects(part, key)
+
+
+def check_sarif(path):
+    """That a file is SARIF 2.1.0: by hand, and by the official schema where a package that ships it is installed."""
+    made = strict(path.read_text())
+    assert made["version"] == "2.1.0"
+    for name, each in objects(made):
+        required, allowed = KEYS[name]
+        assert required <= each.keys() <= required | allowed
+        assert all(isinstance(text, str) for key, text in each.items() if key not in KEYS | {"runs": 0, "startLine": 0})
+        assert each.get("level", "note") in ("none", "note", "warning", "error")
+    (done,) = made["runs"]
+    names = [rule["id"] for rule in done["tool"]["driver"]["rules"]]
+    assert len(set(names)) == len(names)
+    assert {found["ruleId"] for found in done["results"]} <= set(names)
+    if importlib.util.find_spec("sarif_kit"):  # pip install --no-deps sarif-kit==0.3.0
+        assert list(importlib.import_module("sarif_kit.validate").validation_errors(made)) == []
+    return done["results"]
+
+
+def test_sarif_is_as_its_schema_requires_with_and_without_findings_and_for_a_change(places, tmp_path):
+    file = tmp_path / "it.sarif"
+    gate(places / "healthy", "--sarif", file)
+    assert check_sarif(file) == []
+    gate(places / "healthy", places / "dead", "--sarif", file)
+    found = check_sarif(file)
+    assert {each["ruleId"] for each in found} == {"weights/dead gain", "change/gains moved"}
+    uris = {each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for each in found}
+    assert uris == {str(places / "dead")}  # of a change it is the later one
+
+
+@pytest.mark.parametrize("name", [b"a b%:\xc3\xbc", b"a\xffb"])
+def test_sarif_names_a_path_of_any_bytes(name, places, tmp_path):
+    save_dcp({"layers.0.w": torch.zeros(3, 4)}, path := tmp_path / os.fsdecode(name))
+    assert gate(path, "--sarif", tmp_path / "it.sarif").exit_code == 3
+    for found in check_sarif(tmp_path / "it.sarif"):
+        uri = found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+        assert uri.isascii()
+        assert unquote_to_bytes(uri) == os.fsencode(path)
 
 
 def test_junit_skips_what_was_not_measured(tmp_path):
@@ -125,6 +196,33 @@ def test_two_models_on_a_text_are_compared_too_and_strangers_say_why_not(places,
     assert found["unknown"] == {"changes": "no weight has the same name in both"}
 
 
+def test_formats_of_low_precision_are_diagnosed_like_a_change_and_gated(places, tmp_path):
+    weights = {"layers.0.w": 1e5 * torch.randn(20, 20), "layers.1.norm.weight": torch.ones(20), "ids": torch.arange(3)}
+    save_file(weights, path := tmp_path / "it.safetensors")
+    files = ["--sarif", tmp_path / "it.sarif", "--junit", tmp_path / "it.xml"]
+    result = gate(path, "--precision", "bf16, fp16,e4m3:tensor", *files)
+    assert result.exit_code == 3
+    made = strict(result.stdout)
+    assert made["options"]["precision"] == "bf16, fp16,e4m3:tensor"
+    found = made["changes"]
+    assert {name: [each["check"] for each in of["findings"]] for name, of in found.items()} == {
+        "it.safetensors to bf16": [],
+        "it.safetensors to fp16": ["overflow"],
+        "it.safetensors to e4m3:tensor": [],
+    }
+    (place,) = [each["place"] for each in found["it.safetensors to fp16"]["findings"]]
+    assert place == "block 0: the weight layers.0.w"
+    (one,) = check_sarif(tmp_path / "it.sarif")
+    assert one["ruleId"] == "precision/overflow"
+    assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == str(path)
+    suites = {suite.get("name"): suite.get("failures") for suite in ElementTree.parse(tmp_path / "it.xml").getroot()}
+    assert suites["it.safetensors to fp16"] == "1"
+    shown = run("diagnose", path, "--weights-only", "--precision", "fp16", "--out", tmp_path / "out")
+    words = " ".join(shown.stdout.split())
+    assert "it.safetensors to fp16: 1 finding (1 broken)" in words
+    assert "relative error" in words
+
+
 def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_path):
     weight = torch.ones(20, 20)
     weight[3] = 0
@@ -146,6 +244,8 @@ def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_pat
         (["HEALTHY", "--baseline", "nowhere.json"], "cannot read 'nowhere.json'"),
         (["HEALTHY", "--baseline", "HEALTHY/config.json"], "is no result of ctrans diagnose"),
         (["HEALTHY", "--fail-on", "bad"], "unknown fail_on 'bad': choose one of broken"),
+        (["HEALTHY", "--precision", "fp8"], "unknown format 'fp8': did you mean 'fp16'"),
+        (["HEALTHY", "--precision", "e4m3:0"], "give e4m3, e4m3:tensor for one scale, or e4m3:N"),
         (["HEALTHY", "--sarif", "HEALTHY"], "--sarif .* is a directory"),
     ],
 )
@@ -156,6 +256,12 @@ def test_wrong_requests_get_one_line_and_exit_code_2(words, said, places):
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert re.search(said, result.stderr)
+
+
+def test_precision_without_weights_only_is_refused(places):
+    result = run("diagnose", places / "healthy", "--precision", "bf16", "--json", "-")
+    assert result.exit_code == 2
+    assert "--precision reads weights of files: give --weights-only too" in result.stderr
 
 
 def test_a_baseline_with_wrong_values_is_refused(places, tmp_path):

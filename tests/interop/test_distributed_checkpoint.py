@@ -1,5 +1,7 @@
 """Distributed checkpoints: the numbers that were saved, part by part, and metadata that run nothing."""
 
+import argparse
+import collections
 import os
 import pickle
 import warnings
@@ -11,7 +13,7 @@ import torch.multiprocessing as processes
 
 from ctrans.interop import distributed_checkpoint
 from ctrans.interop.checkpoint_weights import checkpoint_weights
-from ctrans.interop.distributed_checkpoint import distributed_weights
+from ctrans.interop.distributed_checkpoint import distributed_weights, gains_less_one
 from solvers import ConfigError
 from tests.interop.test_pickled import Runs
 
@@ -140,3 +142,70 @@ def test_code_in_the_metadata_is_not_run(tmp_path):
     assert not mark.exists()
     pickle.loads((tmp_path / "it" / ".metadata").read_bytes())  # as torch itself reads it
     assert mark.exists()
+
+
+GAINS = {
+    "decoder.layers.self_attention.linear_qkv.layer_norm_weight": (4, 8),
+    "decoder.layers.mlp.linear_fc1.layer_norm_weight": (4, 8),
+    "decoder.final_layernorm.weight": (8,),
+}
+
+
+def megatron(directory, **settings):
+    """A checkpoint as Megatron stores it: gains less 1, and the training's arguments among what else common.pt has."""
+    torch.manual_seed(0)
+    stored = {name: 0.1 * torch.randn(shape).bfloat16() for name, shape in GAINS.items()}
+    more = {"decoder.layers.mlp.linear_fc1.weight": torch.randn(4, 6, 8), "decoder.final_layernorm.bias": torch.randn(8)}
+    save(stored | more, directory)
+    (directory / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    if settings:
+        args = argparse.Namespace(params_dtype=torch.bfloat16, hidden_size=8, mean=torch.zeros(3), **settings)
+        others = {"optimizer": collections.OrderedDict(step=[1]), "counts": collections.defaultdict(int, a=1)}
+        torch.save({"args": args, "queue": collections.deque([1, 2]), "iteration": 7, **others}, directory / "common.pt")
+    return stored, more
+
+
+SAID = {"said": {"apply_layernorm_1p": True}, "not so": {"apply_layernorm_1p": False}, "old": {"seed": 1}, "without": {}}
+
+
+@pytest.mark.parametrize("kind", [*SAID, "of Bridge", "of NeMo", "of NeMo, not so"])
+def test_gains_that_megatron_stored_less_one_become_gains(kind, tmp_path):
+    """Oracle: 1 + w of what was stored, where the arguments say so; all else, and other weights, as they were stored."""
+    stored, more = megatron(tmp_path / "weights", **SAID.get(kind, {}))
+    for name, which in (("weights/run_config.yaml", "of Bridge"), ("context/model.yaml", "of NeMo")):
+        if kind.startswith(which):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(f"model:\n  layernorm_zero_centered_gamma: {str(kind == which).lower()}\n  bias: true\n")
+    found = checkpoint_weights(tmp_path / "weights")
+    less_one = kind in ("said", "of Bridge", "of NeMo")
+    for name, whole in (stored | more).items():
+        expected = 1 + whole.float() if less_one and name in stored else whole
+        if whole.dim() == 1:
+            assert torch.equal(found.pop(name)(), expected)
+        for block, part in enumerate(expected) if whole.dim() > 1 else ():
+            assert torch.equal(found.pop(name.replace("layers.", f"layers.{block}."))(), part)
+    assert not found
+
+
+def test_code_in_the_arguments_of_megatron_is_not_run(tmp_path):
+    megatron(tmp_path / "it", apply_layernorm_1p=True, also=Runs(tmp_path / "ran"))
+    assert gains_less_one(tmp_path / "it")
+    assert not (tmp_path / "ran").exists()
+    torch.load(tmp_path / "it" / "common.pt", weights_only=False)  # as Megatron reads it
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("before", [0, 8, 9, 300])
+def test_the_setting_is_found_after_any_number_of_names_and_in_later_protocols(before, protocol, tmp_path):
+    """A name is remembered by a number of one byte, which may be a line's end, or of four."""
+    for said in (True, False):
+        args = argparse.Namespace(**{f"a{i}": f"b{i}" for i in range(before)}, apply_layernorm_1p=said, after=not said)
+        torch.save({"args": args}, tmp_path / "common.pt", pickle_protocol=protocol)
+        assert gains_less_one(tmp_path) is said
+
+
+@pytest.mark.parametrize("held", [[1], {"args": 3}, {"names": ["apply_layernorm_1p"], "bf16": True}, {}])
+def test_other_contents_of_common_say_nothing_of_gains(held, tmp_path):
+    torch.save(held, tmp_path / "common.pt")
+    assert not gains_less_one(tmp_path)

@@ -12,6 +12,7 @@ from ctrans.findings import SEVERITIES, Checks, Reading, Readings
 from ctrans.report.sections import Answer, Chapter, Findings, JSONObject, Line, Plot, Section, Words, table
 from ctrans.stability.diagnosis.diagnose import readings_in
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.stability.diagnosis.low_precision import ROUNDED
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 
 REACH = 3.0
@@ -68,13 +69,14 @@ def _changed(name: str, change: JSONObject) -> list[Section]:
         said.append(f"most in {most.place}: {most.figure}" if most.value else "no weight changed")
         said += [f"{still} of {len(moved)} weights did not change"] if 0 < still < len(moved) else []
     said += [f"{what}: {why}" for what, why in change["unknown"].items()]
+    rounded = [(each.place, each.figure) for each in sorted(readings.get(ROUNDED[0], ()), key=lambda each: -each.value)]
     mark: Any = (
         "bad" if any(each["severity"] != "note" for each in change["findings"]) else "note" if change["findings"] else "good"
     )
     return [
         Answer(f"{name}: {'; '.join(said)}.", mark),
         Findings(change["findings"], name),
-        Words(f"{name}, by block:", _by_block(readings)),
+        table(name, ("place", "figure"), rounded, rows_shown=10) if rounded else Words(f"{name}, by block:", _by_block(readings)),
     ]
 
 

@@ -54,11 +54,11 @@ def weight_diagnosis(weights: WeightReaders, progress: Callable[[int], None] | N
     """The findings of these weights, from one pass over their numbers and three for the spectra."""
     found: Readings = {}
     for name, read in weights.items():
-        for place, block, part in _parts(name, read()):
+        for place, block, part in parts_of(name, read()):
             finite = all(
-                math.isfinite(torch.linalg.vector_norm(chunk)) for chunk in _chunks(part)
+                math.isfinite(torch.linalg.vector_norm(chunk)) for chunk in chunks(part)
             )  # fast; inf also if it overflows
-            bad = 0 if finite else sum(int((~chunk.isfinite()).sum()) for chunk in _chunks(part))
+            bad = 0 if finite else sum(int((~chunk.isfinite()).sum()) for chunk in chunks(part))
             figures = [("entries that are not finite", float(bad), f"{bad} of {part.numel()} entries are inf or nan")]
             if part.numel() and not bad and part.dim() == 2:
                 figures += _figures(part, block)
@@ -77,12 +77,12 @@ def updates(before: WeightReaders, after: WeightReaders, progress: Callable[[int
     """|W' - W|/|W| of each weight that both have, in the Frobenius norm; inf for a W of zeros."""
     found = []
     for name in after:
-        parts = zip(_parts(name, before[name]()), _parts(name, after[name]()), strict=True) if name in before else ()
+        parts = zip(parts_of(name, before[name]()), parts_of(name, after[name]()), strict=True) if name in before else ()
         for (place, block, old), (_, _, new) in parts:
             if old.shape != new.shape:
                 continue
             moved, size = 0.0, 0.0
-            for one, other in zip(_chunks(old), _chunks(new), strict=True):
+            for one, other in zip(chunks(old), chunks(new), strict=True):
                 moved, size = moved + _squares(other - one), size + _squares(one)
             value = math.sqrt(moved / size) if size else math.inf if moved else 0.0
             found.append(
@@ -148,17 +148,21 @@ COMPARED: dict[str, tuple[str, Callable[[Reading, Reading], float]]] = {
 """By the quantity of a checkpoint: the quantity of a change, and how it follows from two readings."""
 
 
-def _parts(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
-    """Place, block and numbers of a weight, or of each matrix of a stack, such as experts."""
+def place_and_block(what: str, name: str) -> tuple[str, int | None]:
+    """Where something of that name is: its block, if the name has a number, in words and as one."""
     number = BLOCK.search(name)
-    block = int(number[1]) if number else None
-    place = f"the weight {name}" if block is None else f"block {block}: the weight {name}"
+    return (f"block {number[1]}: {what}", int(number[1])) if number else (what, None)
+
+
+def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
+    """Place, block and numbers of a weight, or of each matrix of a stack, such as experts."""
+    place, block = place_and_block(f"the weight {name}", name)
     stack = weight.dim() == 3 and weight.shape[-1] > KERNEL
     for i, part in enumerate(weight) if stack else [(0, weight)]:
         yield (f"{place}[{i}]" if stack else place), block, part.flatten(1) if part.dim() > 2 else part
 
 
-def _chunks(weight: Tensor) -> Iterator[Tensor]:
+def chunks(weight: Tensor) -> Iterator[Tensor]:
     """The rows in float32 or float64, a part at a time."""
     parts = weight if weight.dim() else weight.unsqueeze(0)
     for part in parts.split(max(AT_ONCE // max(parts[:1].numel(), 1), 1)):
@@ -182,7 +186,7 @@ def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
 def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, str]]:
     """Figures of a matrix."""
     rows, columns, largest = [], torch.zeros(weight.shape[1], dtype=torch.float64), 0.0
-    for chunk in _chunks(weight):
+    for chunk in chunks(weight):
         low, high = chunk.aminmax()
         largest = max(largest, float(high), -float(low))
         squares = (chunk if 1e-15 < largest < 1e15 else chunk.double()).square()
@@ -221,7 +225,7 @@ def _spectral_norm(matrix: Tensor) -> float:
     image = rows
     for _ in range(PASSES):
         rows, image = torch.linalg.qr(image.T).Q.T.contiguous(), torch.zeros_like(rows)
-        for chunk in _chunks(matrix):
+        for chunk in chunks(matrix):
             chunk = chunk.float()
             image += (rows @ chunk.T) @ chunk  # with few rows BLAS is several times faster than with few columns
     return math.sqrt(max(float(torch.linalg.eigvalsh((rows @ image.T).double())[-1]), 0.0))
