@@ -177,7 +177,7 @@ def boxed_value(norm: SphereNorm, P: TokenRows, gain: float, offset: float = 0.0
     centres.
     """
     check_costate(P, width=norm.width)
-    return math.sqrt(norm.width) * gain * length(P).sum(-1) + offset * P.sum(-2).abs().sum(-1)
+    return math.sqrt(norm.width) * gain * length(P).sum(-1) + float(offset) * P.sum(-2).abs().sum(-1)
 
 
 def unit(x: Tensor) -> Tensor:

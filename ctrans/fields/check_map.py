@@ -22,6 +22,7 @@ from ctrans.fields.protocols import (
 from ctrans.option import Count, Seed
 from solvers import ConfigError
 from solvers.checked import checked
+from solvers.errors import shown
 
 SIZES = (0.1, 1.0, 10.0)
 """Standard deviations of the entries of the test states."""
@@ -61,9 +62,14 @@ def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
     """The output y of a map. Raises ConfigError, with the map and the shapes, unless y is a tensor
     of x's shape.
     """
-    if isinstance(y, Tensor) and y.shape == x.shape:
+    if not isinstance(y, Tensor):
+        gave = f"a {type(y).__name__}"
+    elif y.is_nested:  # it raises where its shape is asked for
+        gave = shown(y)
+    elif y.shape == x.shape:
         return y
-    gave = f"{tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+    else:
+        gave = f"{tuple(y.shape)}"
     raise _refusal(field, kind, f"gave {gave} for states {tuple(x.shape)}", "a map returns one tensor of its input's shape")
 
 

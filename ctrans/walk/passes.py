@@ -20,6 +20,7 @@ from torch import Tensor
 from ctrans.as_found import leaving_as_found
 from ctrans.depth import Depth, check_matches
 from ctrans.fields import norms_found_once
+from ctrans.norm.spheres import SphereNorm
 from ctrans.shapes import TokenMask, TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, States, StepContext, StepContextBack, Turn
@@ -93,9 +94,19 @@ def walk_depth(
     *,
     progress: SegmentCallback | None = None,
 ) -> list[Any]:
-    """The figures of instruments that need no loss, after one walk down the depth from X_0."""
+    """The figures of instruments that need no loss, after one walk down the depth from X_0. Raises
+    ConfigError for an X_0 of another width.
+    """
     check_matches("x0", x0, depth.parameters())
-    _together([_walked(Lane(torch.empty(0, dtype=torch.int64), None, instruments), depth, x0.detach())], progress)
+    try:
+        _together([_walked(Lane(torch.empty(0, dtype=torch.int64), None, instruments), depth, x0.detach())], progress)
+    except RuntimeError as error:
+        widths = {norm.width for norm in depth.modules() if isinstance(norm, SphereNorm)}
+        if not widths or x0.shape[-1] in widths:
+            raise
+        raise ConfigError(
+            f"x0 has the width {x0.shape[-1]}, and the norms have {min(widths)}: give states of that width"
+        ) from error
     return [instrument.figures() for instrument in instruments]
 
 

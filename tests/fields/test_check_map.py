@@ -6,7 +6,7 @@ from torch import nn
 
 from ctrans import GPT, GPTConfig
 from ctrans.control.model_check import check_model
-from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward, Matrix, TokenBound, check_map, spectral_norm
+from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward, Matrix, TokenBound, check_map, check_shape, spectral_norm
 from ctrans.fields.around import AroundMap
 from ctrans.stability.screening.screen import screen
 from ctrans.sublayer import Sublayer
@@ -166,3 +166,11 @@ def test_a_map_that_does_not_show_its_matrices_cannot_be_drawn_and_says_so(monke
     monkeypatch.setitem(FFNS, "silent", Silent)
     with pytest.raises(ConfigError, match=r"cannot initialise a field of type Silent: .* `matrices\(\)`"):
         GPT(GPTConfig(width=WIDTH, heads=2, ffn="silent"))
+
+
+def test_a_nested_tensor_is_no_value_of_a_map():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(ConfigError, match="gave a tensor of shape"):
+        check_shape(nn.Identity(), "ffn", torch.ones(3, 8), nested)
+    with pytest.raises(ConfigError, match="x = a tensor of shape"):
+        check_shape(nn.Identity(), "ffn", nested, torch.ones(3, 8))

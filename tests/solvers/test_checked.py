@@ -282,3 +282,14 @@ def test_an_event_is_solved_by_whatever_takes_the_arguments_of_odeint():
     for interface in (print, torch.nn.Linear(2, 2)):
         with pytest.raises(ConfigError, match="does not take the arguments of odeint"):
             odeint_event(func, y0, t0, event_fn=event, odeint_interface=interface)
+
+
+def test_a_nested_tensor_has_no_entries_to_go_through():
+    """It raises where its shape is asked for."""
+
+    @checked
+    def count(values: Iterable[object]) -> int:
+        return sum(1 for _ in values)
+
+    with pytest.raises(ConfigError, match="values = a tensor of shape"):
+        count(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))

@@ -179,3 +179,10 @@ def test_a_state_of_the_precision_of_some_weights_is_taken():
 def test_no_states_are_named():
     with pytest.raises(ConfigError, match=r"states = .*give"):
         observe(small_model("pre").depth, [], [])
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 16)])
+def test_states_of_another_width_are_refused_in_our_words(shape):
+    depth = small_model("pre", width=8).depth
+    with pytest.raises(ConfigError, match=f"x0 has the width {shape[-1]}, and the norms have 8"):
+        states_of(depth, torch.ones(shape, dtype=torch.float64))

@@ -28,6 +28,7 @@ from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lan
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.deprecated import old_member, old_names
+from solvers.errors import shown
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
 """Number of tokens of a Jacobian, and number of sequences of which the worst counts."""
@@ -113,9 +114,13 @@ class Diagnosis:
         return "\n".join(lines)
 
 
+@checked
 def readings_in(model: Mapping[str, Any]) -> Readings:
-    """The readings of a diagnosis from its JSON object."""
-    return {quantity: [Reading(**each) for each in found] for quantity, found in model["readings"].items()}
+    """The readings of a diagnosis from its JSON object. Raises ConfigError for another object."""
+    try:
+        return {quantity: [Reading(**each) for each in found] for quantity, found in model["readings"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigError(f"model = {shown(model)} has no readings: give the object of a model in a diagnosis's JSON") from None
 
 
 @checked

@@ -17,7 +17,7 @@ from ctrans.json_values import plain
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.contents import page_of
-from ctrans.stability.diagnosis.diagnose import diagnose, merged
+from ctrans.stability.diagnosis.diagnose import diagnose, merged, readings_in
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.weight_readings import weight_readings
 from ctrans.stability.screening.screen import screen
@@ -469,3 +469,9 @@ def test_wrong_targets_are_an_error_and_not_a_missing_loss(name):
     tokens, targets = text()
     with pytest.raises(ConfigError, match="target"):
         diagnose(healthy(), tokens, WRONG_TARGETS[name](targets))
+
+
+@pytest.mark.parametrize("model", [{}, {"readings": 3}, {"readings": {"a": [1]}}, {"readings": {"a": [{"b": 1}]}}, "x", None])
+def test_an_object_that_is_no_diagnosis_has_no_readings(model):
+    with pytest.raises(ConfigError, match="model = "):
+        readings_in(model)
