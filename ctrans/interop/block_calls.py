@@ -222,7 +222,7 @@ def without_cache(call: Call) -> Call:
     return dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
 
 
-class _Seen(BaseException):  # a model that catches every Exception must not catch it
+class Seen(BaseException):  # a model that catches every Exception must not catch it
     """Ends a forward pass early."""
 
 
@@ -235,10 +235,10 @@ def recorded_until(
     def note(i: int, call: Call) -> Tensor:
         calls.append(call)
         if i == last:
-            raise _Seen
+            raise Seen
         return call.x
 
-    with intercepted(blocks, note, form), contextlib.suppress(_Seen):
+    with intercepted(blocks, note, form), contextlib.suppress(Seen):
         run()
     return calls
 

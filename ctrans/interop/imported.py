@@ -215,6 +215,8 @@ def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like:
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(adapter.blocks(), structures, strict=True)):
         chains, key = structure.chains, i if each else make_of(block)
+        if not isinstance(chains[0], ModuleChain):
+            continue
         if key not in known:
             # the FFN first: if weights are read on demand, its own are still in memory
             ffn_seen = read_ffn(chains[1], x) if len(chains) > 1 else ""

@@ -56,10 +56,14 @@ class ModuleAdapter(ModelAdapter):
                 "the keyword arguments of a forward pass with such a tensor first"
             )
         self.example, self.tokens_first = main, False
-        self.blocks_path, self.form = block_list_by_calls(model, lambda: self.run(self.example), anatomy.blocks)
-        self._find_axes()
+        self._find()
         self.row = self.example[0]
         self.vocabulary = 0 if main.is_floating_point() else self._vocabulary()
+
+    def _find(self) -> None:
+        """Finds its blocks and the axes of its states."""
+        self.blocks_path, self.form = block_list_by_calls(self.model, lambda: self.run(self.example), self.anatomy.blocks)
+        self._find_axes()
 
     def predicts(self) -> bool:
         if not self.vocabulary:
