@@ -38,7 +38,7 @@ from ctrans.fields.branch import Branch
 from solvers.checked import checked
 from solvers.deprecated import adopt_old_members, old_names
 
-Kind = Literal["attention", "ffn", "parallel", "mixer"]
+Kind = Literal["attention", "ffn", "parallel", "part"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
 
 

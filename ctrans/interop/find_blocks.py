@@ -104,11 +104,6 @@ def _form(blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[
             return f"module {i} is called {len(seen)} times in a forward pass"
         x, output = seen[0]
         if not is_state(x):
-            if isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point():
-                return (
-                    f"module {i} gets {tuple(x.shape)}, several streams of states that it mixes, but a segment has one state (batch, "
-                    "tokens, width)"
-                )
             return f"module {i} gets no floating-point state (batch, tokens, width)"
         if state is not None and not (x.shape == state.shape and torch.equal(x, state)):
             return f"the model changes the state before module {i}"
