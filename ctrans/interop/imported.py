@@ -75,8 +75,9 @@ class Architecture:
     unread: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        what = "part" if self.placement == UNKNOWN else "block"
         return (
-            f"{self.model} ({self.family}): {self.blocks} {'part' if self.placement == UNKNOWN else 'block'}{'s' * (self.blocks != 1)} of width {self.width}, "
+            f"{self.model} ({self.family}): {self.blocks} {what}{'s' * (self.blocks != 1)} of width {self.width}, "
             f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}"
             f"{' in parallel, one segment for both' if self.parallel else ''}, norms {', '.join(self.norms) or 'none'}"
             f"{''.join(f'; {said}' for said in self.unread)}"

@@ -228,7 +228,8 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     the directory.
     """
     like = model.adapter.like()
-    causal = _is_causal(model.depth.sublayers[0].field, like)
+    first, *others = model.depth.sublayers
+    causal = all(_is_causal(part.field, like) for part in (first, *(others if first.kind == "part" else ())))
     predicts = model.adapter.predicts()
     model.forget()
     opened = Opened(model, directory, str(model.config), loss, model.vocabulary, causal=causal, predicts=predicts)

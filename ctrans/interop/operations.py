@@ -72,9 +72,11 @@ class Graph:
 
     def met(self, place: Place, name: str, given: Any, output: Any) -> Any:
         """Adds an operation; for `Operations`."""
-        made = tensors_in(given)[:1] if name == "__setitem__" else tensors_in(output)
+        inputs, changes = tensors_in(given), name.endswith("_")  # in place
+        found = inputs[:1] if name == "__setitem__" else tensors_in(output)
+        made = [x for x in found if changes or all(x is not each for each in inputs)]
         if made:
-            self._add(Operation(place, name, [self.number(x) for x in tensors_in(given)], output), made)
+            self._add(Operation(place, name, [self.number(x) for x in inputs], output), made)
         return output
 
     def _add(self, operation: Operation, made: list[Tensor]) -> None:

@@ -62,7 +62,7 @@ class StreamAdapter(ModuleAdapter):
         with torch.no_grad():
             main = self.tensor(self._run(self.example, graph.met))
         if main is None:
-            raise ConfigError("its output has no known tensor")
+            raise ConfigError("none of its outputs is called logits: wrap it in a module that returns one tensor")
         operations, sink = graph.operations, graph.number(main)
         found = graph.stream(1, sink)  # 0 is the example, 1 its copy
         # the input may be the context of a stream that begins with weights, such as latents
