@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ctrans.as_found import as_found
 from ctrans.depth import Depth
 from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen
@@ -94,7 +95,7 @@ class StreamAdapter(ModuleAdapter):
         return torch.equal(before[1:], after[1:])
 
     def _run(self, tokens: Tensor, met: Met) -> Any:
-        with Operations(met):
+        with as_found(self.model), Operations(met):
             return self.run(tokens.clone())
 
     def passed(
