@@ -18,12 +18,12 @@ from torch.overrides import TorchFunctionMode
 
 from ctrans.interop.block_calls import tensors_in
 
-Place = tuple[Any, ...]
+CallSite = tuple[Any, ...]
 """Where code calls an operation: the code, the instruction, and how often it ran before."""
-Met = Callable[[Place, str, Any, Any], Any]
+Met = Callable[[CallSite, str, Any, Any], Any]
 """From the place, name, arguments and output of an operation to what it returns instead."""
 BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
-"""Modules whose code is between a call and its operation (jaxtyping's if types are checked at run time)."""
+"""Modules whose code is between a call and its operation; jaxtyping's if it checks types in use."""
 SUMS = ("add", "add_", "sub", "sub_", "addcmul")
 
 
@@ -32,7 +32,7 @@ class Operations(TorchFunctionMode):
 
     def __init__(self, met: Met):
         super().__init__()
-        self.met, self.seen = met, Counter[Place]()
+        self.met, self.seen = met, Counter[CallSite]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
@@ -46,7 +46,7 @@ class Operations(TorchFunctionMode):
 class Operation(NamedTuple):
     """An operation and the numbers of those that it reads; a tensor that none made has no place."""
 
-    place: Place | None
+    place: CallSite | None
     name: str
     reads: list[int]
     output: Any
@@ -70,7 +70,7 @@ class Graph:
             self._add(Operation(None, "", [], tensor), [tensor])
         return self._made[id(tensor)]
 
-    def met(self, place: Place, name: str, given: Any, output: Any) -> Any:
+    def met(self, place: CallSite, name: str, given: Any, output: Any) -> Any:
         """Adds an operation; for `Operations`."""
         inputs, changes = tensors_in(given), name.endswith("_")  # in place
         found = inputs[:1] if name == "__setitem__" else tensors_in(output)

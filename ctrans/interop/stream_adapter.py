@@ -23,7 +23,7 @@ from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen
 from ctrans.interop.block_parts import mixes_tokens
 from ctrans.interop.module_adapter import ModuleAdapter
-from ctrans.interop.operations import Graph, Met, Operations, Place
+from ctrans.interop.operations import Graph, Met, Operations, CallSite
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.recognise import Structure
 from ctrans.interop.tolerances import difference, tolerance
@@ -106,7 +106,7 @@ class StreamAdapter(ModuleAdapter):
         """
         found = tokens
 
-        def met(place: Place, name: str, inputs: Any, output: Any) -> Any:
+        def met(place: CallSite, name: str, inputs: Any, output: Any) -> Any:
             nonlocal found
             k = self._places.get(place)
             if k is None or (k != last and k not in given):
