@@ -23,7 +23,7 @@ from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen
 from ctrans.interop.block_parts import mixes_tokens
 from ctrans.interop.module_adapter import ModuleAdapter
-from ctrans.interop.operations import Graph, Met, Operations, CallSite
+from ctrans.interop.operations import CallSite, Graph, Met, Operations
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.recognise import Structure
 from ctrans.interop.tolerances import difference, tolerance
