@@ -311,8 +311,6 @@ class TwoStacks(nn.Module):
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
-        (Of(TwoAttentions), {}, r"attention=: several modules of TwoAttentions mix tokens, again \(FusedAttention\), mix"),
-        (Apart(), {}, "blocks=: give the path of the list of blocks"),
         (plain("language"), {"blocks": "stacks"}, "no list of modules 'stacks': it has stack: 3 PreBlock"),
         (plain("language"), {"ffn": "mlp"}, "no FFN found in PreBlock, which has ln_a"),
         (plain("images"), {}, "example=: ImageClassifier embeds no tokens"),
@@ -332,6 +330,8 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
 @pytest.mark.parametrize(
     ("module", "example", "words"),
     [
+        (Of(TwoAttentions), None, "attention=: several modules of TwoAttentions mix tokens"),
+        (Apart(), None, "blocks=: give the path of the list of blocks"),
         (Of(InTheBlock), None, "no module of InTheBlock mixes tokens"),
         (Of(OddActivation), None, "ffn=: between grow and shrink of OddActivation acts none of gelu"),
         (ReadsTheInputAgain(), None, "head=: the output of ReadsTheInputAgain does not depend on its last block's state alone"),
