@@ -1,6 +1,7 @@
-"""Ten unlike models: each is opened in one line and diagnosed from the command line.
+"""Twenty-five unlike models: each is opened in one line and diagnosed from the command line.
 
-Three are modules of no library. The others are torchvision's ViT, torch's encoder and five of transformers.
+Three are modules of no library. Others are torchvision's ViT, torch's encoder and five of transformers. The last fifteen are in
+`unlike_models.py`: of most, ctrans knows no blocks, but it finds their states by the sums x + f(x).
 
     python examples/any_model.py
     ctrans diagnose --python examples/any_model.py:granite --example examples/any_model.py:tokens
@@ -9,7 +10,7 @@ Three are modules of no library. The others are torchvision's ViT, torch's encod
 For each model, the example prints:
 
 - what ctrans recognised
-- how far the rebuilt states are from the model's own (relative, the worst block)
+- how far the rebuilt states are from the model's own (relative, the worst block); where no blocks are known, how far the output is
 - two figures that every model has: how the states grow, and how the gradients of its loss grow on their way back
 - the command, its exit code and the first finding
 
@@ -19,6 +20,7 @@ the same form replaces its ViT, and the output says so. Nothing is downloaded.
 
 import contextlib
 import importlib.util
+import inspect
 import logging
 import shlex
 import subprocess
@@ -32,6 +34,7 @@ import transformers
 from torch import nn
 
 import ctrans
+from ctrans.as_found import as_found
 from ctrans.interop.block_calls import is_state
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -267,12 +270,16 @@ MODELS = {
 """Each as it is made, what it reads if not token ids, and its loss if it is not the usual one."""
 
 
-def command(make, example, loss, file="examples/any_model.py"):
+def command(make, example, loss, folder="examples"):
     """`ctrans diagnose` of that model, as it is typed; of published weights in a directory by that, which brings a tokenizer."""
     where = minilm_directory() if make is minilm else None
-    words = ["diagnose", "--python", f"{file}:{make.__name__}"] if where is None else ["diagnose", str(where)]
-    words += ["--example", f"{file}:{example.__name__}"] if example is not None else []
-    return [*words, "--loss", loss if isinstance(loss, str) else f"{file}:{loss.__name__}"] if loss is not None else words
+    words = ["diagnose", "--python", place_of(make, folder)] if where is None else ["diagnose", str(where)]
+    words += ["--example", place_of(example, folder)] if example is not None else []
+    return [*words, "--loss", loss if isinstance(loss, str) else place_of(loss, folder)] if loss is not None else words
+
+
+def place_of(function, folder):
+    return f"{folder}/{Path(inspect.getfile(function)).name}:{function.__name__}"
 
 
 def opened_with(make, example, loss):
@@ -285,34 +292,50 @@ def opened_with(make, example, loss):
 
 def own_states(opened, inputs):
     """The states after each block in the model's own forward pass, which hooks record."""
-    adapter = opened.model.adapter if hasattr(opened.model, "adapter") else opened.model.model.adapter
+    adapter = adapter_of(opened)
     seen, parts = [], adapter.blocks()
     handles = [block.register_forward_hook(lambda _, __, y: seen.append(y if is_state(y) else y[0])) for block in parts]
-    with torch.no_grad():
+    with torch.no_grad(), as_found(adapter.model):
         adapter.model(**inputs) if isinstance(inputs, dict) else adapter.model(inputs)
     for handle in handles:
         handle.remove()
     return seen
 
 
+def adapter_of(opened):
+    return opened.model.adapter if hasattr(opened.model, "adapter") else opened.model.model.adapter
+
+
+def errors(opened, inputs):
+    """How far the rebuilt states are from the model's own; where no blocks are known, how far the output for the last one is."""
+    first, adapter = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs, adapter_of(opened)
+    states = opened.trajectory(first).states
+    if opened.config.placement != "unknown":
+        return [float((x - y).norm() / y.norm()) for x, y in zip(states[2::2], own_states(opened, inputs), strict=True)]
+    with torch.no_grad(), as_found(adapter.model):
+        own = adapter.tensor(adapter.model(**inputs) if isinstance(inputs, dict) else adapter.model(inputs))
+        return [float((opened.head(states[-1]) - own).norm() / own.norm())]
+
+
 def main():
-    for name, parts in MODELS.items():
+    from unlike_models import UNLIKE
+
+    for name, parts in {**MODELS, **UNLIKE}.items():
         torch.manual_seed(0)
         opened, inputs, targets = opened_with(*parts)
         first = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
-        rebuilt, own = opened.trajectory(first).states, own_states(opened, inputs)
-        error = max(float((x - y).norm() / y.norm()) for x, y in zip(rebuilt[2::2], own, strict=True))
         moments = ctrans.simulate(opened, first, reference=False).mean_abs
         sizes = [float(p.norm()) for p in ctrans.costate(opened, first, targets).costates]
         unlike = any(isinstance(part, VisionTransformer) for part in opened.modules())
         name += " (not installed: a module of its form stands in)" * unlike
         print(f"{name}: {opened.described.partition('; it was training')[0]}")
+        what = "output" if opened.config.placement == "unknown" else "states"
         print(
-            f"  states {error:.1e} from its own; mean|x| {moments[0]:.3g} to {moments[-1]:.3g}, |dL/dX| {sizes[-1]:.3g} at the end, "
-            f"{sizes[0]:.3g} at the start"
+            f"  {what} {max(errors(opened, inputs)):.1e} from its own; mean|x| {moments[0]:.3g} to {moments[-1]:.3g}, "
+            f"|dL/dX| {sizes[-1]:.3g} at the end, {sizes[0]:.3g} at the start"
         )
         with tempfile.TemporaryDirectory() as place:
-            typed = [*command(*parts, __file__), "--out", place]
+            typed = [*command(*parts, Path(__file__).parent), "--out", place]
             done = subprocess.run([sys.executable, "-m", "ctrans", *typed], capture_output=True, text=True, check=False)
         found = [" ".join(line.split()) for line in done.stdout.splitlines() if line.startswith("1. ")]
         print(f"  ctrans {shlex.join(command(*parts))}")

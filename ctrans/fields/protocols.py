@@ -39,7 +39,7 @@ from ctrans.shapes import Scalar, SequenceRows, TokenRows
 from solvers.checked import checked
 from solvers.deprecated import adopt_old_members, old_names
 
-Kind = Literal["attention", "ffn", "parallel"]
+Kind = Literal["attention", "ffn", "parallel", "part"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
 
 

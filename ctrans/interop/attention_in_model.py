@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ctrans.fields import HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
+from ctrans.fields import HasReferenceKernel, HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
 from ctrans.fields.joined_heads import for_each_head, matrices_by_head
 from ctrans.interop.attention_reading import AttentionReading
 from ctrans.interop.attention_rows import seeing_rows, showing_rows
@@ -23,6 +23,11 @@ from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
 from ctrans.shapes import TokenRows
 
 ROLES: tuple[Role, ...] = ("query", "key", "value", "out")
+
+
+def reference_kernel(field: HasReferenceKernel) -> contextlib.AbstractContextManager[None]:
+    """Inside, torch's attention has all derivatives if the map asks for that."""
+    return sdpa_kernel(SDPBackend.MATH) if field.use_reference_kernel else contextlib.nullcontext()
 
 
 class AttentionInModel(MapInModel):
@@ -40,7 +45,7 @@ class AttentionInModel(MapInModel):
 
     def forward(self, x: TokenRows, **context: Any) -> TokenRows:
         own = self.adapter.block_context(self.block, x.reshape(-1, *x.shape[-2:]))
-        with sdpa_kernel(SDPBackend.MATH) if self.use_reference_kernel else contextlib.nullcontext():
+        with reference_kernel(self):
             return super().forward(x, **own, **context)
 
 

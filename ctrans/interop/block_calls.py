@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.interop.recorded_calls import CACHES, RecordedCall, watched
+from ctrans.interop.recorded_calls import CACHES, watched
 from solvers import ConfigError
 
 
@@ -222,7 +222,7 @@ def without_cache(call: Call) -> Call:
     return dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
 
 
-class _Seen(BaseException):  # a model that catches every Exception must not catch it
+class Seen(BaseException):  # a model that catches every Exception must not catch it
     """Ends a forward pass early."""
 
 
@@ -235,10 +235,10 @@ def recorded_until(
     def note(i: int, call: Call) -> Tensor:
         calls.append(call)
         if i == last:
-            raise _Seen
+            raise Seen
         return call.x
 
-    with intercepted(blocks, note, form), contextlib.suppress(_Seen):
+    with intercepted(blocks, note, form), contextlib.suppress(Seen):
         run()
     return calls
 
@@ -253,19 +253,9 @@ def observed(
     with watched({str(i): block for i, block in enumerate(found)}, copies=copies) as calls:
         run()
     for call in calls:
-        found[call.module].append((_state_given(call), call.output))
+        given = call.args or call.kwargs
+        found[call.module].append((bind(type(call.module), call.args, call.kwargs).x if given else None, call.output))
     return found
-
-
-def _state_given(call: RecordedCall) -> Any:
-    """The state in a call of a block. A first argument with four axes (several streams of states)
-    takes its place.
-    """
-    given = (*call.args, *call.kwargs.values())
-    if not given:
-        return None
-    streams = isinstance(given[0], Tensor) and given[0].is_floating_point() and given[0].dim() == 4
-    return given[0] if streams else bind(type(call.module), call.args, call.kwargs).x
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -114,7 +114,6 @@ def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
     else:
         assert named[0] is not None
         attention, context = Part(ModuleChain(named[0]), tuple(named[0])), run.running.call.context
-    _check_one_sequence(run, attention)
     ffn = _ffn(run, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(run, named[1])
     return Parts(attention, ffn, context, attention.own[0] if own_calls else None)
 
@@ -151,22 +150,6 @@ def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
 
 def _path(named: str | Sequence[str]) -> str:
     return repr(named) if isinstance(named, str) else " then ".join(map(repr, named))
-
-
-def _check_one_sequence(run: BlockRun, attention: Part) -> None:
-    """Raises ConfigError if a module outside of attention gets a state that the block did not
-    compute, as in cross-attention.
-    """
-    made = (run.x, *(part for call in run.calls for part in (call.x, call.y)))
-    own = {part.data_ptr() for part in made if isinstance(part, Tensor)}
-    for call in run.calls:
-        given = (*call.template.args, *call.template.kwargs.values())
-        others = [value for value in given if is_state(value) and value.data_ptr() not in own]
-        if others and call.module not in attention.inside and is_state(call.x) and call.y is not None:
-            raise ConfigError(
-                f"{call.path} ({type(call.module).__name__}) of {run.kind} reads a second sequence: cross-attention is not "
-                "supported, so choose a model, or blocks=, without it"
-            )
 
 
 def _attention(run: BlockRun, given: Sequence[nn.Module] | None) -> tuple[Part, dict[str, Any]]:

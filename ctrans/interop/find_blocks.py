@@ -18,7 +18,7 @@ from ctrans.interop.block_calls import StateForm, form_of, is_state, observed
 from ctrans.interop.module_chain import has_matrix
 from solvers import ConfigError
 
-Blocks = nn.ModuleList | nn.Sequential
+Blocks = Sequence[nn.Module]
 
 
 def find_blocks(model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
@@ -31,7 +31,7 @@ def find_blocks(model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
 def blocks_at(model: nn.Module, path: str) -> list[nn.Module]:
     """The modules of the list at that path."""
     blocks: Any = model.get_submodule(path)
-    return list(blocks)
+    return list(blocks.values() if isinstance(blocks, nn.ModuleDict) else blocks)
 
 
 def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
@@ -69,7 +69,7 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
         raise ConfigError(f"blocks=: the model has no list of modules {path!r}: it has {_described(lists)}")
     wanted = lists if path is None else {path: lists[path]}
     calls = observed({part for blocks in wanted.values() for part in blocks}, run)
-    found = {name: _form(list(blocks), calls) for name, blocks in wanted.items()}
+    found = {name: _form(blocks, calls) for name, blocks in wanted.items()}
     forms = {name: form for name, form in found.items() if isinstance(form, StateForm)}
     if path is not None:
         if path not in forms:
@@ -104,11 +104,6 @@ def _form(blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[
             return f"module {i} is called {len(seen)} times in a forward pass"
         x, output = seen[0]
         if not is_state(x):
-            if isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point():
-                return (
-                    f"module {i} gets {tuple(x.shape)}, several streams of states that it mixes, but a segment has one state (batch, "
-                    "tokens, width)"
-                )
             return f"module {i} gets no floating-point state (batch, tokens, width)"
         if state is not None and not (x.shape == state.shape and torch.equal(x, state)):
             return f"the model changes the state before module {i}"
@@ -138,7 +133,11 @@ def _within_larger(name: str, part: Blocks, others: Mapping[str, Blocks]) -> boo
 
 def _lists(model: nn.Module) -> dict[str, Blocks]:
     """Lists of modules that may hold blocks, by path."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part)}
+    return {
+        name: blocks_at(model, name)
+        for name, part in model.named_modules()
+        if isinstance(part, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and len(part) and None not in blocks_at(model, name)
+    }
 
 
 def _described(lists: Mapping[str, Blocks]) -> str:

@@ -29,7 +29,7 @@ from ctrans.interop.model_adapter import OUTPUTS, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
 from ctrans.interop.probe_weights import random_states
-from ctrans.interop.recognise import ROLES, Structure, depth_of, make_of
+from ctrans.interop.recognise import ROLES, UNKNOWN, Structure, depth_of, make_of
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.transformers_adapter import TransformersAdapter
@@ -76,8 +76,9 @@ class Architecture:
     unread: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        what = "part" if self.placement == UNKNOWN else "block"
         return (
-            f"{self.model} ({self.family}): {self.blocks} block{'s' * (self.blocks != 1)} of width {self.width}, "
+            f"{self.model} ({self.family}): {self.blocks} {what}{'s' * (self.blocks != 1)} of width {self.width}, "
             f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}"
             f"{' in parallel, one segment for both' if self.parallel else ''}, norms {', '.join(self.norms) or 'none'}"
             f"{''.join(f'; {said}' for said in self.unread)}"
@@ -216,6 +217,8 @@ def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like:
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(adapter.blocks(), structures, strict=True)):
         chains, key = structure.chains, i if each else make_of(block)
+        if not isinstance(chains[0], ModuleChain):
+            continue
         if key not in known:
             # the FFN first: if weights are read on demand, its own are still in memory
             ffn_seen = read_ffn(chains[1], x) if len(chains) > 1 else ""
@@ -236,8 +239,9 @@ def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like:
 
 def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth) -> Architecture:
     sublayers = [part for structure in structures for part in structure.sublayers]
-    norms = list(dict.fromkeys(norm for part in sublayers for norm in _norms(part)))
-    maps = [dict(zip(("attention", "FFN"), each.chains, strict=False)) for each in structures]
+    norms = list(dict.fromkeys(norm for sublayer in sublayers for norm in _norms(sublayer)))
+    part = sublayers[0].kind == "part"
+    maps = [dict(zip(("part",) if part else ("attention", "FFN"), each.chains, strict=False)) for each in structures]
     stages = {what: "+".join(map(_said, each.stages)) for what, each in maps[0].items()}
     scaled = dict.fromkeys(what for each in maps for what, part in each.items() if _is_scaled(part))
     unread = [f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not]
@@ -245,10 +249,10 @@ def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int
         model=type(adapter.model).__name__,
         family=adapter.family,
         placement=", ".join(dict.fromkeys(structure.placement for structure in structures)),
-        norm="/".join(sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})) or "none",
-        norms=tuple(sorted({_described(norm) for norm in norms})),
-        attention=stages["attention"],
-        ffn=stages.get("FFN", "none"),
+        norm="/".join(sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})) or ("none", UNKNOWN)[part],
+        norms=(UNKNOWN,) if part else tuple(sorted({_described(norm) for norm in norms})),
+        attention=stages.get("attention", UNKNOWN),
+        ffn=stages.get("FFN", ("none", UNKNOWN)[part]),
         blocks=len(structures),
         width=width,
         context=adapter.context,
@@ -273,7 +277,7 @@ def _said(stage: nn.Module) -> str:
     return said
 
 
-def _is_scaled(chain: ModuleChain) -> bool:
+def _is_scaled(chain: Any) -> bool:
     """Whether its output is scaled by channel, or by a number that is no length."""
     return chain.scale_path is not None or isinstance(chain.stages[-1], ScaledOutput)
 

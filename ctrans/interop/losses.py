@@ -17,7 +17,7 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
-from ctrans.model.gpt import GPT
+from ctrans.model.gpt import GPT, counted
 from ctrans.walk import kept_of
 from solvers import ConfigError, Solution
 
@@ -117,7 +117,7 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
                 f"the model's output {shape} cannot be multiplied with the embeddings {tuple(weight.shape)} for each token: choose the "
                 "loss mean or random"
             )
-        return F.cross_entropy((y @ weight.T).flatten(0, -2), targets.flatten(), ignore_index=-1)
+        return F.cross_entropy((y @ weight.T).flatten(0, -2), counted(targets).flatten(), ignore_index=-1)
 
     return loss
 

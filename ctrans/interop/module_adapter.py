@@ -56,10 +56,14 @@ class ModuleAdapter(ModelAdapter):
                 "the keyword arguments of a forward pass with such a tensor first"
             )
         self.example, self.tokens_first = main, False
-        self.blocks_path, self.form = block_list_by_calls(model, lambda: self.run(self.example), anatomy.blocks)
-        self._find_axes()
+        self._find()
         self.row = self.example[0]
         self.vocabulary = 0 if main.is_floating_point() else self._vocabulary()
+
+    def _find(self) -> None:
+        """Finds its blocks and the axes of its states."""
+        self.blocks_path, self.form = block_list_by_calls(self.model, lambda: self.run(self.example), self.anatomy.blocks)
+        self._find_axes()
 
     def predicts(self) -> bool:
         if not self.vocabulary:
@@ -103,13 +107,13 @@ class ModuleAdapter(ModelAdapter):
         axes = self.example.dim() - 1
         lead = tokens.shape[: tokens.dim() - axes]
         flat = tokens.reshape(-1, *tokens.shape[tokens.dim() - axes :])
-        if self.own_embed is not None:
-            x = self.own_embed(flat)
-        else:
-            calls = self._calls(flat)
-            x = calls[0].x
-            self._check_contexts(calls)
+        x = self._embedded(flat) if self.own_embed is None else self.own_embed(flat)
         return x.reshape(*lead, *x.shape[1:])
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        calls = self._calls(tokens)
+        self._check_contexts(calls)
+        return calls[0].x
 
     def outputs(self, x: Tensor) -> Any:
         if self.own_head is not None:
@@ -268,9 +272,12 @@ class ModuleAdapter(ModelAdapter):
         """
         try:
             with torch.no_grad():
-                calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
+                return self._start(tokens)
         except FOREIGN_ERRORS:
             return None
+
+    def _start(self, tokens: Tensor) -> Tensor | None:
+        calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
         return calls[0].x if calls else None
 
 

@@ -21,6 +21,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ctrans.as_found import keep_as_found, leaving_as_found
 from ctrans.depth import Depth, check_dt
 from ctrans.interop.anatomy import Anatomy
+from ctrans.interop.example_inputs import example_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error, one_line
 from ctrans.interop.hugging_face import (
     CONFIG,
@@ -38,6 +39,7 @@ from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
 from ctrans.interop.opened import Opened
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import probe_weights, random_states
+from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.transformers_library import quiet, reading
 from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.gpt import GPT
@@ -117,10 +119,17 @@ def open_model(
             return keep_as_found(open_imported(copy.deepcopy(module, shared), loss=loss), inner)
 
         def read() -> Imported:
-            if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
-                return from_transformers(module, dt=dt, anatomy=anatomy)
-            adapter = ModuleAdapter(module, anatomy, _token_example(module) if example is None else example, embed, head)
-            return Imported(module, dt=dt, adapter=adapter)
+            inputs = example
+            try:
+                if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
+                    inputs = example_of(module)
+                    return from_transformers(module, dt=dt, anatomy=anatomy)
+                inputs = _token_example(module) if example is None else example
+                return Imported(module, dt=dt, adapter=ModuleAdapter(module, anatomy, inputs, embed, head))
+            except FOREIGN_ERRORS as error:
+                if inputs is None or embed or head or anatomy != Anatomy():
+                    raise
+                return _by_its_sums(module, inputs, dt, error)
 
         with reading(f"cannot open {type(module).__name__}"):
             return keep_as_found(_open_probed(module, read, None, loss), module)
@@ -165,6 +174,18 @@ def _open_probed(module: nn.Module, read: Callable[[], Imported], directory: Pat
     return opened
 
 
+def _by_its_sums(module: nn.Module, example: Example, dt: float, because: Exception) -> Imported:
+    """The module by its residual stream. Raises the error because of which its blocks are not read,
+    if it has none.
+    """
+    try:
+        adapter = StreamAdapter(module, Anatomy(), example)
+        adapter.because += f"its blocks are not read: {one_line(because)}"
+        return Imported(module, dt=dt, adapter=adapter)
+    except ConfigError as error:
+        raise ConfigError(f"{because}; nor is it read by its sums: {error}") from because
+
+
 def _token_example(module: nn.Module) -> Tensor:
     """Two sequences of token ids for a module that embeds tokens. Raises ConfigError for other
     modules.
@@ -207,7 +228,8 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     the directory.
     """
     like = model.adapter.like()
-    causal = _is_causal(model.depth.sublayers[0].field, like)
+    first, *others = model.depth.sublayers
+    causal = all(_is_causal(part.field, like) for part in (first, *(others if first.kind == "part" else ())))
     predicts = model.adapter.predicts()
     model.forget()
     opened = Opened(model, directory, str(model.config), loss, model.vocabulary, causal=causal, predicts=predicts)

@@ -36,6 +36,8 @@ from solvers import ConfigError
 
 ROLES = ("input_norm", "output_norm", "state_norm")
 """The roles of a norm in a sublayer, in the order in which they act."""
+UNKNOWN = "unknown"
+"""What is said of the placement and the norms of a part."""
 Roles = dict[str, Any]
 """The norms of a sublayer by role."""
 
@@ -367,6 +369,8 @@ def _placement(sublayer: Sublayer) -> str:
     """The placement's name, or the names of the norms' roles where no placement has this
     combination.
     """
+    if sublayer.kind == "part":
+        return UNKNOWN
     try:
         return sublayer.placement.name
     except ConfigError:

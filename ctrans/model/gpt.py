@@ -76,7 +76,7 @@ class GPT(nn.Module):
         self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
     ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
         """The logits of each next token; with `targets` also their mean cross-entropy in nats.
-        Targets of -1 do not count.
+        Targets of -1 and -100 do not count.
         """
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else self.loss(logits, tokens, targets)
@@ -97,6 +97,7 @@ class GPT(nn.Module):
         if logits.shape[:-1] != targets.shape:
             raise ConfigError(f"logits = {shown(logits)} for targets of shape {tuple(targets.shape)}: give one row per target")
         self._check_device("targets", targets)
+        targets = counted(targets)
         self._check_range("targets", targets[targets != -1])
         return next_token_loss(logits, targets)
 
@@ -186,11 +187,18 @@ def check_range(what: str, ids: Tensor, vocabulary: int) -> None:
             raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}")
 
 
+def counted(targets: Tensor) -> Tensor:
+    """The targets with -1 in place of -100, torch's own number of those that do not count."""
+    return torch.where(targets == -100, -1, targets)
+
+
 def next_token_loss(logits: Tensor, targets: Tensor) -> Float[Tensor, ""]:
-    """The mean cross-entropy in nats over all targets except -1. Raises ConfigError if all are -1."""
+    """The mean cross-entropy in nats over all targets except -1 and -100. Raises ConfigError if
+    there is none."""
+    targets = counted(targets)
     if targets.device.type == "cpu" and not (targets != -1).any():
         raise ConfigError(
-            f"all {targets.numel()} targets are -1, so there is no loss: give at least one token to predict, or no targets"
+            f"all {targets.numel()} targets are -1 or -100, so there is no loss: give at least one token to predict, or no targets"
         )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
+from ctrans.model.gpt import counted
 from solvers import ConfigError, Solution
 from solvers.checked import checked, is_dense
 from solvers.errors import shown
@@ -96,7 +97,7 @@ def terminal_loss(model: Model, x: Float[Tensor, "*batch tokens width"], targets
 @checked
 def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
     """Raises ConfigError unless the model has its own loss, or each token has one target of int64
-    and not all are -1.
+    and not all are -1 or -100, which do not count.
     """
     if own_loss(model) is not None:
         return
@@ -111,13 +112,14 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
         raise ConfigError(f"the targets are on {targets.device} and the tokens on {tokens.device}: move one to the other")
     if targets.device.type != "cpu":
         return  # the checks of entries would wait for the device
+    targets = counted(targets)
     if not (targets != -1).any():
-        raise ConfigError("every target is -1, so there is no loss: give at least one token to predict")
+        raise ConfigError("every target is -1 or -100, so there is no loss: give at least one token to predict")
     most = getattr(getattr(model, "config", None), "vocab_size", math.inf)
     if int(targets.min()) < -1 or int(targets.max()) >= most:
         span = f"targets run from {int(targets.min())} to {int(targets.max())}"
         raise ConfigError(
-            f"{span}: give token ids, which start at 0{f' and end at {most - 1}' if most < math.inf else ''}, or -1"
+            f"{span}: give token ids, which start at 0{f' and end at {most - 1}' if most < math.inf else ''}, or -1 or -100"
         )
 
 
@@ -137,12 +139,13 @@ def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
 
 @checked
 def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
-    """L(X_T): the mean cross-entropy of head(X_T) in nats. Targets of -1 do not count.
+    """L(X_T): the mean cross-entropy of head(X_T) in nats. Targets of -1 and -100 do not
+    count.
 
     Raises ConfigError unless the head gives one row of logits for each target, and on the CPU for
     targets without a logit.
     """
-    logits = model.head(x)
+    logits, targets = model.head(x), counted(targets)
     if logits.shape[:-1].numel() != targets.numel():
         shapes = f"the head gives {tuple(logits.shape)} for targets {tuple(targets.shape)}"
         raise ConfigError(f"{shapes}: take a model with logits of every token")

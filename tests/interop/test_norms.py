@@ -10,7 +10,6 @@ from torch import nn
 import ctrans
 from ctrans.control.sets_by_norm import reachable
 from ctrans.interop.norms import as_norm
-from solvers import ConfigError
 from tests.interop.plain_modules import MADE_NORMS, WIDTH, LanguageModel, MadeNorm, PreBlock, ids, with_norms
 
 
@@ -171,8 +170,7 @@ def test_the_module_that_is_not_understood_is_named():
     model = LanguageModel().eval()
     for block in model.stack:
         block.ln_a = Squash()
-    with pytest.raises(ConfigError, match=r"ln_a \(Squash\) is not part of attention or FFN, and no norm"):
-        ctrans.open_model(model, example=ids())
+    assert "ln_a (Squash) is not part of attention or FFN, and no norm" in ctrans.open_model(model, example=ids()).described
 
 
 @pytest.mark.parametrize("centred", [False, True])

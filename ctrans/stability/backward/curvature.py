@@ -144,7 +144,7 @@ class _Logits:
 
     @torch.enable_grad()
     def __init__(self, model: Model, weights: Sequence[Tensor], tokens: Tensor, targets: Tensor):
-        kept = targets.flatten() != -1
+        kept = targets.flatten() >= 0
         y = model.head(model.depth(model.embed(tokens))).flatten(0, -2)[kept]
         self.y, self.targets, self.weights = y.detach(), targets.flatten()[kept], weights
         self.push, self.pull = jacobian_products(y, weights)

@@ -79,5 +79,5 @@ def _following(tokens: Any, targets: Any) -> bool:
     """Whether the targets, except those of -1, are the next tokens."""
     if not (isinstance(tokens, Tensor) and isinstance(targets, Tensor) and tokens.shape == targets.shape and tokens.dim() == 2):
         return False
-    known = targets[:, :-1] != -1
+    known = targets[:, :-1] >= 0
     return bool(known.any()) and bool((targets[:, :-1] == tokens[:, 1:])[known].all())

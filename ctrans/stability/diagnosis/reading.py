@@ -10,7 +10,7 @@ from ctrans.depth import Depth
 from ctrans.findings import Reading, Readings
 from ctrans.walk import Instrument
 
-WORDS = {"attention": "attention", "ffn": "FFN", "parallel": "attention and FFN"}
+WORDS = {"attention": "attention", "ffn": "FFN", "parallel": "attention and FFN", "part": "part"}
 NAMED = 4
 """Number of channels or heads that a text names; it counts the rest."""
 

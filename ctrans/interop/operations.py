@@ -1,0 +1,122 @@
+"""The operations of a forward pass, and the states of a residual stream among them.
+
+A state is the output of an operation through which all later ones see the input: none of them reads
+an earlier one. A stream has sums y = x + f(x) from state to state.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ctrans.interop.block_calls import tensors_in
+
+CallSite = tuple[Any, ...]
+"""Where code calls an operation: the code, the instruction, and how often it ran before."""
+Met = Callable[[CallSite, str, Any, Any], Any]
+"""From the place, name, arguments and output of an operation to what it returns instead."""
+BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
+"""Modules whose code is between a call and its operation; jaxtyping's if it checks types in use."""
+SUMS = ("add", "add_", "sub", "sub_", "addcmul")
+
+
+class Operations(TorchFunctionMode):
+    """Inside, `met` gets each operation."""
+
+    def __init__(self, met: Met):
+        super().__init__()
+        self.met, self.seen = met, Counter[CallSite]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame.f_globals.get("__name__") in BETWEEN:
+            frame = frame.f_back
+        line = frame.f_code, frame.f_lasti
+        self.seen[line] += 1
+        return self.met((*line, self.seen[line]), func.__name__, (args, kwargs), func(*args, **(kwargs or {})))
+
+
+class Operation(NamedTuple):
+    """An operation and the numbers of those that it reads; a tensor that none made has no place."""
+
+    place: CallSite | None
+    name: str
+    reads: list[int]
+    output: Any
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """The shape of its output if that is one tensor of numbers."""
+        return self.output.shape if isinstance(self.output, Tensor) and self.output.is_floating_point() else None
+
+
+class Graph:
+    """The operations of one pass, by number."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self._made: dict[int, int] = {}
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of the operation that made the tensor, or changed it last."""
+        if id(tensor) not in self._made:
+            self._add(Operation(None, "", [], tensor), [tensor])
+        return self._made[id(tensor)]
+
+    def met(self, place: CallSite, name: str, given: Any, output: Any) -> Any:
+        """Adds an operation; for `Operations`."""
+        inputs, changes = tensors_in(given), name.endswith("_")  # in place
+        found = inputs[:1] if name == "__setitem__" else tensors_in(output)
+        made = [x for x in found if changes or all(x is not each for each in inputs)]
+        if made:
+            self._add(Operation(place, name, [self.number(x) for x in inputs], output), made)
+        return output
+
+    def _add(self, operation: Operation, made: list[Tensor]) -> None:
+        self._made.update(dict.fromkeys(map(id, made), len(self.operations)))
+        self.operations.append(operation)
+
+    def weights(self, first: int, last: int) -> list[nn.Parameter]:
+        """The parameters that the operations after `first`, up to `last`, read."""
+        read = dict.fromkeys(n for each in self.operations[first + 1 : last + 1] for n in each.reads)
+        return [weight for n in read if isinstance(weight := self.operations[n].output, nn.Parameter)]
+
+    def stream(self, source: int, sink: int) -> list[int]:
+        """The states from the source to the sink that have the commonest shape: the start of each
+        sum, and the end of the last.
+        """
+        after, before = {source}, {sink}
+        for n in range(source, sink + 1):
+            if not after.isdisjoint(self.operations[n].reads):
+                after.add(n)
+        for n in range(sink, source, -1):
+            if n in before:
+                before.update(self.operations[n].reads)
+        readers: dict[int, list[int]] = {n: [] for n in sorted(after & before)}
+        for n in readers:
+            for read in {*self.operations[n].reads} & readers.keys():
+                readers[read].append(n)
+        states, furthest = [], source
+        for n, own in readers.items():
+            states += [n] if furthest <= n else []
+            furthest = max(furthest, *own, n)
+        ends = {x: y for x, y in pairwise(states) if len(readers[x]) > 1 and self.is_sum(x, y)}
+        common = Counter(self.operations[x].shape for x in ends).most_common(1)
+        starts = [x for x in ends if self.operations[x].shape == common[0][0]]
+        return [*starts, ends[starts[-1]]] if starts else []
+
+    def is_sum(self, x: int, y: int) -> bool:
+        """Whether the states x and y are of one shape and y = x + .."""
+        first, last = self.operations[x], self.operations[y]
+        return bool(first.place and first.shape and first.shape == last.shape) and self._has_term(y, x)
+
+    def _has_term(self, n: int, x: int) -> bool:
+        own = self.operations[n]
+        return n == x or (n > x and own.name in SUMS and any(self._has_term(each, x) for each in own.reads))

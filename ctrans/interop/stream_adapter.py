@@ -1,0 +1,165 @@
+"""Any module whose forward pass is a residual stream, x_{k+1} = x_k + f_k(x_k), whatever f_k is made
+of. Blocks, attention and FFN need not be known.
+
+The map f_k is the module itself: it runs on its example, with x in place of its own k-th state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ctrans.as_found import as_found
+from ctrans.depth import Depth
+from ctrans.interop.attention_in_model import reference_kernel
+from ctrans.interop.block_calls import Seen
+from ctrans.interop.block_parts import mixes_tokens
+from ctrans.interop.module_adapter import ModuleAdapter
+from ctrans.interop.operations import CallSite, Graph, Met, Operations
+from ctrans.interop.probe_weights import random_states
+from ctrans.interop.recognise import Structure
+from ctrans.interop.tolerances import difference, tolerance
+from ctrans.sublayer import Sublayer
+from solvers import ConfigError
+
+FEWEST = 2
+"""The fewest sums that make a stream."""
+
+
+class StreamMap(nn.Module):
+    """f_k(x) = x_{k+1} - x, where x takes the place of the k-th state. `weights` are those that the
+    module reads between these states.
+    """
+
+    said, scale_path, use_reference_kernel = "sum", None, False
+
+    def __init__(self, adapter: StreamAdapter, k: int, weights: Sequence[nn.Parameter]):
+        super().__init__()
+        self.adapter, self.k, self.weights, self.mixes_tokens = adapter, k, nn.ParameterList(weights), True
+        self.stages, self.why_not = (self,), adapter.because
+
+    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+        flat = x.reshape(-1, *x.shape[-2:])
+        with reference_kernel(self):
+            _, after = self.adapter.passed(self.adapter.shaped(flat), {self.k: flat}, self.k + 1)
+        return (after - flat).reshape(x.shape)
+
+
+class StreamAdapter(ModuleAdapter):
+    """A module around the states of its residual stream. `because` says why it is read so.
+    Errors as `ModuleAdapter`.
+    """
+
+    def _find(self) -> None:
+        graph = Graph()
+        with torch.no_grad():
+            main = self.tensor(self._run(self.example, graph.met))
+        if main is None:
+            raise ConfigError("none of its outputs is called logits: wrap it in a module that returns one tensor")
+        operations, sink = graph.operations, graph.number(main)
+        found = graph.stream(1, sink)  # 0 is the example, 1 its copy
+        # the input may be the context of a stream that begins with weights, such as latents
+        leaves = [graph.stream(n, sink) for n, each in enumerate(operations) if each.place is None]
+        states = max((each for each in leaves if {*found} < {*each}), key=len, default=found)
+        if len(states) <= FEWEST:
+            raise ConfigError("no sums x + f(x) follow one another such that the output depends on each of them alone")
+        self._places = {operations[n].place: k for k, n in enumerate(states)}
+        self.weights = [graph.weights(*ends) for ends in pairwise(states)]
+        more = sum(not graph.is_sum(*ends) for ends in pairwise(states))
+        self.because = f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the state; " if more else ""
+        raw: Any = operations[states[0]].shape
+        known = Counter(len(weight) for weight in self.model.parameters() if weight.dim() == 1)
+        self._width = max((len(raw) - 1, 1), key=lambda axis: known[raw[axis]])
+        example = self.example
+        for self.tokens_first, self._batch in product((False, True), (0, 1)):
+            self.example = example.transpose(0, 1) if self.tokens_first else example
+            self._copies, rest = divmod(raw[self._batch], len(self.example))
+            if self._batch != self._width and not rest and self._is_alone():
+                return
+        raise ConfigError(f"no axis of its states {tuple(raw)} counts the sequences of its example {tuple(example.shape)}")
+
+    def _is_alone(self) -> bool:
+        """Whether the last state of each sequence but the first is the same for another first one."""
+        rows = self.example if len(self.example) > 1 else self._as_many(self.example, 2)
+        changed = torch.cat([rows[:1].flip(-1), rows[1:]])
+        with torch.no_grad():
+            before, after = (self.passed(each, last=len(self.weights))[1] for each in (rows, changed))
+        return torch.equal(before[1:], after[1:])
+
+    def _run(self, tokens: Tensor, met: Met) -> Any:
+        with as_found(self.model), Operations(met):
+            return self.run(tokens.clone())
+
+    def passed(
+        self, tokens: Tensor, given: Mapping[int, Tensor] = MappingProxyType({}), last: int | None = None
+    ) -> tuple[Any, Tensor]:
+        """The output and state number `last` of a forward pass, which ends there if it is given.
+        The states at `given` are replaced.
+        """
+        found = tokens
+
+        def met(place: CallSite, name: str, inputs: Any, output: Any) -> Any:
+            nonlocal found
+            k = self._places.get(place)
+            if k is None or (k != last and k not in given):
+                return output
+            order = sorted(range(output.dim()), key=lambda axis: (axis != self._batch) + (axis == self._width))
+            turned = output.permute(order)
+            if k != last:
+                return given[k].reshape(turned.shape).permute([order.index(axis) for axis in range(len(order))])
+            found = turned.reshape(len(turned) // self._copies, -1, turned.shape[-1])
+            raise Seen
+
+        with contextlib.suppress(Seen):
+            output = self._run(tokens, met)
+            if last is None:
+                return output, found
+            raise ConfigError(f"{type(self.model).__name__} does not always compute state {last} of its residual stream")
+        return None, found
+
+    def blocks(self) -> list[nn.Module]:
+        return [self.model] * len(self.weights)
+
+    def structures(self) -> tuple[list[Structure], Tensor]:
+        x = self.passed(self.example, last=0)[1]
+        self.tokens, self._like = x.shape[-2], torch.zeros_like(x[0])
+        found: list[Structure] = []
+        for k, weights in enumerate(self.weights):
+            own = self.passed(self.example, last=k)[1]
+            self._check_same(self.example, {0: random_states(x), k: own})
+            field = StreamMap(self, k, weights)
+            field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, own)
+            found.append(Structure((Sublayer(field, "part"),), (1.0,), {}, None))
+        return found, x
+
+    def _check_same(self, tokens: Tensor, given: Mapping[int, Tensor]) -> None:
+        """Raises ConfigError unless the example with these states has the output of the tokens."""
+        with torch.no_grad():
+            found, expected = self.tensor(self.passed(self.shaped(given[0]), given)[0]), self.tensor(self.run(tokens))
+        if found is None or expected is None or not difference(found, expected) <= tolerance(expected.dtype):
+            raise ConfigError(
+                f"{type(self.model).__name__} does not see these inputs through the states of its residual stream alone: a padding "
+                "mask or another context is known only for its example, so open it with these inputs as example="
+            )
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        x = self._start(tokens)
+        self._check_same(tokens, {0: x})
+        return x
+
+    def outputs(self, x: Tensor) -> Any:
+        return self.passed(self.shaped(x), {len(self.weights): x})[0]
+
+    def check(self, depth: Depth) -> None:
+        self._check_output(depth, self.example)
+
+    def _start(self, tokens: Tensor) -> Tensor:
+        return self.passed(tokens, last=0)[1]

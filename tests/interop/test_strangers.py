@@ -1,0 +1,192 @@
+"""24 models as strangers write them: their states and velocities are those that hooks by hand see, and
+instruments run on them.
+"""
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ctrans
+from ctrans.as_found import as_found
+from examples import unlike_models as unlike
+from examples.unlike_models import UNLIKE, ids, numbers
+from solvers import ConfigError
+from tests.interop import strangers
+
+
+def words(output, targets):
+    output = output["logits"] if isinstance(output, dict) else output[0] if isinstance(output, tuple) else output
+    return F.cross_entropy(output.flatten(0, -2), targets.flatten(), ignore_index=-100)
+
+
+def sound():
+    return {"mel": numbers(3, 8, 20), "tokens": ids(3, 9)}, ids(3, 9)
+
+
+def table():
+    return {"num": numbers(3, 4), "cat": ids(3, 2) % 5}, numbers(3, 1)
+
+
+def frames():
+    return {"feats": numbers(3, 12, 8), "lengths": torch.tensor([12, 8, 5])}, ids(3, 12)
+
+
+def batch():
+    return {"input_ids": ids(3, 9)}, ids(3, 9)
+
+
+STRANGERS = {
+    **UNLIKE,
+    "Whisper": (strangers.MiniWhisper, sound, words),
+    "Swin": (strangers.Swin, unlike.pictures, unlike.classified),
+    "RWKV": (strangers.RWKV, unlike.labels, words),
+    "experts and dicts": (strangers.MoELM, batch, words),
+    "attention in the block": (strangers.AttrGPT, unlike.labels, None),
+    "lists of lists": (strangers.Lucid, unlike.pictures, unlike.classified),
+    "FT-Transformer": (strangers.FTT, table, unlike.squared),
+    "two streams": (strangers.TwoStream, unlike.paths, lambda output, _: output.square().mean()),
+    "Conformer": (strangers.Conformer, frames, words),
+}
+READ_BY_BLOCKS = ("blocks in an nn.ModuleDict", "experts and dicts", "FT-Transformer")
+INPUTS = {
+    "blocks in an nn.ModuleDict": (r"layers\.l\d", 2),
+    "PatchTST": (r"enc\.layers\.\d", 2),
+    "the decoder of nn.Transformer": (r"t\.decoder\.layers\.\d", 3),
+    "DiT": (r"blocks\.\d", 2),
+    "recurrence and attention": (r"layers\.\d", None),
+    "ConvNeXt": (r"body\.\d", 1),
+    "MLP-Mixer": (r"mix\.\d", 2),
+    "one block in a loop": ("layer", 2),
+    "CLIP": (r"visual\.\d", 2),
+    "Perceiver": (r"blk\.\d", 3),
+    "gated attention units": (r"body\.\d", 1),
+    "lists without blocks": (r"norms\.\d", 1),
+    "a padding mask, tokens first": (r"enc\.layers\.\d", 2),
+    "a residual MLP on tables": (r"blocks\.\d", 1),
+    "U-ViT": (r"down\.0|up\.1", 2),
+    "Whisper": (r"enc\.\d", 2),
+    "Swin": (r"stages\.0\.\d", 2),
+    "RWKV": (r"blocks\.\d", 2),
+    "experts and dicts": (r"h\.\d", 2),
+    "attention in the block": (r"block\d", 2),
+    "lists of lists": (r"layers\.\d\.\d", 1),
+    "FT-Transformer": (r"layers\.\d", 2),
+    "two streams": (r"blocks\.\d", 2),
+    "Conformer": (r"layers\.\d", 4),
+}
+"""By model, modules whose inputs are states, and how many states they are apart (None where that differs)."""
+TURNED = {
+    "PatchTST": lambda x: x.reshape(3, -1, x.shape[-1]),
+    "ConvNeXt": lambda x: x.flatten(2).mT,
+    "a padding mask, tokens first": lambda x: x.transpose(0, 1),
+    "a residual MLP on tables": lambda x: x.unsqueeze(1),
+    "Swin": lambda x: x.flatten(1, 2),
+}
+"""By model, how its own states become (batch, tokens, width)."""
+AS_ONE = ("experts and dicts", "FT-Transformer")
+"""Models whose one argument is a mapping."""
+
+
+def opened_of(name):
+    make, example, loss = STRANGERS[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = make().double()
+    (inputs, targets) = example()
+
+    def double(x):
+        return x.double() if x.is_floating_point() else x
+
+    inputs = {key: double(value) for key, value in inputs.items()} if isinstance(inputs, dict) else double(inputs)
+    main = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+    return module, ctrans.open_model(module, example=inputs, loss=loss), inputs, main, double(targets)
+
+
+def seen(name, module, inputs):
+    """What hooks by hand see: the inputs of the modules, and what the module returns."""
+    found, pattern = [], INPUTS[name][0]
+    parts = [part for path, part in module.named_modules() if re.fullmatch(pattern, path)]
+    handles = [part.register_forward_pre_hook(lambda _, given: found.append(given[0].clone())) for part in parts]
+    with as_found(module), torch.no_grad():
+        output = module(**inputs) if isinstance(inputs, dict) and name not in AS_ONE else module(inputs)
+    for handle in handles:
+        handle.remove()
+    output = output["logits"] if isinstance(output, dict) else output[0] if isinstance(output, tuple) else output
+    return [TURNED.get(name, lambda x: x)(x) for x in found], output
+
+
+def near(x, y):
+    return x.shape == y.shape and torch.allclose(x, y, rtol=1e-10, atol=1e-11)
+
+
+def test_there_are_24_of_them():
+    assert len(STRANGERS) == len(INPUTS) == 24
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_states_velocities_and_output_are_the_modules_own(name):
+    module, opened, inputs, main, _ = opened_of(name)
+    expected, output = seen(name, module, inputs)
+    with torch.no_grad():
+        states = opened.trajectory(main).states
+        apart = INPUTS[name][1]
+        for i, own in enumerate(expected):
+            k = i * apart if apart else next(k for k, x in enumerate(states) if near(x, own))
+            assert near(states[k], own), (name, i)
+        for k, (part, length) in enumerate(zip(opened.depth.sublayers, opened.depth.lengths, strict=True)):
+            assert near(part(states[k]) * length, states[k + 1] - states[k])
+        found = opened.head(states[-1])
+    assert near(found, output)
+    assert (opened.config.placement == "unknown") == (name not in READ_BY_BLOCKS)
+
+
+@pytest.mark.cases(6)
+@pytest.mark.parametrize("name", STRANGERS)
+def test_the_gradient_of_the_loss_is_the_modules(name):
+    """dL/dX_0 along the depth is that of the module, by a difference of its output along the gradient."""
+    _, opened, _, main, targets = opened_of(name)
+    loss = opened.terminal_loss or (lambda x, t: words(opened.head(x), t))
+    x = opened.embed(main).detach().requires_grad_()
+    (p,) = torch.autograd.grad(loss(opened.depth(x), targets), x)
+    assert near(ctrans.costate(opened, main, targets).costates[0], p)
+    step = 1e-5 * p / p.norm()
+    with torch.no_grad():
+        rise = (loss(opened.depth(x + step), targets) - loss(opened.depth(x - step), targets)) / 2e-5
+    assert math.isclose(float(rise), float(p.norm()), rel_tol=1e-5)
+
+
+@pytest.mark.cases(4)
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_diagnosis_names_what_needs_known_parts(name):
+    _, opened, _, main, targets = opened_of(name)
+    found = ctrans.diagnose(opened, main, targets)
+    assert {"costates", "sensitivities"}.isdisjoint(found.unknown)
+    if name not in READ_BY_BLOCKS:
+        assert "head" in found.unknown["heads"] or "one token" in found.unknown["heads"]
+        assert "FFN unknown, norms unknown" in opened.described
+        assert all(part.kind == "part" for part in opened.depth.sublayers)
+
+
+def test_a_context_is_known_for_the_example_alone():
+    """Perceiver: each block reads the input, beside its latents."""
+    _, opened, _, main, _ = opened_of("Perceiver")
+    assert near(opened.embed(main)[0], opened.embed(main)[1])
+    with pytest.raises(ConfigError, match="open it with these inputs as example="):
+        opened.embed(main + 1)
+    with pytest.raises(ConfigError, match="cannot watch the part of this model"):
+        ctrans.Monitor(opened.model.model.model, example=main)
+
+
+def test_any_padding_is_read_if_it_is_that_of_the_example():
+    _, opened, _, main, _ = opened_of("a padding mask, tokens first")
+    other = torch.where(main > 0, main.flip(0).clamp(1), 0)
+    opened.embed(other)
+    with pytest.raises(ConfigError, match="a padding mask or another context"):
+        opened.embed(main.flip(0))
+
+
+def test_a_model_is_causal_only_if_all_its_parts_are():
+    assert [opened_of(name)[1].causal for name in ("Conformer", "RWKV", "lists without blocks")] == [False, True, True]
