@@ -159,9 +159,7 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
     orthogonal = OPTIMISERS[config.optimiser].orthogonal
     if parallel.sharded and (orthogonal or RESIDUALS[model.config.residual].unit_weights):
         what = f"optimiser {config.optimiser!r}" if orthogonal else f"residual {model.config.residual!r}"
-        raise ConfigError(
-            f"{what} normalises whole matrices, and no process has them: choose --parallel ddp"
-        )
+        raise ConfigError(f"{what} normalises whole matrices, and no process has them: choose --parallel ddp")
     model = model.to(device=processes.device, dtype=config.weight_dtype)
     objective = Objective(model, config)
     if config.compile:

@@ -142,7 +142,9 @@ class TrainConfig:
         """
         optimiser = OPTIMISERS[self.optimiser]
         if optimiser.orthogonal and model is None:
-            raise ConfigError(f"optimiser {self.optimiser!r} treats the matrices of a GPT's depth apart: give the model, or choose adamw")
+            raise ConfigError(
+                f"optimiser {self.optimiser!r} treats the matrices of a GPT's depth apart: give the model, or choose adamw"
+            )
         apart = model is not None and (optimiser.orthogonal or model.config.parametrisation != STANDARD)
         inside = {id(p) for p in model.depth.parameters()} if model is not None and apart else ()
         members: dict[tuple[bool, bool], list[nn.Parameter]] = {}
