@@ -31,7 +31,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, next_token_loss
 from ctrans.model.parametrisation import PARAMETRISATIONS, STANDARD, Parametrisation
 from ctrans.stability.forward.weight_scaling import log_slope
-from ctrans.training.coordinate_check import FLAT, Transfer, transfer_check
+from ctrans.training.coordinate_check import FLAT, SMALL_HEAD, Transfer, transfer_check
 from ctrans.training.data_sources import source_of
 from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
@@ -43,8 +43,6 @@ CHECK_WIDTHS, CHECK_DEPTHS = (32, 64, 128, 256), (4, 8, 16, 32)
 SEEDS, CHECK_SEEDS = 3, 3
 SETTINGS = TrainConfig(batch=4, iterations=16, warmup=2, weight_decay=0.0)
 CONTEXT, HEAD, WORST = 32, 16, 8.0
-SMALL_HEAD = 0.03
-"""Makes the first logits small, so that the head's initial weights hide no update of the logits."""
 TOKENS, TARGETS = source_of(None, CONTEXT)[1].batch(0, 0, batch=SETTINGS.batch, seed=0)
 COMPLETEP, MUP = PARAMETRISATIONS["completep"], PARAMETRISATIONS["mup"]
 PRE: Mapping[str, Any] = {"placement": "pre", "initialisation": "lecun", "embedding_std": 1.0, "tied": False}

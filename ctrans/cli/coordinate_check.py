@@ -46,6 +46,7 @@ class CoordinateRequest(WrittenRequest):
         "context": 32,
         "initialisation": "lecun",
         "embedding_std": 1.0,
+        "tied": False,
         "weight_decay": 0.0,
     }
 

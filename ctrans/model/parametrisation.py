@@ -5,21 +5,24 @@ change with its width and depth, so that the best rate of a small model stays th
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 Part = Literal["matrices", "vectors", "ends"]
 """Weights with one rule: matrices of the depth, vectors of the depth, and all weights outside."""
 
 
-class Steps(Protocol):
-    """How an optimiser's step at rate 1 grows (see `ctrans.training.optimiser.Optimiser`)."""
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """How an optimiser's step at rate 1 grows with the width n, if the logits are divided by n.
 
-    @property
-    def matrices(self) -> float: ...
-    @property
-    def entries(self) -> float: ...
-    @property
-    def of_gradient(self) -> bool: ...
+    - `matrices`: the power of n of the norm |dW x|/|x| of a hidden matrix's step
+    - `entries`: the power of n of an entry of the step of another weight
+    - `of_gradient`: whether the step is as large as the gradient, and so follows dt
+    """
+
+    matrices: float
+    entries: float = 0.0
+    of_gradient: bool = False
 
 
 class Scales(NamedTuple):

@@ -32,6 +32,8 @@ least.
 """
 SURE = 2.0
 """An exponent's interval is so many standard errors to each side."""
+SMALL_HEAD = 0.03
+"""The factor of a GPT's own head in the check. Larger first logits hide how updates change them."""
 LOSS, LOGITS = "loss", "attention logits"
 MASKED = -1e9
 """Attention logits below it are masks."""
@@ -256,7 +258,7 @@ def coordinate_check(
     """`transfer_check` of a GPT on one batch of the data.
 
     - `config`: the model, with its width and depth replaced. Its heads keep their width, and it is
-      the base of its parametrisation unless it names another
+      the base of its parametrisation unless it names another. A head that is not tied starts small
     - `settings`: the optimiser's
 
     Raises ConfigError for widths that are no multiples of a head's width.
@@ -270,7 +272,10 @@ def coordinate_check(
 
     def build(width: int, depth: int) -> nn.Module:
         sized = dataclasses.replace(config, width=width, heads=width // head, depth=depth, **base)
-        return GPT(sized, seed=settings.seed + torch.initial_seed())
+        made = GPT(sized, seed=settings.seed + torch.initial_seed())
+        if made.unembedding is not None:
+            made.unembedding.weight.data.mul_(SMALL_HEAD)
+        return made
 
     def optimiser(module: nn.Module, rate: float) -> torch.optim.Optimizer:
         assert isinstance(module, GPT)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.model.parametrisation import Steps
+
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Devices for which torch has a fused AdamW."""
 EPS = 1e-8
@@ -86,24 +88,15 @@ def muon(groups: Groups, learning_rate: float, betas: tuple[float, float], devic
 
 @dataclasses.dataclass(frozen=True)
 class Optimiser:
-    """An optimiser, and how its step at rate 1 grows with the width n, for a parametrisation with
-    logits like 1/n.
-
-    - `matrices`: the power of n of the norm |dW x|/|x| of a hidden matrix's step
-    - `entries`: the power of n of an entry of the step of another weight
-    - `of_gradient`: whether the step is as large as the gradient, and so follows dt
-    - `orthogonal`: whether it treats matrices of the depth apart
-    """
+    """An optimiser, and how its step grows. `orthogonal` ones treat matrices of the depth apart."""
 
     make: Make
-    matrices: float
-    entries: float = 0.0
-    of_gradient: bool = False
+    steps: Steps
     orthogonal: bool = False
 
 
 OPTIMISERS: dict[str, Optimiser] = {
-    "adamw": Optimiser(adamw, matrices=1.0),
-    "sgd": Optimiser(sgd, matrices=0.0, entries=-1.0, of_gradient=True),
-    "muon": Optimiser(muon, matrices=0.0, orthogonal=True),
+    "adamw": Optimiser(adamw, Steps(matrices=1.0)),
+    "sgd": Optimiser(sgd, Steps(matrices=0.0, entries=-1.0, of_gradient=True)),
+    "muon": Optimiser(muon, Steps(matrices=0.0), orthogonal=True),
 }

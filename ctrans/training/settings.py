@@ -157,7 +157,7 @@ class TrainConfig:
             part: Part = ("vectors" if vectors else "matrices") if within else "ends"
             if model is not None and apart:
                 config = model.config
-                scales = config.rules.scales(part, config.times_wider, config.times_deeper, optimiser)
+                scales = config.rules.scales(part, config.times_wider, config.times_deeper, optimiser.steps)
                 group["weight_decay"] *= scales.decay
                 group |= {"scale": scales.rate, "lr": self.learning_rate * scales.rate, "eps": EPS * scales.eps}
                 group["orthogonal"] = optimiser.orthogonal and part == "matrices"

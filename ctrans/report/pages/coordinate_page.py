@@ -9,7 +9,7 @@ MOST_LINES = 7
 """Places of a chart: those whose changes grow or shrink most."""
 CHANGE = "k of mean |change| ~ size^k after the updates, with its standard error over seeds and rates; 0 where one rate suits every size"
 START = "k of mean |x| ~ size^k before the first update"
-VERDICT = f"transfers if |k| and two standard errors stay below {FLAT:.2f}, does not transfer if |k| less two is above; the loss does not count"
+VERDICT = f"whether |k| is below {FLAT:.2f}, by two standard errors; the loss does not count"
 
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
