@@ -36,7 +36,7 @@ from ctrans.stability.screening.screen import Screening
 from ctrans.stability.screening.screening_checks import STEPS, Quantity
 from ctrans.stability.screening.updates import UpdateStep
 from ctrans.study.presets.claim import Verdict
-from ctrans.training.coordinate_check import Growth
+from ctrans.training.coordinate_check import PlaceGrowth
 from ctrans.training.settings import TrainConfig
 from ctrans.verify.run import Result
 
@@ -219,7 +219,7 @@ RESULT_KEYS: dict[str, Schema] = {
         "rates": list[float],
         "seeds": int,
         "updates": int,
-        "growths": list[Growth],
+        "growths": list[PlaceGrowth],
         "verdict": str,
         "answer": str,
     },

@@ -233,7 +233,7 @@ class GPTConfig(MapSettings, NormOptions):
     @property
     def step_length(self) -> float:
         """dt l^branch: the length of a segment after the parametrisation."""
-        return self.dt * self.times_deeper**self.rules.branch
+        return float(self.dt * self.times_deeper**self.rules.branch)
 
     @property
     def is_stack(self) -> bool:

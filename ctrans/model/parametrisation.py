@@ -7,12 +7,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, NamedTuple
 
-Part = Literal["matrices", "vectors", "ends"]
+WeightGroup = Literal["matrices", "vectors", "ends"]
 """Weights with one rule: matrices of the depth, vectors of the depth, and all weights outside."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Steps:
+class StepGrowth:
     """How an optimiser's step at rate 1 grows with the width n, if the logits are divided by n.
 
     - `matrices`: the power of n of the norm |dW x|/|x| of a hidden matrix's step
@@ -55,7 +55,7 @@ class Parametrisation:
     decay: bool = True
     eps: bool = True
 
-    def scales(self, part: Part, wider: float, deeper: float, steps: Steps) -> Scales:
+    def scales(self, part: WeightGroup, wider: float, deeper: float, steps: StepGrowth) -> Scales:
         """The factors for a part of the weights.
 
         A step should have the norm l^update in the depth and 1 outside, as an operator for a

@@ -10,6 +10,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -38,12 +39,12 @@ LOSS, LOGITS = "loss", "attention logits"
 MASKED = -1e9
 """Attention logits below it are masks."""
 
-Verdict = Literal["transfers", "does not transfer", "undecided"]
+TransferVerdict = Literal["transfers", "does not transfer", "undecided"]
 Build = Callable[[int, int], nn.Module]
 
 
 @dataclasses.dataclass(frozen=True)
-class Growth:
+class PlaceGrowth:
     """k of mean |change| ~ size^k for one place, over widths or over depths.
 
     - `place`: a module by name, with * for numbers, or `LOGITS`, `LOSS`, or the decay of a group
@@ -61,7 +62,7 @@ class Growth:
     at_start: float
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> TransferVerdict:
         """Whether the interval of k lies within `FLAT`, or outside of it."""
         if abs(self.exponent) + SURE * self.error < FLAT:
             return "transfers"
@@ -79,9 +80,9 @@ class Transfer:
     rates: list[float]
     seeds: int
     updates: int
-    growths: list[Growth]
+    growths: list[PlaceGrowth]
 
-    def worst(self, axis: str) -> Growth:
+    def worst(self, axis: str) -> PlaceGrowth:
         """The place that decides the axis: one that moves, else one that is undecided, else the
         largest |k|. The loss is reported, and decides nothing.
         """
@@ -90,7 +91,7 @@ class Transfer:
         return max(judged, key=lambda each: (order.index(each.verdict), abs(each.exponent)))
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> TransferVerdict:
         """The rate transfers if no place moves with the width or the depth."""
         found = {self.worst(axis).verdict for axis in self.sizes}
         return "does not transfer" if "does not transfer" in found else "undecided" if "undecided" in found else "transfers"
@@ -141,7 +142,18 @@ def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str
 
     with _hooked(module, keep):
         value = loss(module)
-    return found | {LOSS: [value.detach().double()]}
+    rescaled = {name for name, after in pairwise(found) if _proportional(found[name], found[after])}
+    return {name: each for name, each in found.items() if name not in rescaled} | {LOSS: [value.detach().double()]}
+
+
+def _proportional(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Whether the second outputs are the first ones times a number: their place alone counts then, as
+    behind a multiplier of logits.
+    """
+    if [each.shape for each in first] != [each.shape for each in second]:
+        return False
+    a, b = (torch.cat([each.flatten() for each in parts]) for parts in (first, second))
+    return float(a @ b) > (1 - 1e-9) * float(a.norm() * b.norm()) > 0
 
 
 def _mean(parts: Sequence[Tensor]) -> float:
@@ -170,6 +182,7 @@ def _measure(
     return decay | {
         place: (_mean([b - a for a, b in zip(before[place], after[place], strict=True)]), _mean(before[place]))
         for place in before
+        if place in after
     }
 
 
@@ -232,13 +245,13 @@ def transfer_check(
     return Transfer(sizes, list(rates), seeds, updates, growths)
 
 
-def _growth(axis: str, place: str, sizes: Sequence[int], runs: Sequence[Sequence[tuple[float, float]]]) -> Growth:
+def _growth(axis: str, place: str, sizes: Sequence[int], runs: Sequence[Sequence[tuple[float, float]]]) -> PlaceGrowth:
     changes, starts = ([[run[k] for run in each] for each in runs] for k in range(2))
     slopes = [log_slope(sizes, each) for each in zip(*changes, strict=True)]
     finite = not any(map(math.isnan, slopes))
     error = statistics.stdev(slopes) / len(slopes) ** 0.5 if finite and len(slopes) > 1 else 0.0 if finite else math.nan
     means = [statistics.geometric_mean(each) if finite else math.nan for each in changes]
-    return Growth(
+    return PlaceGrowth(
         axis, place, means, statistics.fmean(slopes), error, log_slope(sizes, [statistics.fmean(each) for each in starts])
     )
 
@@ -266,7 +279,7 @@ def coordinate_check(
     head = config.width // config.heads
     if any(width < 1 or width % head for width in widths):
         raise ConfigError(f"widths = {list(widths)}: give multiples of a head's width {head}")
-    base = {} if config.parametrisation == STANDARD else {"base_width": config.width, "base_depth": config.depth}
+    base: dict[str, Any] = {} if config.parametrisation == STANDARD else {"base_width": config.width, "base_depth": config.depth}
     base = {name: getattr(config, name) or value for name, value in base.items()}
     tokens, targets = data.batch(0, 0, batch=settings.batch, seed=settings.seed)
 

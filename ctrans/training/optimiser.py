@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.model.parametrisation import Steps
+from ctrans.model.parametrisation import StepGrowth
 
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Devices for which torch has a fused AdamW."""
@@ -44,7 +44,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     for _ in range(ROUNDS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x if wide else x.mT
+    made: Tensor = x if wide else x.mT
+    return made
 
 
 class Muon(torch.optim.Optimizer):
@@ -56,7 +57,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {"lr": learning_rate, "betas": betas, "eps": EPS, "weight_decay": 0.0, "orthogonal": False})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes one step. Returns the closure's loss."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
@@ -91,12 +92,12 @@ class Optimiser:
     """An optimiser, and how its step grows. `orthogonal` ones treat matrices of the depth apart."""
 
     make: Make
-    steps: Steps
+    steps: StepGrowth
     orthogonal: bool = False
 
 
 OPTIMISERS: dict[str, Optimiser] = {
-    "adamw": Optimiser(adamw, Steps(matrices=1.0)),
-    "sgd": Optimiser(sgd, Steps(matrices=0.0, entries=-1.0, of_gradient=True)),
-    "muon": Optimiser(muon, Steps(matrices=0.0), orthogonal=True),
+    "adamw": Optimiser(adamw, StepGrowth(matrices=1.0)),
+    "sgd": Optimiser(sgd, StepGrowth(matrices=0.0, entries=-1.0, of_gradient=True)),
+    "muon": Optimiser(muon, StepGrowth(matrices=0.0), orthogonal=True),
 }

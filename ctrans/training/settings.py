@@ -11,7 +11,7 @@ from torch import nn
 
 from ctrans.fields.attention import check_temperature
 from ctrans.model.gpt import GPT
-from ctrans.model.parametrisation import STANDARD, Part
+from ctrans.model.parametrisation import STANDARD, WeightGroup
 from ctrans.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
 from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.training.optimiser import EPS, OPTIMISERS
@@ -46,7 +46,7 @@ class TrainConfig:
     Each field is an option of `ctrans train`. Raises ConfigError with the value and the fix for an
     invalid one. The learning rate grows over `warmup` iterations (see `SCHEDULES`), then falls as a
     cosine to `min_learning_rate` at `iterations`. `temperature_start` decays geometrically to the
-    model's temperature. Steps, tolerances and `gradient` are those of `solvers.solve`; euler with
+    model's temperature. StepGrowth, tolerances and `gradient` are those of `solvers.solve`; euler with
     one step and backprop is the discrete model. A run has diverged when a loss or gradient is not
     finite, or when `patience` evaluations in a row lie more than `margin` nats above the first.
     """
@@ -93,7 +93,7 @@ class TrainConfig:
         limits=ITERATIONS,
     )
     method: str = option("euler", f"Method of integration: {METHOD_WORDS}.", group="Solver", metavar="NAME")
-    steps: int = option(1, "Steps per segment of a fixed-step method.", group="Solver")
+    steps: int = option(1, "StepGrowth per segment of a fixed-step method.", group="Solver")
     rtol: float | None = option(None, "Relative tolerance of an adaptive method.", group="Solver", default_words="1e-6")
     atol: float | None = option(None, "Absolute tolerance of an adaptive method.", group="Solver", default_words="1e-8")
     gradient: str = option("backprop", "How gradients are computed.", group="Solver", choices=GRADIENTS)
@@ -153,8 +153,8 @@ class TrainConfig:
                 members.setdefault((p.dim() < 2, id(p) in inside), []).append(p)
         groups = []
         for (vectors, within), each in sorted(members.items(), key=lambda item: item[0]):
-            group = {"params": each, "weight_decay": self.weight_decay * (self.decay_gains if vectors else 1)}
-            part: Part = ("vectors" if vectors else "matrices") if within else "ends"
+            group: dict[str, Any] = {"params": each, "weight_decay": self.weight_decay * (self.decay_gains if vectors else 1)}
+            part: WeightGroup = ("vectors" if vectors else "matrices") if within else "ends"
             if model is not None and apart:
                 config = model.config
                 scales = config.rules.scales(part, config.times_wider, config.times_deeper, optimiser.steps)

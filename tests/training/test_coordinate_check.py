@@ -11,7 +11,7 @@ from torch import nn
 
 from ctrans import GPTConfig
 from ctrans.model.parametrisation import PARAMETRISATIONS
-from ctrans.training.coordinate_check import FLAT, Growth, Transfer, coordinate_check, transfer_check
+from ctrans.training.coordinate_check import FLAT, PlaceGrowth, Transfer, coordinate_check, transfer_check
 from ctrans.training.data import from_text
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -114,7 +114,7 @@ def test_rate_times_decay_has_its_place():
 
 
 def growth(exponent, error, axis="width", place="x"):
-    return Growth(axis, place, [1.0], exponent, error, 0.0)
+    return PlaceGrowth(axis, place, [1.0], exponent, error, 0.0)
 
 
 def test_a_verdict_needs_an_interval_on_one_side_of_the_limit():
@@ -200,6 +200,30 @@ def test_attention_logits_are_seen_in_the_fused_kernel_and_in_a_softmax():
 
     assert found(True).changes == pytest.approx(found(False).changes, rel=1e-4)
     assert found(True).exponent == pytest.approx(found(False).exponent, abs=1e-4)
+
+
+def test_a_multiplier_behind_a_module_hides_no_transfer():
+    """y = c W x with c = 1/n and Adam at the rate r: the change of y is r |x|_1/n = r, and that of W x is r n."""
+
+    class Scaled(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.inner = nn.Linear(width, 3, bias=False)
+
+        def forward(self, x):
+            return self.inner(x) / x.shape[-1]
+
+    found = transfer_check(
+        lambda width, depth: Scaled(width),
+        lambda module, rate: torch.optim.Adam(module.parameters(), lr=rate),
+        lambda module: module(torch.ones(2, module.inner.in_features)).sum(),
+        widths=(8, 16, 32),
+        depths=(1,),
+        rates=(1e-2,),
+        updates=1,
+    )
+    assert {each.place for each in found.growths} == {"output", "loss"}
+    assert found.worst("width").exponent == pytest.approx(0, abs=1e-3)
 
 
 def test_the_generator_is_as_it_was():

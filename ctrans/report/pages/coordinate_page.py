@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Plot, Table, table
-from ctrans.training.coordinate_check import FLAT, LOSS, Growth, Transfer
+from ctrans.training.coordinate_check import FLAT, LOSS, PlaceGrowth, Transfer
 
 MOST_LINES = 7
 """Places of a chart: those whose changes grow or shrink most."""
@@ -18,7 +18,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     for name, found in models.items():
         parts.append(Answer(found["answer"], "good" if found["verdict"] == "transfers" else "note"))
         for axis, sizes in found["sizes"].items():
-            growths = [Growth(**each) for each in found["growths"] if each["axis"] == axis]
+            growths = [PlaceGrowth(**each) for each in found["growths"] if each["axis"] == axis]
             columns = ["place", Column("k", CHANGE), Column("k at the start", START), Column("verdict", VERDICT)]
             rows = [
                 [each.place, Cell(str(each), each.exponent), each.at_start, "" if each.place == LOSS else each.verdict]
