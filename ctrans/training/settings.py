@@ -46,7 +46,7 @@ class TrainConfig:
     Each field is an option of `ctrans train`. Raises ConfigError with the value and the fix for an
     invalid one. The learning rate grows over `warmup` iterations (see `SCHEDULES`), then falls as a
     cosine to `min_learning_rate` at `iterations`. `temperature_start` decays geometrically to the
-    model's temperature. StepGrowth, tolerances and `gradient` are those of `solvers.solve`; euler with
+    model's temperature. Steps, tolerances and `gradient` are those of `solvers.solve`; euler with
     one step and backprop is the discrete model. A run has diverged when a loss or gradient is not
     finite, or when `patience` evaluations in a row lie more than `margin` nats above the first.
     """
@@ -93,7 +93,7 @@ class TrainConfig:
         limits=ITERATIONS,
     )
     method: str = option("euler", f"Method of integration: {METHOD_WORDS}.", group="Solver", metavar="NAME")
-    steps: int = option(1, "StepGrowth per segment of a fixed-step method.", group="Solver")
+    steps: int = option(1, "Steps per segment of a fixed-step method.", group="Solver")
     rtol: float | None = option(None, "Relative tolerance of an adaptive method.", group="Solver", default_words="1e-6")
     atol: float | None = option(None, "Absolute tolerance of an adaptive method.", group="Solver", default_words="1e-8")
     gradient: str = option("backprop", "How gradients are computed.", group="Solver", choices=GRADIENTS)
@@ -133,8 +133,8 @@ class TrainConfig:
         self, parameters: Iterable[nn.Parameter], device: torch.device, model: GPT | None = None
     ) -> torch.optim.Optimizer:
         """The optimiser of these settings for the parameters that need a gradient, at the peak
-        learning rate. Muon and the model's parametrisation need the `model`: a group whose rate they
-        scale has the key "scale".
+        learning rate. Muon and parametrisations need the `model`. A group whose rate they scale has
+        the key "scale".
 
         Matrices decay. Vectors (gains, offsets, biases) decay with `decay_gains` only. Behind an
         output norm only decay of the gains bounds the velocity: the norm removes the scale of the
