@@ -36,7 +36,7 @@ COMMANDS = {
     "families": "List the model families of other libraries that ctrans knows, with their placements.",
     "verify": "Check every statement of the theory on random cases, as printed and as corrected.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
-    "coordinate-check": "Measure how activations and their updates grow with the width.",
+    "coordinate-check": "Check whether a learning rate transfers to other widths and depths.",
     "rate": "Find the largest stable learning rate of a model on its data by a sweep.",
     "export": "Write a trained model in the format of Hugging Face or nanoGPT.",
     "watch": "Show a monitored training: progress, figures by depth, alarms.",

@@ -79,7 +79,7 @@ def command(request: RateRequest) -> None:
         found = largest_rate(
             made,
             Batches(data, settings, steps),
-            settings.make_optimiser(made.parameters(), device),
+            settings.make_optimiser(made.parameters(), device, made),
             rates=request.rates,
             steps=steps,
             floor=Floor(data.depthless_loss(), data.guess_loss()),

@@ -11,6 +11,7 @@ from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, ExpertOptions
 from ctrans.fields.attention import check_temperature, qk_norm_name
 from ctrans.fields.tables import check_maps, takes, usual_hidden_width
 from ctrans.model.initialisation import INITIALISATIONS
+from ctrans.model.parametrisation import PARAMETRISATIONS, STANDARD, Parametrisation
 from ctrans.model.stack import MOST_STEPS, check_stack
 from ctrans.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
 from ctrans.option import COUNT, FINITE, POSITIVE, SEED, WEIGHT, Range, check_options, option, part_of
@@ -145,6 +146,15 @@ class GPTConfig(MapSettings, NormOptions):
         limits=Range(1, MOST_STEPS),
         default_words="each sublayer is a segment with its own weights",
     )
+    parametrisation: str = option(
+        STANDARD, "How initial weights, dt, logits and rates follow width and depth.", group="Weights", choices=PARAMETRISATIONS
+    )
+    base_width: int | None = option(
+        None, "Width at which the parametrisation changes nothing.", group="Weights", limits=COUNT, default_words="--width"
+    )
+    base_depth: int | None = option(
+        None, "Blocks at which the parametrisation changes nothing.", group="Weights", limits=COUNT, default_words="--depth"
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "residual", residual_name(self.residual))
@@ -170,6 +180,7 @@ class GPTConfig(MapSettings, NormOptions):
         if self.is_stack:
             check_stack(placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts"))
         self._check_depth_weights()
+        self._check_parametrisation()
         if self.alpha is not None and not self._has_residual_gain:
             raise ConfigError(
                 f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm"
@@ -191,6 +202,38 @@ class GPTConfig(MapSettings, NormOptions):
             )
         if residual.unit_weights:
             raise ConfigError(f"residual {self.residual!r} puts every matrix on a sphere by itself: choose depth_weights {FREE}")
+
+    def _check_parametrisation(self) -> None:
+        if self.parametrisation == STANDARD:
+            for name in ("base_width", "base_depth"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"{name} = {getattr(self, name)} has no meaning for parametrisation {STANDARD}: leave it out, or choose "
+                        f"{', '.join(sorted(PARAMETRISATIONS.keys() - {STANDARD}))}"
+                    )
+        elif self.is_stack or RESIDUALS[self.residual].unit_weights:
+            odd = "stack_steps" if self.is_stack else f"residual {self.residual!r}"
+            raise ConfigError(f"parametrisation {self.parametrisation!r} has no rules for {odd}: choose {STANDARD}")
+
+    @property
+    def rules(self) -> Parametrisation:
+        """The parametrisation's entry."""
+        return PARAMETRISATIONS[self.parametrisation]
+
+    @property
+    def times_wider(self) -> float:
+        """n = width/base width."""
+        return self.width / (self.base_width or self.width)
+
+    @property
+    def times_deeper(self) -> float:
+        """l = depth/base depth."""
+        return self.depth / (self.base_depth or self.depth)
+
+    @property
+    def step_length(self) -> float:
+        """dt l^branch: the length of a segment after the parametrisation."""
+        return float(self.dt * self.times_deeper**self.rules.branch)
 
     @property
     def is_stack(self) -> bool:
@@ -256,7 +299,7 @@ class GPTConfig(MapSettings, NormOptions):
             raise ConfigError(
                 f"residual {self.residual!r} depends on the number of blocks, here {self.depth}: the model has no other depth"
             )
-        dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
+        dt = float(Fraction(self.dt) * Fraction(self.depth, blocks)) * (self.depth / blocks) ** self.rules.branch
         alpha = self._alpha if self._has_residual_gain else None
         return dataclasses.replace(self, depth=blocks, dt=dt, alpha=alpha)
 

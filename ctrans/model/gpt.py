@@ -136,6 +136,8 @@ class GPT(nn.Module):
         s moves at sqrt(d) times the learning rate (nGPT, arXiv 2410.01131, section 2.1).
         """
         weight = (self.token_embedding if self.unembedding is None else self.unembedding).weight
+        if self.config.rules.logits:
+            weight = weight * self.config.times_wider**self.config.rules.logits
         return weight if self.logit_scale is None else self.logit_scale[:, None] * self.config.width**0.5 * weight
 
     def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
@@ -257,10 +259,10 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         blocks = blocks_through(blocks, config.depth_weights, config.depth, generator)
     parts = [part for block in blocks for part in block]
     if not config.is_stack:
-        return Depth(parts, config.dt, per_block=config.per_block)
+        return Depth(parts, config.step_length, per_block=config.per_block)
     # the final norm ends the velocity
     norm = make_norm(config) if _ends_in_norm(config) else None
-    return stacked(Depth(parts, 1.0, per_block=config.per_block), config.segments, config.dt, norm)
+    return stacked(Depth(parts, 1.0, per_block=config.per_block), config.segments, config.step_length, norm)
 
 
 def _ends_in_norm(config: GPTConfig) -> bool:
@@ -271,7 +273,10 @@ def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generato
     """Draws the matrices of the sublayers by the configuration's initialisation, on their spheres
     if its residual requires it.
     """
-    initialise(parts, config.initialisation, generator, blocks=config.depth)
+    power = config.rules.drawn
+    base = {} if power is None else {"wider": config.times_wider, "power": power}
+    blocks = config.depth if power is None else config.depth / config.times_deeper
+    initialise(parts, config.initialisation, generator, blocks=blocks, **base)
     if RESIDUALS[config.residual].unit_weights:
         put_on_spheres(parts)
 
@@ -291,7 +296,7 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         parts = [part for block, each in enumerate(config.placements) for part in make_block(config, each, block)]
     for k, part in enumerate(parts):
         put_on_demand(part.field, Piece(f"segment {k}", partial(draws.weights, k)), shelf)
-    return Depth(parts, config.dt, per_block=config.per_block)
+    return Depth(parts, config.step_length, per_block=config.per_block)
 
 
 class _Draws:

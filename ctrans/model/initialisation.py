@@ -64,7 +64,7 @@ class Initialisation:
     number of blocks; biases zero.
     """
 
-    std: Callable[[int, int], float]
+    std: Callable[[float, float], float]
     gain: Callable[[Role, float], float] = _alone
     of_xavier: bool = False
     """Whether values, outputs and the FFN have Xavier's variance at any depth, as Xiong's theorem 1
@@ -72,11 +72,11 @@ class Initialisation:
     """
 
 
-def _fixed(fan_in: int, fan_out: int) -> float:
+def _fixed(fan_in: float, fan_out: float) -> float:
     return 0.02
 
 
-def _xavier(fan_in: int, fan_out: int) -> float:
+def _xavier(fan_in: float, fan_out: float) -> float:
     return math.sqrt(2 / (fan_in + fan_out))
 
 
@@ -101,11 +101,20 @@ def get_initialisation(name: str) -> Initialisation:
 
 
 @torch.no_grad()
-def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Generator, *, blocks: int) -> None:
+def initialise(
+    sublayers: Iterable[Sublayer],
+    name: str,
+    generator: torch.Generator,
+    *,
+    blocks: float,
+    wider: float = 1.0,
+    power: float = 0.0,
+) -> None:
     """Draws every matrix of the sublayers' attention and FFN maps from this initialisation, and
     sets the biases of their linear maps to zero.
 
-    `blocks` is the number of blocks for rules that depend on it. Norms keep gain 1 and offset 0.
+    `blocks` is the number of blocks for rules that depend on it. The standard deviation is that of
+    a model 1/`wider` times as wide, times wider^power. Norms keep gain 1 and offset 0.
     Raises ConfigError for a field that does not expose its matrices, and for weights that are
     functions of depth, as a block's own weights cannot be drawn.
     """
@@ -121,7 +130,8 @@ def initialise(sublayers: Iterable[Sublayer], name: str, generator: torch.Genera
                 f"cannot initialise a field of type {type(field).__name__}: it does not expose its weight matrices by `matrices()`"
             )
         for weight, role, _ in field.matrices():
-            weight.normal_(0.0, rule.gain(role, blocks) * rule.std(weight.shape[1], weight.shape[0]), generator=generator)
+            std = rule.std(weight.shape[1] / wider, weight.shape[0] / wider) * wider**power
+            weight.normal_(0.0, rule.gain(role, blocks) * std, generator=generator)
         for module in sublayer.field.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()

@@ -30,12 +30,14 @@ from torch.func import functional_call, vmap
 from ctrans.fields import ATTENTIONS, FFNS, reference_kernels
 from ctrans.fields.tables import MapEntry
 from ctrans.model.gpt import GPT
+from ctrans.model.parametrisation import STANDARD
 from ctrans.study.description import PlannedRun
 from ctrans.study.measures import measured
 from ctrans.study.training import CPU, RunResult, begin, result_of, train_run
 from ctrans.training.data import Data
 from ctrans.training.loop import Ending, Outcome, TrainingRun, after_iteration, before_iterations, diverged, finished
 from ctrans.training.objective import Objective
+from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.signals import stopping
 from ctrans.training.training_state import Progress
@@ -79,6 +81,7 @@ def batches(run: PlannedRun) -> bool:
     """
     model, training = run.model, run.training
     plain = training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
+    plain = plain and model.parametrisation == STANDARD and not OPTIMISERS[training.optimiser].orthogonal
     entries = ATTENTIONS[model.attention], FFNS[model.ffn]
     maps = all(isinstance(entry, MapEntry) and entry.batches for entry in entries)
     return plain and maps and not training.compile and training.dtype != "bfloat16" and model.depth_weights == "free"

@@ -31,6 +31,9 @@ BEFORE: dict[str, dict[str, Any]] = {
         "norm_radius": None,
         "branch_norms": False,
         "stack_steps": None,
+        "parametrisation": "standard",
+        "base_width": None,
+        "base_depth": None,
     },
     "training": {"balance": 0.01, "router_z": 0.001, "bias_rate": 0.0, "low_rank": 0},
 }

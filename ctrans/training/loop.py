@@ -128,7 +128,7 @@ class TrainingRun:
         config, started = self.config, time.perf_counter()
         rate = learning_rate(config, step)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("scale", 1.0)
         tau = self.heat(temperature(config, step, self.model.config.temperature))
         self.optimiser.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.processes.device)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from ctrans.model.parametrisation import StepGrowth
 
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Devices for which torch has a fused AdamW."""
+EPS = 1e-8
+"""Adam's epsilon."""
+SCHULZ, ROUNDS = (3.4445, -4.775, 2.0315), 5
+"""Muon's polynomial (Jordan et al., 2024) and how often it acts: singular values end near 1."""
 
 Groups = list[dict[str, Any]]
 Make = Callable[[Groups, float, tuple[float, float], torch.device], torch.optim.Optimizer]
@@ -24,4 +33,71 @@ def sgd(groups: Groups, learning_rate: float, betas: tuple[float, float], device
     return torch.optim.SGD(groups, lr=learning_rate, momentum=betas[0])
 
 
-OPTIMISERS: dict[str, Make] = {"adamw": adamw, "sgd": sgd}
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """U V' of the matrix U S V', up to singular values between about 0.7 and 1.2, by Newton-Schulz
+    steps in its dtype.
+    """
+    wide = matrix.shape[-2] <= matrix.shape[-1]
+    x = matrix if wide else matrix.mT
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-30)
+    a, b, c = SCHULZ
+    for _ in range(ROUNDS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    made: Tensor = x if wide else x.mT
+    return made
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al., 2024) for groups with `orthogonal`: W - r (max(1, rows/columns))^(1/2) U V'
+    of the Nesterov momentum, with decoupled decay. Other groups take steps of AdamW.
+    """
+
+    def __init__(self, groups: Groups, learning_rate: float, betas: tuple[float, float]):
+        super().__init__(groups, {"lr": learning_rate, "betas": betas, "eps": EPS, "weight_decay": 0.0, "orthogonal": False})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Makes one step. Returns the closure's loss."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                if group["orthogonal"]:
+                    momentum = state.setdefault("momentum_buffer", torch.zeros_like(weight)).mul_(first).add_(weight.grad)
+                    size = math.sqrt(max(1.0, weight.shape[-2] / weight.shape[-1]))
+                    weight.add_(orthogonalised(weight.grad + first * momentum), alpha=-group["lr"] * size)
+                    continue
+                state["step"] = state.get("step", 0) + 1
+                mean = state.setdefault("exp_avg", torch.zeros_like(weight)).lerp_(weight.grad, 1 - first)
+                square = state.setdefault("exp_avg_sq", torch.zeros_like(weight)).mul_(second)
+                square.addcmul_(weight.grad, weight.grad, value=1 - second)
+                spread = (square / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
+                weight.addcdiv_(mean, spread, value=-group["lr"] / (1 - first ** state["step"]))
+        return loss
+
+
+def muon(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
+    """`Muon` with the first beta as its momentum."""
+    return Muon(groups, learning_rate, betas)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimiser:
+    """An optimiser, and how its step grows. `orthogonal` ones treat matrices of the depth apart."""
+
+    make: Make
+    steps: StepGrowth
+    orthogonal: bool = False
+
+
+OPTIMISERS: dict[str, Optimiser] = {
+    "adamw": Optimiser(adamw, StepGrowth(matrices=1.0)),
+    "sgd": Optimiser(sgd, StepGrowth(matrices=0.0, entries=-1.0, of_gradient=True)),
+    "muon": Optimiser(muon, StepGrowth(matrices=0.0), orthogonal=True),
+}

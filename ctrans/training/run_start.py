@@ -17,6 +17,7 @@ from ctrans.training import log
 from ctrans.training.data import Data, share_of
 from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
+from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
 from ctrans.training.run_checkpoint import restore
@@ -155,16 +156,16 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
     and makes an optimiser.
     """
     config = state.config
-    if parallel.sharded and RESIDUALS[model.config.residual].unit_weights:
-        raise ConfigError(
-            f"residual {model.config.residual!r} normalises whole matrices, and no process has them: choose --parallel ddp"
-        )
+    orthogonal = OPTIMISERS[config.optimiser].orthogonal
+    if parallel.sharded and (orthogonal or RESIDUALS[model.config.residual].unit_weights):
+        what = f"optimiser {config.optimiser!r}" if orthogonal else f"residual {model.config.residual!r}"
+        raise ConfigError(f"{what} normalises whole matrices, and no process has them: choose --parallel ddp")
     model = model.to(device=processes.device, dtype=config.weight_dtype)
     objective = Objective(model, config)
     if config.compile:
         objective.compile()
     module = parallel.wrap(objective, processes.device)
-    optimiser = config.make_optimiser(model.parameters(), processes.device)
+    optimiser = config.make_optimiser(model.parameters(), processes.device, model)
     return TrainingRun(model, module, optimiser, data, config, store, state, parallel, processes)
 
 

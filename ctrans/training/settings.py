@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from ctrans.fields.attention import check_temperature
+from ctrans.model.gpt import GPT
+from ctrans.model.parametrisation import STANDARD, WeightGroup
 from ctrans.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
 from ctrans.scheme import METHOD_WORDS, Scheme
-from ctrans.training.optimiser import OPTIMISERS
+from ctrans.training.optimiser import EPS, OPTIMISERS
 from solvers import GRADIENTS, ConfigError
 from solvers.errors import shown, unknown
 
@@ -127,21 +129,40 @@ class TrainConfig:
                 f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or leave out compile"
             )
 
-    def make_optimiser(self, parameters: Iterable[nn.Parameter], device: torch.device) -> torch.optim.Optimizer:
+    def make_optimiser(
+        self, parameters: Iterable[nn.Parameter], device: torch.device, model: GPT | None = None
+    ) -> torch.optim.Optimizer:
         """The optimiser of these settings for the parameters that need a gradient, at the peak
-        learning rate.
+        learning rate. Muon and parametrisations need the `model`. A group whose rate they scale has
+        the key "scale".
 
         Matrices decay. Vectors (gains, offsets, biases) decay with `decay_gains` only. Behind an
         output norm only decay of the gains bounds the velocity: the norm removes the scale of the
         matrices before it.
         """
-        trained = [p for p in parameters if p.requires_grad]
-        groups = [
-            {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for p in trained if p.dim() < 2], "weight_decay": self.weight_decay * self.decay_gains},
-        ]
-        make = OPTIMISERS[self.optimiser]
-        return make([group for group in groups if group["params"]], self.learning_rate, (self.beta1, self.beta2), device)
+        optimiser = OPTIMISERS[self.optimiser]
+        if optimiser.orthogonal and model is None:
+            raise ConfigError(
+                f"optimiser {self.optimiser!r} treats the matrices of a GPT's depth apart: give the model, or choose adamw"
+            )
+        apart = model is not None and (optimiser.orthogonal or model.config.parametrisation != STANDARD)
+        inside = {id(p) for p in model.depth.parameters()} if model is not None and apart else ()
+        members: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        for p in parameters:
+            if p.requires_grad:
+                members.setdefault((p.dim() < 2, id(p) in inside), []).append(p)
+        groups = []
+        for (vectors, within), each in sorted(members.items(), key=lambda item: item[0]):
+            group: dict[str, Any] = {"params": each, "weight_decay": self.weight_decay * (self.decay_gains if vectors else 1)}
+            part: WeightGroup = ("vectors" if vectors else "matrices") if within else "ends"
+            if model is not None and apart:
+                config = model.config
+                scales = config.rules.scales(part, config.times_wider, config.times_deeper, optimiser.steps)
+                group["weight_decay"] *= scales.decay
+                group |= {"scale": scales.rate, "lr": self.learning_rate * scales.rate, "eps": EPS * scales.eps}
+                group["orthogonal"] = optimiser.orthogonal and part == "matrices"
+            groups.append(group)
+        return optimiser.make(groups, self.learning_rate, (self.beta1, self.beta2), device)
 
     @property
     def weight_dtype(self) -> torch.dtype:

@@ -34,7 +34,7 @@ from ctrans.stability.screening.screen import Screening
 from ctrans.stability.screening.screening_checks import STEPS, Quantity
 from ctrans.stability.screening.updates import UpdateStep
 from ctrans.study.presets.claim import Verdict
-from ctrans.training.coordinate_check import Coordinates, Power
+from ctrans.training.coordinate_check import PlaceGrowth
 from ctrans.training.settings import TrainConfig
 from ctrans.verify.run import Result
 from docs._site.json_schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
@@ -216,12 +216,13 @@ RESULT_KEYS: dict[str, Schema] = {
         "prediction": described("Of the experiment benchmarks/prediction; null otherwise.", OBJECT_OR_NULL),
     },
     "coordinate-check": {
-        "widths": list[float],
-        "places": list[str],
-        "coordinates": list[Coordinates],
-        "size_powers": described("By update and place: k and its standard error.", list[list[Power]]),
-        "change_powers": described("By update and place: k and its standard error.", list[list[Power]]),
+        "sizes": dict[str, list[int]],
+        "rates": list[float],
+        "seeds": int,
+        "updates": int,
+        "growths": list[PlaceGrowth],
         "verdict": str,
+        "answer": str,
     },
     "rate": {
         "rate": described("The largest stable learning rate; null with the reason.", float | None),

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrans import GPT, GPTConfig
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import TrainConfig, from_saved
@@ -98,7 +99,7 @@ def test_temperature_goes_from_its_start_to_the_models_by_equal_factors(start, f
 
 def make(name, parameters, weight_decay, **settings):
     config = TrainConfig(optimiser=name, learning_rate=0.1, beta1=0.9, beta2=0.95, weight_decay=weight_decay, **settings)
-    return config.make_optimiser(parameters, torch.device("cpu"))
+    return config.make_optimiser(parameters, torch.device("cpu"), GPT(GPTConfig(width=8, depth=1)) if name == "muon" else None)
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

@@ -13,6 +13,7 @@ from ctrans.depth import Depth, spread
 from ctrans.fields import AttentionOptions
 from ctrans.model.config import GPTConfig
 from ctrans.model.initialisation import get_initialisation
+from ctrans.model.parametrisation import STANDARD
 from ctrans.option import part_of
 from ctrans.stability.attention.by_depth import (
     AttentionByDepth,
@@ -174,7 +175,7 @@ def _mean_square(x: Tensor) -> float:
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether Xiong's theory covers the maps."""
     usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
-    usual = usual and not config.is_stack
+    usual = usual and not config.is_stack and config.parametrisation == STANDARD
     return usual and part_of(AttentionOptions, config).idle
 
 

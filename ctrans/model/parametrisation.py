@@ -1,0 +1,86 @@
+"""Parametrisations: how the initial weights, the branches, the logits and the rates of a model
+change with its width and depth, so that the best rate of a small model stays the best.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+WeightGroup = Literal["matrices", "vectors", "ends"]
+"""Weights with one rule: matrices of the depth, vectors of the depth, and all weights outside."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepGrowth:
+    """How an optimiser's step at rate 1 grows with the width n, if the logits are divided by n.
+
+    - `matrices`: the power of n of the norm |dW x|/|x| of a hidden matrix's step
+    - `entries`: the power of n of an entry of the step of another weight
+    - `of_gradient`: whether the step is as large as the gradient, and so follows dt
+    """
+
+    matrices: float
+    entries: float = 0.0
+    of_gradient: bool = False
+
+
+class Scales(NamedTuple):
+    """The factors of the learning rate, of the weight decay and of Adam's epsilon."""
+
+    rate: float = 1.0
+    decay: float = 1.0
+    eps: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Parametrisation:
+    """Powers of n = width/base width and of l = blocks/base blocks.
+
+    - `drawn`: matrices of the depth are those of the base times n^drawn. None: their initialisation
+      sees their own shape
+    - `logits`: the logits are multiplied by n^logits
+    - `branch`: dt is multiplied by l^branch. -1 keeps the depth-time T
+    - `update`: the step of a sublayer's weights has the norm l^update
+    - `rates`: 1 divides each rate by the growth of the optimiser's step with the width. 0 leaves it
+    - `decay`: whether rate times weight decay stays the same
+    - `eps`: whether Adam's epsilon follows the gradient's size
+    """
+
+    drawn: float | None = None
+    logits: float = 0.0
+    branch: float = 0.0
+    update: float = 0.0
+    rates: float = 0.0
+    decay: bool = True
+    eps: bool = True
+
+    def scales(self, part: WeightGroup, wider: float, deeper: float, steps: StepGrowth) -> Scales:
+        """The factors for a part of the weights.
+
+        A step should have the norm l^update in the depth and 1 outside, as an operator for a
+        matrix and by entry otherwise. The rate is this over the step's norm at rate 1. A gradient
+        by entry is like n^logits, and l^branch in the depth.
+        """
+        inside = part != "ends"
+        width = -self.rates * (steps.matrices if part == "matrices" else steps.entries)
+        rate = wider**width * deeper ** (inside * (self.update - steps.of_gradient * self.branch))
+        eps = wider**self.logits * deeper ** (inside * self.branch)
+        return Scales(rate, 1 / rate if self.decay else 1.0, eps if self.eps else 1.0)
+
+
+STANDARD = "standard"
+MUP = Parametrisation(drawn=-0.5, logits=-1.0, rates=1.0)
+PARAMETRISATIONS: dict[str, Parametrisation] = {
+    STANDARD: Parametrisation(),
+    "mup": MUP,
+    "depth_mup": dataclasses.replace(MUP, branch=-0.5, update=-0.5),
+    "completep": dataclasses.replace(MUP, branch=-1.0),
+}
+"""By name.
+
+- "mup": for the width (arXiv 2203.03466, table 8, with a multiplier of the logits)
+- "depth_mup": branches of one map also for the depth (2310.02244; 2603.00541 for k = 1)
+- "completep": branches of two and more maps, as ours, also for the depth (2505.01618, alpha = 1;
+  2603.00541 for k >= 2)
+"""
