@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.bench.measure import Row, best, row_alone, Sample
+from benchmarks.bench.measure import Row, Sample, best, row_alone
 
 SHAPES = {
     "large": (1024, 1024, 1024),
@@ -25,7 +25,15 @@ def peaks(quick: bool) -> list[Row]:
         seconds = best(lambda a=a, b=b: torch.mm(a, b.T), 3 if quick else 10)
         rate = rate or 2 * n * k * m / seconds
         note = f"{2 * n * k * m / seconds / 1e9:.0f} Gflop/s, {4 * (n * k + k * m + n * m) / seconds / 1e9:.1f} GB/s"
-        rows.append(_row(f"product {n} x {k} x {m} ({name})", seconds, limit=2 * n * k * m / rate, limit_is="the large product's rate", note=note))
+        rows.append(
+            _row(
+                f"product {n} x {k} x {m} ({name})",
+                seconds,
+                limit=2 * n * k * m / rate,
+                limit_is="the large product's rate",
+                note=note,
+            )
+        )
     count = 2**24 if quick else 2**26
     source, target = torch.ones(count), torch.empty(count)
     seconds = best(lambda: target.copy_(source), 3 if quick else 5)

@@ -62,7 +62,9 @@ def populations(quick: bool) -> list[Row]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [_population(*case, 3 if quick else 5) for case in ([(4, 2, 32)] if quick else [(8, 1, 16), (8, 4, 32), (8, 8, 64)])]
+        return [
+            _population(*case, 3 if quick else 5) for case in ([(4, 2, 32)] if quick else [(8, 1, 16), (8, 4, 32), (8, 8, 64)])
+        ]
     finally:
         torch.set_num_threads(threads)
 

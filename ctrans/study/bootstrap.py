@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats takes half a second to import
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -43,5 +42,7 @@ def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tup
     if len(rows) < 2:
         return math.nan, math.nan
     low, high = interval(rows, lambda samples: samples.mean(-1), seed=seed)
+    from scipy.special import stdtrit  # the quantile of Student's t; here, so that other commands import no scipy
+
     half = stdtrit(len(rows) - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / math.sqrt(len(rows))
     return float(np.fmin(low, rows.mean() - half)), float(np.fmax(high, rows.mean() + half))
