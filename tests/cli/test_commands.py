@@ -59,10 +59,11 @@ def test_commands_are_completed_without_importing_torch(typed, offered):
     assert [line.removeprefix("plain,") for line in said if line] == [*offered, "no torch"]
 
 
+@pytest.mark.slow
 def test_what_few_commands_need_is_not_imported_by_all():
     """scipy, which torchdiffeq imports too, takes as long as a quarter of torch; the compiler twice as long as torch."""
     code = """
-import sys, ctrans.cli.simulate, ctrans.cli.train, ctrans.cli.screen, ctrans.cli.diagnose
+import sys, ctrans.cli.simulate, ctrans.cli.train, ctrans.cli.diagnose
 print({"scipy", "torchdiffeq", "matplotlib.pyplot", "torch._dynamo", "transformers", "plotly", "jinja2"} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
