@@ -162,8 +162,9 @@ def _shape(tensor: Tensor) -> str:
 
 def _another(tensor: Tensor) -> Tensor:
     """A tensor of that layout with other entries."""
-    other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return other.normal_() if other.is_floating_point() else other.zero_()
+    entries = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    make = torch.randn if tensor.is_floating_point() else torch.zeros
+    return make(entries, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.shape, tensor.stride())
 
 
 def best(work: Work, rounds: int = 5) -> float:

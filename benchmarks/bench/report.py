@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,26 @@ def compared(result: Result) -> list[dict[str, Any]]:
         for row in part["rows"]
         if row["peer_seconds"] is not None
     ]
+
+
+HEAD = "| measured | ours | peer | time of ours over the peer's | limit of this machine |"
+"""The first line of `table`."""
+
+
+def table(result: Result) -> str:
+    """What `make bench` found with a peer, for the site, under the machine's line."""
+    lines = [HEAD, "| --- | --- | --- | --- | --- |"]
+    for row in compared(result):
+        limit = f"{shown(row['limit'])}, {row['limit_is']}" if row["limit"] else ""
+        peer = f"{row['peer']}: {shown(row['peer_seconds'])}"
+        lines.append(f"| {row['name']} | {shown(row['seconds'])} | {peer} | {spread(row['ratio'])} | {limit} |")
+    return "\n".join(lines)
+
+
+def newest(directory: Path) -> Result | None:
+    """The latest whole result that is kept there; without one the latest of `--quick`."""
+    kept = sorted(directory.glob("bench-*.json"), key=lambda path: ("quick" not in path.name, path.name))
+    return json.loads(kept[-1].read_text()) if kept else None
 
 
 def draw(result: Result, path: Path) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
+from benchmarks.bench.report import newest  # noqa: E402
+from benchmarks.bench.report import table as measured_table  # noqa: E402
 from ctrans.findings import limits_table  # noqa: E402
 from ctrans.report.words import verdicts_table  # noqa: E402
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS  # noqa: E402
@@ -16,6 +18,10 @@ TABLES = {
     "commands/screen.md": [verdicts_table()],
     "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],
 }
+
+measured = newest(ROOT / "benchmarks" / "results")
+if measured is not None:
+    TABLES["why/speed.md"] = [measured_table(measured)]
 
 for name, tables in TABLES.items():
     path = ROOT / "docs" / name
