@@ -39,13 +39,13 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def started(path: Path, words: str) -> Result:
+def started(path: Path) -> Result:
     """What is kept there already, or a new result of today."""
     if path.exists():
         return dict(json.loads(path.read_text()))
     return {
         "date": datetime.date.today().isoformat(),
-        "words": words,
+        "words": "",
         "processor": processor(),
         "processors": os.cpu_count(),
         "python": platform.python_version(),
@@ -104,7 +104,8 @@ def main() -> None:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
     directory = given.out or (ROOT / "out" / "bench" if given.quick else RESULTS)
     path = directory / f"bench-{'quick-' if given.quick else ''}{datetime.date.today().isoformat()}-{hardware()}.json"
-    result, now = started(path, given.words), commit()
+    result, now = started(path), commit()
+    result["words"] = given.words or result["words"]
     for name in names:
         kept = result["parts"].get(name)
         if kept and kept["commit"] == now and not kept["failure"] and not given.again:
