@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: simulate train test test-all campaign fuzz architectures gpu lint docs gallery pictures lock release-check setup clean
+.PHONY: simulate train test test-all campaign fuzz architectures bench gpu lint docs gallery pictures lock release-check setup clean
 
 simulate: setup
 	$(BIN)/ctrans simulate --placement all --dt 0.1
@@ -34,6 +34,12 @@ fuzz: setup
 # every named architecture trained 200 steps beside plain pre-LN; goes on where it was stopped
 architectures: setup
 	$(BIN)/python benchmarks/architectures.py
+
+# times of ctrans, its peers and the machine's limit on one page: 15 minutes on two quiet processors, QUICK=1 two. PARTS="hjb train" for
+# some. It goes on where it was stopped; NANOGPT=PATH for a checkout to train beside. A peer that cannot be installed is left out
+bench: setup
+	-$(BIN)/pip install --quiet --constraint constraints.txt --requirement benchmarks/bench/requirements.txt
+	PYTHONPATH=. $(BIN)/python -m benchmarks.bench $(PARTS) $(if $(QUICK),--quick)
 
 # no set-up: it takes what there is; NANOGPT=PATH for a checkout to train beside
 gpu:

@@ -166,26 +166,39 @@ def table(steps: Sequence[int] = STEPS) -> list[str]:
     return lines
 
 
-def deep(blocks: int = 48, width: int = 256) -> list[str]:
-    """The peak of a training step of so many blocks above parameters, gradients and optimiser state."""
+def deep_steps(blocks: int = 48, width: int = 256) -> dict[str, Callable[[], object]]:
+    """A forward and backward pass of a training step by each kind of gradient; parameters, gradients and optimiser state are there."""
     config = GPTConfig(vocab_size=256, context=128, depth=blocks, width=width, heads=8, placement="peri", dt=0.1)
     model = GPT(config).to(DEVICE)
     optimiser = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(0, 256, (4, 129), generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
-    def step(kind: str) -> None:
-        end = solve(model.depth.segments(), model.embed(tokens[:, :-1]), gradient=kind).x1
+    def back(end: Tensor) -> None:
         loss = nn.functional.cross_entropy(model.head(end).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         finish()
 
+    def step(kind: str) -> None:
+        back(solve(model.depth.segments(), model.embed(tokens[:, :-1]), gradient=kind).x1)
+
+    def by_hand() -> None:
+        x = model.embed(tokens[:, :-1])
+        for sublayer in model.depth.sublayers:
+            x = x + 0.1 * sublayer(x)
+        back(x)
+
+    step("backprop")
+    optimiser.step()  # its state exists from here on, and every parameter has its gradient
+    return {"hand loop": by_hand, **{kind: partial(step, kind) for kind in ("backprop", "checkpoint", "reversible", "adjoint")}}
+
+
+def deep(blocks: int = 48, width: int = 256) -> list[str]:
+    """The peak of a training step of so many blocks above parameters, gradients and optimiser state."""
     lines = [
         "",
         f"{blocks} blocks of width {width}, 4 x 128 tokens, float32: peak above parameters, gradients and optimiser state.",
     ]
-    step("backprop")
-    optimiser.step()  # its state exists from here on, and every parameter has its gradient
-    kinds = {kind: partial(step, kind) for kind in ("backprop", "checkpoint", "reversible", "adjoint")}
+    kinds = deep_steps(blocks, width)
     peaks = {kind: peak_bytes(work) for kind, work in kinds.items()}
     taken = seconds(kinds)
     for kind, peak in peaks.items():

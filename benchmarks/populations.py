@@ -38,8 +38,8 @@ CASES = [(8, 1, 16), (8, 1, 32), (4, 2, 32), (8, 1, 64), (8, 4, 32), (8, 8, 64),
 """Blocks, sequences and tokens of a sequence, of width 64."""
 
 
-def seconds(blocks: int, batch: int, context: int, rounds: int, device: str = "cpu") -> tuple[float, float]:
-    """A member's step alone, and of a population."""
+def samples(blocks: int, batch: int, context: int, rounds: int, device: str = "cpu") -> list[tuple[float, float]]:
+    """A member's step alone, and of a population: seconds in pairs, after one that warms up."""
     where = torch.device(device)
     data = from_text(default_text(), context)
     model = GPTConfig(context=context, depth=blocks, width=64, heads=4, placement="pre")
@@ -47,7 +47,7 @@ def seconds(blocks: int, batch: int, context: int, rounds: int, device: str = "c
     with tempfile.TemporaryDirectory() as place:
         alone = [begin(run, data, Path(place), where) for run in runs]
         together = Population([begin(run, data, Path(place), where) for run in runs])
-        times: tuple[list[float], list[float]] = ([], [])
+        times: list[tuple[float, float]] = []
         for step in range(1 + rounds):
             started = time.perf_counter()
             for run in alone:
@@ -59,9 +59,14 @@ def seconds(blocks: int, batch: int, context: int, rounds: int, device: str = "c
                 for member, loss in zip(together.members, losses, strict=True):
                     update(member, STEPS * step + i, loss)
             ended = time.perf_counter()
-            for found, value in zip(times, (middle - started, ended - middle), strict=True):
-                found.append(value / STEPS / len(runs))
-    return tuple(statistics.median(each[1:]) for each in times)  # type: ignore[return-value]
+            times.append(((middle - started) / STEPS / len(runs), (ended - middle) / STEPS / len(runs)))
+    return times[1:]
+
+
+def seconds(blocks: int, batch: int, context: int, rounds: int, device: str = "cpu") -> tuple[float, float]:
+    """The medians of both."""
+    alone, together = zip(*samples(blocks, batch, context, rounds, device), strict=True)
+    return statistics.median(alone), statistics.median(together)
 
 
 def line(blocks: int, batch: int, context: int, rounds: int, device: str = "cpu") -> str:

@@ -123,7 +123,8 @@ def adaptive() -> list[str]:
     return lines
 
 
-def overhead() -> list[str]:
+def euler_loops() -> dict[str, Callable[[], Tensor]]:
+    """Euler over a model of 12 blocks: by hand, by ours and by torchdiffeq."""
     config = GPTConfig(vocab_size=8, context=64, depth=12, width=128, heads=4, placement="peri", dt=0.1)
     model = GPT(config)
     x0 = torch.randn(4, 64, 128, generator=torch.Generator().manual_seed(0))
@@ -143,6 +144,13 @@ def overhead() -> list[str]:
     def ours() -> Tensor:
         return solve(segments, x0, method="euler").x1
 
+    assert torch.equal(by_hand(), ours())
+    return {"hand loop": by_hand, "solvers euler": ours, "torchdiffeq euler": torchdiffeq_euler}
+
+
+def overhead() -> list[str]:
+    by_hand, ours, torchdiffeq_euler = euler_loops().values()
+
     def pair(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[float, float]:
         seconds = []
         for run in (first, second):
@@ -151,7 +159,6 @@ def overhead() -> list[str]:
             seconds.append(time.perf_counter() - start)
         return seconds[0], seconds[1]
 
-    assert torch.equal(by_hand(), ours())
     lines = ["", f"12-block peri model, width 128, 64 tokens, batch 4, float32: medians of {PAIRS} pairs, order alternating."]
     for name, run in (("solvers euler", ours), ("torchdiffeq euler", torchdiffeq_euler)):
         pair(by_hand, run)

@@ -59,16 +59,22 @@ class Case:
     train: TrainConfig
 
 
-def case() -> Case:
+SIZES = {"small": (2, 64, 32, 8), "medium": (4, 128, 64, 12), "large": (6, 256, 128, 8)}
+"""Blocks, width, context and batch on the CPU; heads of width 32."""
+
+
+def case(size: str = "medium", compiled: bool = False) -> Case:
     shape = {"placement": "pre", "bias": False}
-    settings = {"batch": 12, "learning_rate": 1e-3, "warmup": 100, "iterations": 100_000, "min_learning_rate": 1e-3}
+    settings = {"learning_rate": 1e-3, "warmup": 100, "iterations": 100_000, "min_learning_rate": 1e-3}
     if torch.cuda.is_available():
         model = GPTConfig(vocab_size=50304, context=1024, depth=12, width=768, heads=12, **shape)
-        train = TrainConfig(**{**settings, "learning_rate": 6e-4, "min_learning_rate": 6e-4}, dtype="bfloat16", compile=True)
+        rates = {"learning_rate": 6e-4, "min_learning_rate": 6e-4}
+        train = TrainConfig(**{**settings, **rates}, batch=12, dtype="bfloat16", compile=True)
         return Case("GPT-2 124M, context 1024, batch 12, bfloat16, compiled", torch.device("cuda"), model, train)
-    model = GPTConfig(vocab_size=256, context=64, depth=4, width=128, heads=4, **shape)
-    title = "4 blocks, width 128, context 64, batch 12, float32"
-    return Case(title, torch.device("cpu"), model, TrainConfig(**settings))
+    depth, width, context, batch = SIZES[size]
+    model = GPTConfig(vocab_size=256, context=context, depth=depth, width=width, heads=width // 32, **shape)
+    title = f"{depth} blocks, width {width}, context {context}, batch {batch}, float32{', compiled' if compiled else ''}"
+    return Case(title, torch.device("cpu"), model, TrainConfig(**settings, batch=batch, compile=compiled))
 
 
 def ours(case: Case, data: Data, directory: Path) -> TrainingRun:

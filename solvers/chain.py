@@ -131,8 +131,8 @@ class Chain:
             return [*backward(state, kept, arrivals, after), *state.gradients]
 
         self._roots += tensors
-        versions = [tensor._version for tensor in tensors]
-        with aside():
+        with aside():  # a version that is read here would be captured for the next stretch
+            versions = [tensor._version for tensor in tensors]
             outputs = self._node([*(saved.x for saved in inside), *links], keep, [*self.links, *tensors], pull)
         self.links = outputs[-count:]
         self._states += [*outputs[:-count], *self.links[:at_end]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
@@ -205,7 +205,7 @@ class _Batch:
                 slopes = self._norms(first / scale)
                 probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale), slopes, strict=True)]
                 h = self._by_row([sign * probe for probe in probes], x)
-                times = [row.t + sign * probe for row, probe in zip(rows, probes, strict=True)]
+                times = _times(row.t + sign * probe for row, probe in zip(rows, probes, strict=True))
                 bend = self._velocity(times, x + h * first, rows) - first
                 curvatures = [norm / probe for norm, probe in zip(self._norms(bend / scale), probes, strict=True)]
                 sizes = [guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)]
@@ -243,18 +243,17 @@ class _Batch:
         zero.
         """
         with torch.no_grad():
-            v = self._velocity([row.t for row in rows], x, rows)
+            v = self._velocity(_times(row.t for row in rows), x, rows)
         if not torch.is_grad_enabled():
             return v
         sound = [i for i, good in enumerate(_sound(v)) if good]
         which = self._places(sound)
-        return v.index_put((which,), self._velocity([rows[i].t for i in sound], x[which], [])) if sound else v
+        return v.index_put((which,), self._velocity(_times(rows[i].t for i in sound), x[which], [])) if sound else v
 
-    def _velocity(self, times: list[float], x: Tensor, counted: list[_Row]) -> Tensor:
+    def _velocity(self, times: Tensor, x: Tensor, counted: list[_Row]) -> Tensor:
         for row in counted:
             row.stats.evaluations += 1
-        low, high = self.run.inside(self.segment, x.dtype)
-        told = torch.tensor([min(max(t, low), high) for t in times], dtype=real_type(x.dtype), device=x.device)
+        told = times.clamp(*self.run.inside(self.segment, x.dtype)).to(real_type(x.dtype)).to(x.device)
         v = self.segment.field(told.reshape(-1, *[1] * (x.dim() - 1)), x)
         check_like("field", v, x)
         return v
@@ -263,9 +262,10 @@ class _Batch:
         """x1, the last stage and each row's error of one attempt by each row."""
         tableau = self.method.tableau
         h = self._by_row([row.step.h for row in rows], x)
+        start, end = _times(row.t for row in rows), _times(row.step.end for row in rows)
         stages = [first]
         for c, weights in list(zip(tableau.c, tableau.a, strict=True))[1:]:
-            times = [row.step.end if c == 1 else row.t + c * (row.step.end - row.t) for row in rows]
+            times = end if c == 1 else start + c * (end - start)
             stages.append(self._velocity(times, x + _combined(h, weights, stages), rows if count else []))
         x1 = x + _combined(h, tableau.b, stages)
         with torch.no_grad():
@@ -273,6 +273,10 @@ class _Batch:
             estimates = [_combined(h, weights, stages) / scale for weights in tableau.error_weights]
             norms = zip(*(self._norms(e) for e in estimates), strict=True)
         return x1, stages[-1], [tableau.error(of_row) for of_row in norms]
+
+
+def _times(numbers: Iterable[float]) -> Tensor:
+    return torch.tensor(list(numbers), dtype=torch.float64)
 
 
 def _sound(x: Tensor) -> list[bool]:

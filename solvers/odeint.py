@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torchdiffeq
 from torch import Tensor
 
 from solvers.checked import checked, is_dense
@@ -105,7 +104,7 @@ def odeint(
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
         raise ConfigError(f"event_fn = {shown(event_fn)} with {len(t)} times: give a function of t and y, and two times")
     if method in NAMES and method not in ITS_METHODS:
-        calls = {"backprop": torchdiffeq.odeint, "adjoint": torchdiffeq.odeint_adjoint}
+        calls = {"backprop": "odeint", "adjoint": "odeint_adjoint"}
         call = calls.get(gradient) if isinstance(gradient, str) else None
         if call is None:
             raise ConfigError(
@@ -131,10 +130,12 @@ def odeint(
     return problem.parts(states)
 
 
-def their_result(call: Callable[..., Any], func: Func, y0: Any, t: Tensor, **request: Any) -> Any:
-    """The result of torchdiffeq's function, for states of any structure. Its bare assertions become
-    errors.
+def their_result(call: str, func: Func, y0: Any, t: Tensor, **request: Any) -> Any:
+    """The result of torchdiffeq's function of that name, for states of any structure. Its bare
+    assertions become errors.
     """
+    import torchdiffeq
+
     if not isinstance(y0, Tensor) and type(y0) is not tuple:  # torchdiffeq supports no other structure
         tree, event_fn = Tree(y0, "y0"), request["event_fn"]
         if event_fn is not None:
@@ -143,7 +144,7 @@ def their_result(call: Callable[..., Any], func: Func, y0: Any, t: Tensor, **req
         return tree.parts(found) if event_fn is None else (found[0], tree.parts(found[1]))
     options = None if request["options"] is None else dict(request["options"])
     try:
-        return call(func, y0, t, **{**request, "options": options})
+        return getattr(torchdiffeq, call)(func, y0, t, **{**request, "options": options})
     except AssertionError as error:
         raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a message'}") from None
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-import torchdiffeq
 from jaxtyping import Shaped
 from torch import Tensor
 
@@ -56,7 +55,7 @@ def odeint_adjoint(
     if method in NAMES and method not in ITS_METHODS:
         own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
         request = {"rtol": rtol, "atol": atol, "method": method, "options": options, "event_fn": event_fn, **own}
-        return their_result(torchdiffeq.odeint_adjoint, func, y0, t, **request)
+        return their_result("odeint_adjoint", func, y0, t, **request)
     same = dict(options or {})
     for name, value in (adjoint_options or {}).items():
         allowed = (None, "seminorm") if name == "norm" else (same.get(name),)

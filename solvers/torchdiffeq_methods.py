@@ -7,10 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torchdiffeq
 from torch import Tensor
-from torchdiffeq._impl.odeint import SOLVERS  # the only list of its methods' names
-from torchdiffeq._impl.solvers import AdaptiveStepsizeODESolver
 
 from solvers.errors import ConfigError
 from solvers.method import ADAPTIVE, FIXED
@@ -18,7 +15,23 @@ from solvers.run import Run, Stopped, finite
 from solvers.segment import Segment
 from solvers.solution import Status
 
-NAMES = tuple(SOLVERS)
+NAMES = (
+    "dopri8",
+    "dopri5",
+    "bosh3",
+    "fehlberg2",
+    "adaptive_heun",
+    "euler",
+    "midpoint",
+    "heun2",
+    "heun3",
+    "rk4",
+    "explicit_adams",
+    "implicit_adams",
+    "fixed_adams",
+    "scipy_solver",
+)
+"""torchdiffeq is imported where one of them runs: it imports scipy, which takes a quarter of a second."""
 # torchdiffeq fails by a bare assert; its message contains these words.
 ASSERTED = {"underflow in dt": Status.STEP_UNDERFLOW, "non-finite": Status.NON_FINITE, "max_num_steps": Status.TOO_MANY_STEPS}
 
@@ -34,17 +47,25 @@ class TorchDiffEq:
     @property
     def order(self) -> int:
         """The formal order that torchdiffeq states (4 for its multistep methods)."""
-        return int(getattr(SOLVERS[self.name], "order", 4))
+        return int(getattr(self._solver, "order", 4))
 
     @property
     def adaptive(self) -> bool:
         """Whether it chooses its own steps."""
-        return issubclass(SOLVERS[self.name], AdaptiveStepsizeODESolver) or self.name == "scipy_solver"
+        from torchdiffeq._impl.solvers import AdaptiveStepsizeODESolver
+
+        return issubclass(self._solver, AdaptiveStepsizeODESolver) or self.name == "scipy_solver"
 
     @property
     def options(self) -> frozenset[str]:
         """The options of `solve` that it uses. scipy does not show its steps."""
         return frozenset({"rtol", "atol"}) if self.name == "scipy_solver" else ADAPTIVE if self.adaptive else FIXED
+
+    @property
+    def _solver(self) -> Any:
+        from torchdiffeq._impl.odeint import SOLVERS
+
+        return SOLVERS[self.name]
 
     def advance(self, segment: Segment, x: Tensor, run: Run) -> Tensor:
         """The state at the segment's end. Raises Stopped if torchdiffeq fails."""
@@ -67,7 +88,7 @@ class TorchDiffEq:
             raise ConfigError(
                 f"torchdiffeq:{self.name} with gradient 'adjoint' has no tolerances by entry: give one number, or use tsit5"
             )
-        field = _Watched(segment, run, t0, t1, x, SOLVERS[self.name].valid_callbacks())
+        field = _Watched(segment, run, t0, t1, x, self._solver.valid_callbacks())
         times = torch.tensor([t0, t1], dtype=torch.float64, device=x.device)
         options: dict[str, Any] = {}
         if not self.adaptive:
@@ -83,7 +104,9 @@ class TorchDiffEq:
                 k: given.reshape(-1).cpu().numpy() if isinstance(given, Tensor) else given for k, given in tolerances.items()
             }
         try:
-            x1 = torchdiffeq.odeint(field, x, times, **tolerances, method=self.name, options=options)[-1]
+            from torchdiffeq import odeint
+
+            x1 = odeint(field, x, times, **tolerances, method=self.name, options=options)[-1]
         except AssertionError as error:
             status = next((status for words, status in ASSERTED.items() if words in str(error)), None)
             if status is None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import stdtr, stdtrit  # the quantile of Student's t; scipy.stats takes half a second to import
 
 from solvers import ConfigError
 from solvers.errors import shown
@@ -47,6 +46,8 @@ def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tup
     if len(rows) < 2:
         return math.nan, math.nan
     low, high = interval(rows, lambda samples: samples.mean(-1), seed=seed)
+    from scipy.special import stdtrit  # the quantile of Student's t; here, so that other commands import no scipy
+
     half = stdtrit(len(rows) - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / math.sqrt(len(rows))
     return float(np.fmin(low, rows.mean() - half)), float(np.fmax(high, rows.mean() + half))
 
@@ -59,6 +60,8 @@ def rows_to_decide(values: Sequence[float] | np.ndarray) -> int | None:
     rows = np.asarray(values, dtype=float)
     if len(rows) < 2:
         return None
+    from scipy.special import stdtrit
+
     n = np.arange(2, MOST_ROWS + 1)
     enough = stdtrit(n - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / np.sqrt(n) < abs(rows.mean())
     return int(n[enough.argmax()]) if enough.any() else None
@@ -76,6 +79,8 @@ def gap_over_seeds(losses: Sequence[float], others: Sequence[float]) -> tuple[fl
     One of them may have one value only. Raises ConfigError for fewer than three in all, and for
     losses that are not finite.
     """
+    from scipy.special import stdtr
+
     n, m = len(losses), len(others)
     if min(n, m, n + m - 2) < 1 or not all(map(math.isfinite, [*losses, *others])):
         raise ConfigError(f"losses {shown(losses)} and {shown(others)}: give finite ones of two settings, three or more in all")

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.bench.report import newest
+from benchmarks.bench.report import table as measured_table
 from ctrans.findings import Check
 from ctrans.report.words import verdicts
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
@@ -31,6 +33,10 @@ TABLES = {
     "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],
     "howto/precision.md": [limits_table(PRECISION_CHECKS)],
 }
+
+measured = newest(DOCS.parent / "benchmarks" / "results")
+if measured is not None:
+    TABLES["why/speed.md"] = [measured_table(measured)]
 
 if __name__ == "__main__":
     for name, tables in TABLES.items():

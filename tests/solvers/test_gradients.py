@@ -685,3 +685,17 @@ def test_who_asks_for_no_check_gets_the_state_as_it_is():
     assert not solve(segments, torch.ones(2), check=False).x1.isfinite().any()
     with pytest.raises(SolveError, match="non-finite in segment 0"):
         solve(segments, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", [Adjoint(), Reversible()], ids=["adjoint", "reversible"])
+def test_a_stretch_depends_on_its_own_parameters_only_however_deep_the_model(kind):
+    """If each stretch had the parameters of all before it, the cost would grow with the square of the depth."""
+    weights = [torch.full((3,), 0.1 * (k + 1), dtype=torch.float64, requires_grad=True) for k in range(6)]
+    segments = [Segment(k, k + 1, lambda t, x, w=w: torch.tanh(w * x)) for k, w in enumerate(weights)]
+    waiting, stretches = [solve(segments, X0, method="heun", steps=4, gradient=kind).x1.grad_fn], []
+    while waiting:
+        before = [node for node, _ in waiting.pop().next_functions if node is not None]
+        stretches.append([node.variable for node in before if hasattr(node, "variable")])
+        waiting += [node for node in dict.fromkeys(before) if not hasattr(node, "variable")]
+    found = [id(weight) for own in stretches for weight in own]
+    assert sorted(found) == sorted(map(id, weights))

@@ -437,3 +437,10 @@ def test_an_event_function_that_returns_no_floating_tensor_is_named(value):
 def test_an_event_that_never_comes_is_said():
     with pytest.raises(SolveError, match="no event between t = 0 and"):
         odeint(lambda t, y: 0 * y, torch.ones(1), torch.tensor([0.0, 1.0]), event_fn=lambda t, y: y[0] + 1)
+
+
+def test_the_names_are_those_of_torchdiffeq():
+    """They are written down, so that torchdiffeq is imported where a method of it runs."""
+    from torchdiffeq._impl.odeint import SOLVERS
+
+    assert set(NAMES) == set(SOLVERS)
