@@ -171,7 +171,7 @@ CHECKS = Checks(
             "serious",
             f"{OURS}: in trained models the depth makes most of the last state, and embeddings have entries of 0.01 to 3{tried(1, 0, 0)}",
             "The state is its embedding from start to end. What attention and FFN add is negligible next to it.",
-            "Scale the embedding or its multiplier down, or put a norm behind it.",
+            "Scale the embedding or its multiplier down until what the blocks add is twice as large as it, or put a norm behind it.",
             requires="finite states that are not 0",
             low=1.0,
         ),
@@ -211,7 +211,8 @@ CHECKS = Checks(
             "serious",
             f"the velocity does not depend on the state; the limit 1e-12 is {OURS}",
             "The sublayer adds the same vector for every text: all its units are off, or its weights are 0. No gradient passes.",
-            "Check its offsets and the gain before it. Draw its weights again and train on, or remove it.",
+            "Set gains near 0 before it back to 1. Draw matrices of zeros and units that are always off again, the units with output "
+            "weights of 0, and train on. Or remove the sublayer.",
             requires="a Jacobian of each sublayer",
             low=1e-12,
             near=None,
@@ -223,7 +224,8 @@ CHECKS = Checks(
             "serious",
             f"{OURS}: at most 0.052 in the 27 healthy models of the open half of benchmarks/clinic",
             "Most of the FFN's weights compute nothing, and get no gradient.",
-            "Draw these units again and train on, or prune them. At the start of a training: a lower learning rate, or smaller biases.",
+            "Draw their input weights again, set their output weights to 0, and train on. The model stays the same at first. Or prune "
+            "them. At the start of a training: a lower learning rate, or smaller biases.",
             requires="an FFN with an exposed last map",
             high=0.8,
             near=None,
