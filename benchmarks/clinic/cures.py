@@ -38,6 +38,7 @@ ADVICE: dict[str, str] = {
     "not the same twice": "no hooks",
     "silenced outlier channel": "nothing",
     "scores of another scale": "scores by neighbours",
+    "most heads saturated": "restore queries",
     "dead units": "redraw units",
     "sublayer raises the loss": "restore",
     # of the monitor
@@ -62,7 +63,7 @@ ADVICE: dict[str, str] = {
     "frozen layer": "train all",
     "router collapse": "redraw router",
     "loss stays high": "back and own data",
-    "embedding updates too large": "slow embedding",
+    "embedding updates too large": "back and slow embedding",
     "softmax twice": "plain loss",
     "Adam remembers too long": "usual betas",
 }
@@ -89,6 +90,7 @@ def placebo(own: str, monitor: bool, key: str) -> str:
         "back and own data",
         "usual eps and scale",
         "own data and scale",
+        "back and slow embedding",
         "hold scores",
         "hold maps",
         "usual betas",

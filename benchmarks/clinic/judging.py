@@ -8,7 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
-    "attention scale": ("saturated heads", "attention logits grow", "attention collapsed", "scores of another scale"),
+    "attention scale": (
+        "saturated heads",
+        "attention logits grow",
+        "attention collapsed",
+        "scores of another scale",
+        "most heads saturated",
+    ),
     "dead part": ("dead sublayer", "zero weight", "heads of zeros", "dead layer", "sensitivity near zero", "dead units"),
     "embedding": ("embedding dominates the depth", "embedding grows", "embedding updates too large"),
     "positions": ("positions dominate the text",),

@@ -168,9 +168,11 @@ def _to_size(name: str, size: float) -> Treatment:
 
 
 def smaller_embedding(case: Case) -> None:
-    """What the blocks add becomes twice as large as the embedding. The finding's value is ten times what they add, over the state."""
-    value = 6.0 if case.finding is None else case.finding.value
-    _scale([case.course.body.part("embedding")], min(1.0, value / 20))
+    """What the blocks add becomes four times as large as the embedding. The finding's value is ten times what they add, over the state."""
+    if case.finding is None or not case.finding.check:
+        _to_size("embedding", 0.3)(case)
+    else:
+        _scale([case.course.body.part("embedding")], min(1.0, case.finding.value / 40))
 
 
 def smaller_positions(case: Case) -> None:
@@ -262,6 +264,15 @@ def restore_ends(case: Case) -> None:
         case.course.body.part(name).copy_(case.earlier.body.part(name))
 
 
+@torch.no_grad()
+def restore_queries(case: Case) -> None:
+    """Queries and keys of the earlier copy."""
+    for part, old in zip(case.course.body.blocks, case.earlier.body.blocks if case.earlier else (), strict=False):
+        for now, before in ((part.q, old.q), (part.k, old.k)):
+            for weight, kept in zip(now, before, strict=True):
+                weight.copy_(kept)
+
+
 def back_and_skip(case: Case) -> None:
     """Weights and moments of the earlier copy; the batches since then are not read again."""
     restore(case)
@@ -324,6 +335,11 @@ def gains_without_decay(case: Case) -> None:
 def slow_embedding(case: Case) -> None:
     case.course.embedding_factor = 0.3
     _optimiser(case)
+
+
+def back_and_slow_embedding(case: Case) -> None:
+    back_and_skip(case)
+    slow_embedding(case)
 
 
 def train_all(case: Case) -> None:
@@ -395,6 +411,7 @@ TREATMENTS: dict[str, Treatment] = {
     "smaller head": smaller_head,
     "smaller head if guessing": smaller_head_if_guessing,
     "mask": mask,
+    "restore queries": restore_queries,
     "restore ends": restore_ends,
     "restore": restore,
     "back and skip": back_and_skip,
@@ -411,6 +428,7 @@ TREATMENTS: dict[str, Treatment] = {
     "train all": train_all,
     "own data": own_data,
     "own data and mask": own_data_and_mask,
+    "back and slow embedding": back_and_slow_embedding,
     "reset gradients": reset_gradients,
     "divide gradients": divide_gradients,
     "plain loss": plain_loss,
