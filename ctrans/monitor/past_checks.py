@@ -200,9 +200,10 @@ def slow(past: Past, limits: Limits) -> Sighting | None:
     moved = np.nan_to_num(values[-count:]).max(1) > 0
     if not (moved | (outside[-count:, 0] > 0 if len(outside) >= count else False)).all():
         return None
-    with np.errstate(divide="ignore", invalid="ignore"):  # a sublayer whose rate is 0 is none that should move
-        by_adam = values[-count:] / rates[-count:] - (decays[-count:] if decays.shape == shares.shape else 0.0)
-        shares = _medians(by_adam / np.where(shares[-count:] > 0, shares[-count:], np.nan))
+    decay, expected = decays[-count:] if decays.shape == shares.shape else 0.0 * shares[-count:], shares[-count:]
+    with np.errstate(divide="ignore", invalid="ignore"):  # unknown where the rate is 0, or where decay is most of a step
+        known_share = np.where(expected > 2 * decay, expected, np.nan)
+        shares = _medians((values[-count:] / rates[-count:] - decay) / known_share)
     if not (shares < limits["limit"]).all():
         return None
     return Sighting("the median sublayer", float(shares[-1, 0]), limits["limit"], past.step, below=True)

@@ -11,7 +11,7 @@ from ctrans.findings import tried
 from ctrans.monitor import ALARMS
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 
-ROWS = Path(__file__).parents[2] / "benchmarks" / "results" / "clinic" / "open.jsonl"
+ROWS = Path(__file__).parents[2] / "benchmarks" / "results" / "clinic" / "open-3.jsonl"
 
 
 def outcomes():

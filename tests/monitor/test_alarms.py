@@ -107,6 +107,10 @@ def test_nothing_is_said_of_a_training_that_is_well():
     assert told(half=True) == []
 
 
+def test_weights_so_large_that_decay_is_most_of_a_step_tell_nothing_of_updates():
+    assert told(lambda i, figures: {"update": [0.9e-4] * 6, "rate_share": [0.1] * 6}) == []
+
+
 def test_steps_that_are_skipped_are_no_updates_near_zero():
     assert told(lambda i, figures: {"update": [0.0] * 6, "update_outside": 0.0}) == []
     rounded = told(lambda i, figures: {"update": [1e-4] * 6, "update_outside": 1e-4})

@@ -65,7 +65,7 @@ MOMENTS = 200
 BARS = "▁▂▃▄▅▆▇█"
 TIME, DEPTH = 16, 14
 """Characters of a sparkline over time, and over depth."""
-TIMELINE = 12
+TIMELINE = 7
 """Deviations in the timeline."""
 EARLY, LATE = slice(-8), slice(-8, None)
 """Findings shown with --verbose only, and the newest ones."""
