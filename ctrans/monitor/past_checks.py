@@ -186,7 +186,7 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 
 def slow(past: Past, limits: Limits) -> Sighting | None:
     """The median sublayer's update without its weight decay, over its learning rate, below `limit` in
-    each of the last `reports` reports with a rate above 0, in a training with Adam's second moments.
+    each of the last `reports` reports with a rate above 0, in a training with Adam's moments.
 
     A step that moves no weight at all was skipped, by a scaler or a reaction: none of these may be.
     """

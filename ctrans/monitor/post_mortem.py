@@ -60,8 +60,8 @@ class PostMortem:
 
     - `deviations`: by step, and of one step in the order of causes: settings, the pass forward by
       depth, the pass back, the update
-    - `loss`: the step from which on three reports have a loss above those before, or one that is not
-      finite; None without one
+    - `loss`: the step from which on three reports have a loss above those before, or one has a loss
+      that is not finite; None without one
     - `sigma`: the step at which the 6-sigma rule sees the loss or the gradient's norm
     """
 

@@ -18,7 +18,7 @@ GRAPH = 64
 """The number of nodes of a loss's graph that are looked at."""
 SAME = ("View", "UnsafeView", "Reshape", "Slice", "Transpose", "TBackward", "Permute", "ToCopy", "Clone", "Squeeze", "Unsqueeze",
         "Alias", "Select", "Index", "LogSoftmax")  # fmt: skip
-"""Nodes of a graph that move or copy entries, and a log of a softmax, which changes no log of a softmax."""
+"""Nodes of a graph that move or copy entries, and the log of a softmax, which may follow another."""
 
 
 def length(x: Tensor, order: float = 2) -> Tensor:
