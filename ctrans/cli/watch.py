@@ -74,15 +74,15 @@ def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
     }
 
 
-def _page(request: WatchRequest, log: MonitorLog) -> Page:
-    return page_of({"watch": json.loads(to_json({"command": "watch", **findings(log, why=request.why)}))})
+def _page(log: MonitorLog, *, why: bool = False) -> Page:
+    return page_of({"watch": json.loads(to_json({"command": "watch", **findings(log, why=why)}))})
 
 
 def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
     """The page as text of the terminal's width."""
     inner = Console(emoji=False, file=io.StringIO(), width=console.width, force_terminal=True)
     with inner.capture() as capture:
-        show(_page(request, log), inner, verbose=request.verbose)
+        show(_page(log, why=request.why), inner, verbose=request.verbose)
     return Text.from_ansi(capture.get())
 
 
