@@ -343,8 +343,10 @@ def limits_in_words(checks: Mapping[str, Check]) -> list[str]:
     return [f"{name} ({c.severity}): {c.description}: {c.limit} ({c.source})" for name, c in checks.items()]
 
 
-def tried(runs: int, healed: int, harmed: int, *, what: str = "its advice") -> str:
+def tried(runs: int, healed: int, harmed: int) -> str:
     """The end of a check's `source`: what its advice did to patients of `benchmarks/clinic` that did
     not heal without it, and of which it was the first finding.
     """
-    return f"; {what}, carried out on {runs} run{'s' * (runs > 1)} of the clinic's open half: healed {healed}, harmed {harmed}"
+    return (
+        f"; its advice, carried out on {runs} run{'s' * (runs > 1)} of the clinic's open half: healed {healed}, harmed {harmed}"
+    )

@@ -18,6 +18,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.clinic.examine import examine
+from benchmarks.clinic.picture import draw
 from benchmarks.clinic.report import report
 from benchmarks.clinic.seal import Patient, planned
 
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="examine nothing")
     parser.add_argument("--only", default="", help="patients with this in their names")
     parser.add_argument("--detect", action="store_true", help="find only: no advice is carried out")
+    parser.add_argument("--picture", type=Path, help="draw the table there; with --report")
     parser.add_argument("--name", default="", help="another name of the file, for a run after a change of the checks")
     options = parser.parse_args()
     path = RESULTS / f"{options.name or options.half}.jsonl"
@@ -59,6 +61,8 @@ def main() -> None:
                     break
         print()
     print("\n".join(report(rows(path))))
+    if options.picture:
+        draw(rows(path), options.picture, f"Known faults in small Transformers, the {options.half} half")
 
 
 if __name__ == "__main__":

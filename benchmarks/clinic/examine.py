@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from benchmarks.clinic.course import EVERY, STEPS, Course, course, held_out
-from benchmarks.clinic.cures import TREATMENTS, Case, advice, placebo
+from benchmarks.clinic.cures import advice, placebo
 from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS, Fault
 from benchmarks.clinic.judging import shows, six_sigma
 from benchmarks.clinic.seal import Patient
+from benchmarks.clinic.treatments import TREATMENTS, Case
 from ctrans import GPT, open_model
 from ctrans.findings import Finding, as_object
 from ctrans.monitor import ALARMS, Monitor
@@ -201,7 +202,8 @@ def training(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -
         return seen | {"arms": {}}
     when = counted[0].step if counted else next((step for step in copies if step > fault.start + 60), max(copies))
     assert when is not None
-    before = max((step for step in copies if step <= max(0, when - 10)), default=0)
+    began = min(when, counted[0].since or when) if counted else when
+    before = max((step for step in copies if step <= max(0, began - 10)), default=0)
 
     def treated(name: str, finding: Finding | None) -> float:
         arm = copies[when].copy()

@@ -29,7 +29,7 @@ class Fault:
     - `category`: what kind of cause it is, a key of `CATEGORIES` in `judging`
     - `place`: a word that the place of a right finding has; "" where the fault has no place
     - `put`: puts it into a trained model, or into a training at its start
-    - `cure`: the treatment of `cures.TREATMENTS` that undoes it; "" where only the data can be put right
+    - `cure`: the treatment of `treatments.TREATMENTS` that undoes it; "" where only the data can be put right
     - `start`, `gradual`: of a training, its first step, and whether it grows from step to step
     - `stands`: of a model, whether it is in the code, and so in a model that is trained again
     - `fits`: whether an architecture and a task have what it spoils

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
-    "attention scale": ("saturated heads", "attention logits grow", "attention collapsed", "scores of another scale"),
+    "attention scale": (
+        "saturated heads",
+        "attention logits grow",
+        "attention collapsed",
+        "scores of another scale",
+        "most heads saturated",
+    ),
     "dead part": ("dead sublayer", "zero weight", "heads of zeros", "dead layer", "sensitivity near zero", "dead units"),
-    "embedding": ("embedding dominates the depth", "embedding grows"),
+    "embedding": ("embedding dominates the depth", "embedding grows", "embedding updates too large"),
     "positions": ("positions dominate the text",),
     "wrong weights": ("sublayer raises the loss",),
     "future tokens": ("reads future tokens",),
@@ -39,13 +45,13 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     "routing": ("router collapse",),
     "rate": ("updates too large", "beyond the edge of stability", "gradients explode by depth", "gradients vanish by depth"),
     "stalled": ("updates near zero",),
-    "moments": ("Adam's second moments too small", "Adam's second moments too large"),
-    "labels": ("loss spike",),
+    "moments": ("Adam's second moments too small", "Adam's second moments too large", "Adam remembers too long"),
+    "labels": ("loss spike", "loss stays high"),
     "bad batch": ("loss spike", "gradient spike"),
     "repeats": (),
     "frozen": ("frozen layer",),
     "stale gradients": (),
-    "loss": (),
+    "loss": ("softmax twice",),
 }
 """The checks that name each category of cause."""
 SHOWN, SETTLED = 0.25, 9

@@ -42,6 +42,11 @@ def share(hits: int, of: int) -> str:
     return f"{hits} of {of} ({100 * low:.0f} to {100 * high:.0f}%)" if of else "none"
 
 
+def loud(findings: Sequence[Sequence[Any]]) -> bool:
+    """Whether one of the findings is above note."""
+    return any(each[1] != "note" for each in findings)
+
+
 def count(rows: Sequence[Row], test: Callable[[Row], bool]) -> str:
     return share(sum(map(test, rows)), len(rows))
 
@@ -94,10 +99,10 @@ def _by_fault(rows: Sequence[Row]) -> list[str]:
 
 def _detection(rows: Sequence[Row]) -> list[str]:
     placeable = [row for row in rows if fault_of(row).place and found(row)]
-    loud = [row for row in rows if any(each[1] != "note" for each in row["found"])]
+    above = [row for row in rows if loud(row["found"])]
     return [
         f"  found                              {count(rows, found)}",
-        f"  found above note                   {share(len(loud), len(rows))}",
+        f"  found above note                   {share(len(above), len(rows))}",
         f"  right cause first                  {count(rows, first)}",
         f"  right cause among the findings     {count(rows, right)}",
         f"  right place, of those found        {count(placeable, placed)}",
@@ -141,9 +146,9 @@ def _lead(rows: Sequence[Row]) -> list[str]:
 def _false(rows: Sequence[Row]) -> list[str]:
     lines = ["False alarms on healthy trainings and findings on healthy models"]
     for name, word in (("alarms", "trainings"), ("findings", "models")):
-        loud = [row for row in rows if any(each[1] != "note" for each in row[name])]
+        above = [row for row in rows if loud(row[name])]
         told = share(sum(bool(row[name]) for row in rows), len(rows))
-        lines.append(f"  {word} with one above note: {share(len(loud), len(rows))}; with any: {told}")
+        lines.append(f"  {word} with one above note: {share(len(above), len(rows))}; with any: {told}")
         each: dict[str, int] = {}
         for row in rows:
             for check, severity, *_ in row[name]:

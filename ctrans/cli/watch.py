@@ -18,6 +18,7 @@ from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.monitor.history import history
 from ctrans.monitor.log import MonitorLog, read_log
+from ctrans.monitor.post_mortem import post_mortem
 from ctrans.option import LARGEST, Range, option
 from ctrans.report.contents import page_of
 from ctrans.report.files import to_json
@@ -31,6 +32,7 @@ class WatchRequest(WrittenRequest):
 
     directory: Path = argument("DIR")
     once: bool = option(False, "Show the current state, then exit. This is the default if stdout is not a terminal.")
+    why: bool = option(False, "Also show what moved first: the gauges and places that left their past, in order.")
     refresh: float = option(2.0, "Seconds between updates.", limits=Range(0.1, LARGEST, "at least 0.1 seconds"))
     out: Path | None = option(None, "Directory for watch.png and watch.json.", group="Output", default_words="DIR")
 
@@ -45,17 +47,17 @@ def command(request: WatchRequest) -> None:
 
     \b
     ctrans train --monitor --out out/train & ctrans watch out/train
-    ctrans watch out/train --once
+    ctrans watch out/train --once --why
     """
     log = read_log(request.directory)
     directory = directory_of(request, request.directory)
     console = Console(emoji=False)
     if not (request.once or request.quiet) and console.is_terminal:
         log = _followed(request, console, log)
-    end(request, directory, findings(log))
+    end(request, directory, findings(log, why=request.why))
 
 
-def findings(log: MonitorLog) -> dict[str, Any]:
+def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
     """The keys of the JSON result."""
     runs = {name: value for report in log.reports[-1:] for name, value in report.figures.items()}
     return {
@@ -65,21 +67,22 @@ def findings(log: MonitorLog) -> dict[str, Any]:
         "loss": [float(loss) for loss in log.series("loss")] if log.reports else [],
         "last": runs,
         "history": history(log),
+        "why": post_mortem(log) if why else None,
         "findings": log.findings,
         "probes": log.probes,
         "unknown": {where: why for report in log.reports[-1:] for where, why in report.unknown.items()},
     }
 
 
-def _page(log: MonitorLog) -> Page:
-    return page_of({"watch": json.loads(to_json({"command": "watch", **findings(log)}))})
+def _page(log: MonitorLog, *, why: bool = False) -> Page:
+    return page_of({"watch": json.loads(to_json({"command": "watch", **findings(log, why=why)}))})
 
 
 def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
     """The page as text of the terminal's width."""
     inner = Console(emoji=False, file=io.StringIO(), width=console.width, force_terminal=True)
     with inner.capture() as capture:
-        show(_page(log), inner, verbose=request.verbose)
+        show(_page(log, why=request.why), inner, verbose=request.verbose)
     return Text.from_ansi(capture.get())
 
 

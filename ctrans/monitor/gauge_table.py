@@ -79,6 +79,8 @@ GAUGES = GaugeTable({
     "loss": Gauge("the loss given to `step`", "run"),
     "highest_loss": Gauge("the largest loss since the last report", "run"),
     "learning_rate": Gauge("the largest learning rate of the optimiser's groups", "run"),
+    "adam_memory": Gauge("1/(1 - beta_2): the steps that Adam's second moments remember", "run"),
+    "softmaxes": Gauge("softmaxes one upon another at the end of the loss's graph", "run"),
     "gradient_norm": Gauge("|dL/dW| over all weights, as given to `step` or computed", "run"),
     "highest_gradient_norm": Gauge("the largest gradient norm since the last report, if given to `step`", "run"),
     "gradient_outside": Gauge("|dL/dW| over the weights outside of the depth: embeddings, final norm, head", "run"),
@@ -105,6 +107,7 @@ GAUGES = GaugeTable({
     "gradient": Gauge("|dL/dW_k|", "sublayer"),
     "update": Gauge("|W_k' - W_k|/|W_k| of one step of the optimiser, of sampled entries", "sublayer"),
     "rate_share": Gauge("|lr w|/|lr_max W| over a sublayer's weights W, with w = W cut to -1 and 1", "sublayer"),
+    "decay_share": Gauge("|lr decay W|/|lr_max W| over a sublayer's weights W, with their weight decay", "sublayer"),
     "unmoved": Gauge("share of a sublayer's matrices that one step of the optimiser does not change", "sublayer"),
     "adam_gradient_ratio": Gauge(
         "rms of dL/dW_k over the root of Adam's second moment, of sampled entries", "sublayer"

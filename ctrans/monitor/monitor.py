@@ -30,9 +30,10 @@ from ctrans.monitor.past import Past
 from ctrans.monitor.past_checks import spike
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, check_reactions, distributed
-from ctrans.monitor.reductions import largest, norm_of
+from ctrans.monitor.reductions import largest, norm_of, stacked_softmaxes
 from ctrans.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
 from ctrans.monitor.sites import first_quarter, is_compiled, sites_of
+from ctrans.monitor.updates import settings
 from ctrans.monitor.waiting import Waiting, warn
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
@@ -186,7 +187,7 @@ class Monitor:
         with self._errors_as_warnings(step):
             self._waiting.add(step, self._waiting.number("loss", loss, step), norm)
             if reports:
-                alarms = self._report(step, optimizer, batch)
+                alarms = self._report(step, optimizer, batch, loss)
         with self._errors_as_warnings(step):
             if reports:  # even if the report failed, as other processes wait for this one
                 self.reactions.react(alarms, step, optimizer)
@@ -276,14 +277,14 @@ class Monitor:
         if self._reports(step) and not self.compiled:
             self.gauges.arm()
 
-    def _report(self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any) -> list[Finding]:
+    def _report(self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any, loss: object) -> list[Finding]:
         self.gauges.disarm()
         if not self.gauges.seen and batch is not None:
             self._run_eagerly(batch)
         probed = self._probe(step, optimizer)
         scale = None if self.scale is None else self.scale()
         figures = self.gauges.read(optimizer, self.clip, scale, unscaled=self.unscaled)
-        figures.update(self._run_figures(step, optimizer))
+        figures.update(self._run_figures(step, optimizer) | stacked_softmaxes(loss))
         for name, measure in measures_of("run").items():
             try:
                 figures[name] = float(measure(figures))
@@ -312,9 +313,7 @@ class Monitor:
             found["highest_gradient_norm"] = largest(norms)
             if norms[-1][0] == step:
                 found["gradient_norm"] = norms[-1][1]
-        if optimizer is not None and (rates := [float(g["lr"]) for g in optimizer.param_groups if g["lr"] is not None]):
-            found["learning_rate"] = max(rates) * self.reactions.factor
-        return found
+        return found | settings(optimizer, self.reactions.factor)
 
     def _skip_spikes(self, step: int, known: Tensor | float | None) -> None:
         grads = [p.grad for p in self.sites.root.parameters() if p.grad is not None]

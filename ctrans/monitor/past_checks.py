@@ -113,6 +113,21 @@ def loss_spike(past: Past, limits: Limits) -> Sighting | None:
     return spike(past.losses, limits, "the loss", additive=True)
 
 
+def risen(past: Past, limits: Limits) -> Sighting | None:
+    """All losses of a stretch up to now, of `recent` to `window` steps, are above each of the `window`
+    ones before it.
+    """
+    pairs = [pair for pair in past.losses if math.isfinite(pair[1])]
+    values, window = [value for _, value in pairs], int(limits["window"])
+    for count in range(int(limits["recent"]), window + 1):
+        before, last = values[-window - count : -count], values[-count:]
+        if len(before) < limits["least"]:
+            break
+        if min(last) > max(before):
+            return Sighting("the loss", min(last), max(before), pairs[-count][0])
+    return None
+
+
 def gradient_spike(past: Past, limits: Limits) -> Sighting | None:
     """A spike of the gradient norms of all steps if they are known, or else of those of reports."""
     steps, values = past.of("gradient_norm")
@@ -170,12 +185,13 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 
 
 def slow(past: Past, limits: Limits) -> Sighting | None:
-    """The median sublayer's update over its learning rate, below `limit` in each of the last `reports`
-    reports with a rate above 0, in a training with Adam's second moments.
+    """The median sublayer's update without its weight decay, over its learning rate, below `limit` in
+    each of the last `reports` reports with a rate above 0, in a training with Adam's moments.
 
     A step that moves no weight at all was skipped, by a scaler or a reaction: none of these may be.
     """
-    (_, rates), (_, values), (_, shares) = (past.of(name) for name in ("learning_rate", "update", "rate_share"))
+    names = ("learning_rate", "update", "rate_share", "decay_share")
+    (_, rates), (_, values), (_, shares), (_, decays) = map(past.of, names)
     count = int(limits["reports"])
     known = min(len(rates), len(values), len(shares)) >= count and values.shape[1] == shares.shape[1]
     if not known or not len(past.of("adam_gradient_ratio")[0]) or not (rates[-count:] > 0).all():
@@ -184,8 +200,10 @@ def slow(past: Past, limits: Limits) -> Sighting | None:
     moved = np.nan_to_num(values[-count:]).max(1) > 0
     if not (moved | (outside[-count:, 0] > 0 if len(outside) >= count else False)).all():
         return None
-    with np.errstate(divide="ignore", invalid="ignore"):  # a sublayer whose rate is 0 is none that should move
-        shares = _medians(values[-count:] / np.where(shares[-count:] > 0, shares[-count:], np.nan)) / rates[-count:]
+    decay, expected = decays[-count:] if decays.shape == shares.shape else 0.0 * shares[-count:], shares[-count:]
+    with np.errstate(divide="ignore", invalid="ignore"):  # unknown where the rate is 0, or where decay is most of a step
+        known_share = np.where(expected > 2 * decay, expected, np.nan)
+        shares = _medians((values[-count:] / rates[-count:] - decay) / known_share)
     if not (shares < limits["limit"]).all():
         return None
     return Sighting("the median sublayer", float(shares[-1, 0]), limits["limit"], past.step, below=True)

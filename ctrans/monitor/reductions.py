@@ -14,6 +14,11 @@ from torch import Tensor
 Key = TypeVar("Key")
 SAMPLE = 256
 """The number of tokens of a batch at which growth since X_0 and logits are measured."""
+GRAPH = 64
+"""The number of nodes of a loss's graph that are looked at."""
+SAME = ("View", "UnsafeView", "Reshape", "Slice", "Transpose", "TBackward", "Permute", "ToCopy", "Clone", "Squeeze", "Unsqueeze",
+        "Alias", "Select", "Index", "LogSoftmax")  # fmt: skip
+"""Nodes of a graph that move or copy entries, and the log of a softmax, which may follow another."""
 
 
 def length(x: Tensor, order: float = 2) -> Tensor:
@@ -83,6 +88,25 @@ def detached(value: Tensor | float | None) -> Any:
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         return value.reshape(()).clone() if value.numel() == 1 else value.float().mean()
     return None if value is None else float(value)
+
+
+def stacked_softmaxes(loss: object) -> dict[str, Any]:
+    """`softmaxes`, the number of them one upon another at the end of a loss's graph, if it has one."""
+    nodes: list[Any] = [getattr(loss, "grad_fn", None)]
+    count = 0
+    for _ in range(GRAPH):
+        node = nodes.pop(0) if nodes else None
+        if node is None:
+            continue
+        name = node.name()
+        if name.startswith("LogSoftmax") and not count:
+            nodes, count = [], 1
+        elif name.startswith("Softmax"):
+            count += count > 0
+        elif count and not name.startswith(SAME):
+            continue
+        nodes += [each for each, _ in node.next_functions]
+    return {"softmaxes": float(count)} if count else {}
 
 
 def host_numbers(values: Sequence[Any]) -> list[float]:

@@ -34,14 +34,14 @@ class Updates:
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
     ) -> dict[tuple[str, int], Tensor]:
-        """`update`, `unmoved` and `rate_share` if there is a sample of before the step;
+        """`update`, `unmoved`, `rate_share` and `decay_share` if there is a sample of before the step;
         `adam_gradient_ratio` if the optimiser has Adam's second moments.
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
         found: dict[tuple[str, int], Tensor] = {}
         before, self.before = self.before, None
-        states, rates = ({}, {}) if optimizer is None else (adam_states(optimizer), rates_of(optimizer))
+        states, rates, decays = ({}, {}, {}) if optimizer is None else (adam_states(optimizer), *rates_of(optimizer))
         for k, group in enumerate(groups):
             end, place = ("_outside", 0) if k + 1 == len(groups) else ("", k)
             if before is not None and before[k]:
@@ -53,11 +53,11 @@ class Updates:
                     still = [norm == 0 for norm, weight in zip(norms, group, strict=True) if weight.dim() > 1]
                     if still and not end:
                         found["unmoved", place] = torch.stack(still).float().mean()
-                    shares = [rates.get(id(weight), 0.0) for weight in group]
-                    if any(shares) and not end:
-                        small = [weight.clamp(-1, 1) for weight in before[k]]  # a step is not longer where weights have grown
-                        expected = _length(torch._foreach_mul(small, shares))
-                        found["rate_share", place] = expected / _length(before[k]).clamp(min=1e-30)
+                    small = [weight.clamp(-1, 1) for weight in before[k]]  # a step is not longer where weights have grown
+                    for name, share, old in (("rate_share", rates, small), ("decay_share", decays, before[k])):
+                        shares = [share.get(id(weight), 0.0) for weight in group]
+                        if any(shares) and not end:
+                            found[name, place] = _length(torch._foreach_mul(old, shares)) / _length(before[k]).clamp(min=1e-30)
             ratio = _gradient_ratio(group, states, cut)
             if ratio is not None:
                 found["adam_gradient_ratio" + end, place] = ratio
@@ -72,11 +72,23 @@ def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, tuple[dict[str, A
     return {id(p): (state[p], options) for p, options in pairs if "betas" in options and "exp_avg_sq" in state.get(p, {})}
 
 
-def rates_of(optimizer: torch.optim.Optimizer) -> dict[int, float]:
-    """The learning rate of each parameter over the largest one, by id; nothing if all are 0."""
-    rates = {id(p): float(group["lr"]) for group in optimizer.param_groups if group["lr"] is not None for p in group["params"]}
-    largest = max(rates.values(), default=0.0)
-    return {key: rate / largest for key, rate in rates.items()} if largest > 0 else {}
+def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[int, float]]:
+    """The learning rate of each parameter over the largest one, by id, and this times its weight decay.
+    Nothing if all rates are 0.
+    """
+    groups = {id(p): group for group in optimizer.param_groups if group["lr"] is not None for p in group["params"]}
+    largest = max((float(group["lr"]) for group in groups.values()), default=0.0)
+    rates = {key: float(group["lr"]) / largest for key, group in groups.items()} if largest > 0 else {}
+    return rates, {key: rate * float(groups[key].get("weight_decay") or 0.0) for key, rate in rates.items()}
+
+
+def settings(optimizer: torch.optim.Optimizer | None, factor: float) -> dict[str, Any]:
+    """`learning_rate`, times a factor, and `adam_memory` of an optimiser that has them."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    rates = [float(group["lr"]) * factor for group in groups if group["lr"] is not None]
+    betas = [float(group["betas"][1]) for group in groups if "betas" in group]
+    found = {"learning_rate": max(rates)} if rates else {}
+    return {**found, "adam_memory": 1 / max(1e-12, 1 - max(betas))} if betas else found
 
 
 def _gradient_ratio(

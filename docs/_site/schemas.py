@@ -20,6 +20,7 @@ from ctrans.interop.families import FoundFamily
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
 from ctrans.monitor.log_lines import Header
+from ctrans.monitor.post_mortem import PostMortem
 from ctrans.monitor.rate_sweep import Rung
 from ctrans.stability.backward.token_exponents import TokenExponents
 from ctrans.stability.diagnosis.diagnose import Diagnosis
@@ -251,6 +252,7 @@ RESULT_KEYS: dict[str, Schema] = {
             steps=list[int],
             by_depth=a_map("By gauge, a list for each of `steps`.", list[list[float]]),
         ),
+        "why": described("With --why, what left its past, and when the loss and the 6-sigma rule did.", PostMortem | None),
         "findings": described("In the order in which they were reported.", list[Finding]),
         "probes": described("Figures of each pass over the fixed batch, with its step.", list_of(OBJECT)),
         "unknown": a_map("What the last report could not measure, and why.", str),

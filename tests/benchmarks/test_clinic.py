@@ -6,16 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.clinic.report import found, needs_cure, outcome_of
+from benchmarks.clinic.cures import ADVICE
+from benchmarks.clinic.report import count, found, needs_cure, outcome_of
+from benchmarks.clinic.treatments import TREATMENTS
 from ctrans.findings import tried
 from ctrans.monitor import ALARMS
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 
-ROWS = Path(__file__).parents[2] / "benchmarks" / "results" / "clinic" / "open.jsonl"
+ROOT = Path(__file__).parents[2]
+
+
+def kept(name):
+    return [json.loads(line) for line in (ROOT / "benchmarks" / "results" / "clinic" / name).read_text().splitlines()]
 
 
 def outcomes():
-    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    rows = kept("open-3.jsonl")
     told = {}
     for row in rows:
         if row["fault"] and row.get("arms") and found(row) and needs_cure(row):
@@ -34,3 +40,19 @@ def test_each_check_says_how_often_its_advice_healed():
 @pytest.mark.parametrize("runs", [1, 3])
 def test_the_sentence_counts_its_runs(runs):
     assert f"on {runs} run{'s' if runs > 1 else ''} of" in tried(runs, 0, 0)
+
+
+def test_each_check_and_each_alarm_has_a_treatment():
+    assert ADVICE.keys() == {*CHECKS, *ALARMS}
+    assert set(ADVICE.values()) <= TREATMENTS.keys()
+
+
+def test_readme_and_page_say_what_the_sealed_rows_say():
+    rows = [row for row in kept("sealed.jsonl") if row["fault"] and row["ending"] != "does not fit"]
+    told = [outcome_of(row, "advice") for row in rows if row["arms"] and found(row) and needs_cure(row)]
+    missed = sum(not found(row) for row in rows)
+    readme, page = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/why/clinic.md"))
+    assert f"{missed} of {len(rows)} were missed" in readme
+    assert f"Of the {len(told)} found ones that needed a fix, the advice fixed {told.count('healed')}" in readme
+    assert f"| found | at least 97% | {count(rows, found)} |" in page
+    assert f"the advice fixed {told.count('healed')} and made {told.count('harm')} worse" in page

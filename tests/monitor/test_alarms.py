@@ -32,8 +32,12 @@ def well(i):
         "gradient": [0.3] * 6,
         "update": [1e-3] * 6,
         "rate_share": [1.0] * 6,
+        "decay_share": [0.1] * 6,
         "unmoved": [0.0] * 6,
         "learning_rate": 1e-3,
+        "softmaxes": 1.0,
+        "adam_memory": 100.0,
+        "update_outside": 1e-3,
         "ahead": [0.0] * 6,
         "copied": 0.2,
         "foreseen": 0.3,
@@ -74,13 +78,17 @@ FAULTS = {
     "step larger than the state": lambda i, figures: {"step_share": [3.0] * 6},
     "dead layer": at("velocity", 4, lambda i: 0.0),
     "frozen layer": at("unmoved", 4, lambda i: 0.5),
-    "updates near zero": lambda i, figures: {"update": [1e-5] * 6},
+    "updates near zero": lambda i, figures: {"update": [1.1e-4] * 6},  # all but a tenth of it is weight decay
+    "embedding updates too large": run("update_outside", lambda i: 0.2),
+    "softmax twice": run("softmaxes", lambda i: 2.0),
+    "Adam remembers too long": run("adam_memory", lambda i: 1e4),
+    "loss stays high": run("loss", lambda i: 5.0 * 0.99**i if i < 40 else 5.01),
     "targets leak": lambda i, figures: {"copied": 1.0, "loss": 0.05},
     "router collapse": at("routing", 3, lambda i: 0.13),
 }
 
 
-def told(change=None, half=False, reports=16):
+def told(change=None, half=False, reports=48):
     past, watch, alarms = Past(PLACES, [2, 0, 2, 0, 2, 0], 40), Watch(), []
     past.half = half
     for i in range(reports):
@@ -99,9 +107,13 @@ def test_nothing_is_said_of_a_training_that_is_well():
     assert told(half=True) == []
 
 
+def test_weights_so_large_that_decay_is_most_of_a_step_tell_nothing_of_updates():
+    assert told(lambda i, figures: {"update": [0.9e-4] * 6, "rate_share": [0.1] * 6}) == []
+
+
 def test_steps_that_are_skipped_are_no_updates_near_zero():
-    assert told(lambda i, figures: {"update": [0.0] * 6}) == []
-    rounded = told(lambda i, figures: {"update": [0.0] * 6, "update_outside": 1e-4})
+    assert told(lambda i, figures: {"update": [0.0] * 6, "update_outside": 0.0}) == []
+    rounded = told(lambda i, figures: {"update": [1e-4] * 6, "update_outside": 1e-4})
     assert [alarm.check for alarm in rounded] == ["updates near zero"]
 
 

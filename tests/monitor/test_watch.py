@@ -55,7 +55,7 @@ def test_watch_shows_a_run_and_writes_picture_and_json(tmp_path):
     for word in (
         "step 60 of 100 (60%)",
         "2 steps/s",
-        "attention logits grow (serious)",
+        "attention logits grow (note)",
         "doubles every 10 steps",
         "QK-norm",
         "hidden states",

@@ -13,6 +13,7 @@ import numpy as np
 
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
+from ctrans.monitor.post_mortem import RULE
 from ctrans.report.progress import duration
 from ctrans.report.sections import (
     MOST_FINDINGS,
@@ -25,6 +26,7 @@ from ctrans.report.sections import (
     Line,
     Mark,
     Plot,
+    Section,
     Table,
     Words,
     table,
@@ -63,6 +65,8 @@ MOMENTS = 200
 BARS = "▁▂▃▄▅▆▇█"
 TIME, DEPTH = 16, 14
 """Characters of a sparkline over time, and over depth."""
+TIMELINE = 7
+"""Deviations in the timeline."""
 EARLY, LATE = slice(-8), slice(-8, None)
 """Findings shown with --verbose only, and the newest ones."""
 
@@ -79,12 +83,37 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
         Chapter("Not seen", [Words("These figures could not be measured:", unseen)] if unseen else []),
         Chapter("Findings", found),
         Chapter("Earlier findings", older, folded=True),
+        Chapter(
+            "What moved first", [part for name, run in runs.items() if run.get("why") for part in _why(run)], picture="watch"
+        ),
         Chapter("Last figures", [_figures(name if several else "", run) for name, run in runs.items() if run["steps"]]),
         Chapter("Over the steps", [_over_time(runs, gauge) for gauge in OVER_TIME], picture="watch"),
         Chapter("By depth", drawn, picture="watch"),
         Chapter("Further figures by depth", others, folded=True),
         Chapter("About the slider", [Words(_slider(runs))], folded=True),
     ]
+
+
+def _why(run: JSONObject) -> list[Section]:
+    """What left its past, as a sentence, a timeline and a table."""
+    found, loss, sigma = run["why"]["deviations"], run["why"]["loss"], run["why"]["sigma"]
+    later = "The loss did not rise above its past" if loss is None else f"The loss rose above its past at step {loss:,}"
+    rule = "the 6-sigma rule saw nothing" if sigma is None else f"the 6-sigma rule saw it at step {sigma:,}"
+    if not found:
+        return [Words(f"No gauge left its past. {later}; {rule}.")]
+    first = found[0]
+    said = f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].description}. {later}; {rule}."
+    events = [(float(step), name) for step, name in ((loss, "loss"), (sigma, "6 sigma")) if step is not None]
+    bars = [
+        Line(f"{i}. {each['place']}: {each['gauge']}", [each["step"], run["steps"][-1]], [i, i])
+        for i, each in enumerate(found[:TIMELINE], 1)
+    ]
+    order = Plot(
+        "What left its past", "training step", "order", bars, "Each line begins where it left its past.", log=False, events=events
+    )
+    columns = ["step", "place", "figure", Column("times", "the figure over the median of its past"), Column("deviations", RULE)]
+    rows = [[each["step"], each["place"], each["gauge"], each["times"], each["deviations"]] for each in found[:MOST_FINDINGS]]
+    return [Words(said), order, table("", columns, rows)]
 
 
 def _with_findings(run: JSONObject) -> JSONObject:

@@ -5,6 +5,7 @@ contributions and sensitivities.
 from __future__ import annotations
 
 import math
+import statistics
 
 import torch
 from torch import Tensor
@@ -170,7 +171,11 @@ class HeadRows(DiagnosticInstrument):
     that does not expose rows has none.
     """
 
-    offers = ("least entropy of a head",)
+    offers = ("least entropy of a head", "median entropy of a head")
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        super().begin(depth, x0)
+        self._entropies = list[float]()
 
     def forward(self, at: StepContext) -> None:
         if at.x.shape[-2] < 2:
@@ -190,6 +195,7 @@ class HeadRows(DiagnosticInstrument):
         if not rows.shape[1]:
             return
         entropy = torch.special.entr(rows).sum(-1).mean(-1)
+        self._entropies += entropy.tolist()
         likely = rows.topk(2).values
         apart = torch.where(likely[..., 1] > 0, (likely[..., 0] / likely[..., 1]).log(), math.inf).amax(-1)
         order = entropy.argsort()
@@ -201,6 +207,11 @@ class HeadRows(DiagnosticInstrument):
         size = float(x.detach().double().square().mean().sqrt())
         read = f"; what it reads has a root mean square of {size:.3g}" if size > LARGE_INPUT else ""
         self.add("least entropy of a head", float(entropy.min()), f"{named(each)}{read}", at.k)
+
+    def figures(self) -> Readings:
+        if (middle := statistics.median(self._entropies or [math.nan])) >= 0:
+            self.add("median entropy of a head", middle, f"{middle:.2g} nats in half of all heads or less", place="all attention")
+        return self.found
 
 
 def _apart(logits: float) -> str:

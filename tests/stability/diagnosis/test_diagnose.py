@@ -156,6 +156,10 @@ PLANTED = {
         lambda: scaled("pre", lambda m: m.depth.sublayers[2].field.matrices().__next__()[0].mul_(1e6)),
         "block 1",
     ),
+    "most heads saturated": (
+        lambda: scaled("pre", lambda m: [part.field.qkv.weight[:32].mul_(1e3) for part in m.depth.sublayers[::2]]),
+        "all attention",
+    ),
     "massive activation": (lambda: scaled("pre", _of_all(lambda e, p: p[7, 3].fill_(-1e4))), "the embedded text"),
     "rank collapse": (
         lambda: scaled("none", _of_all(lambda e, p: (e.copy_(e[:1].expand_as(e)), p.zero_()))),
