@@ -24,6 +24,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -113,7 +113,7 @@ FAMILIES: dict[str, Family] = {
             "num_kv_shared_layers": 0,
             "activation_sparsity_pattern": [0.0] * 4,
         },
-        refused="gets no floating-point state",
+        refused="returns no state of the shape",
     ),
     "llama4_text": Family(
         "Llama4ForCausalLM",

@@ -165,7 +165,9 @@ def test_targets_that_do_not_fit_are_named():
     model, ids = small_model("peri"), tokens()
     with pytest.raises(ConfigError, match="one target per token"):
         unchecked(GPT.forward)(model, ids, ids[:1])
-    with pytest.raises(ConfigError, match="targets run from -100"):
+    with pytest.raises(ConfigError, match="targets run from -7"):
+        model(ids, torch.full_like(ids, -7))
+    with pytest.raises(ConfigError, match="all 16 targets are -1 or -100"):
         model(ids, torch.full_like(ids, -100))
 
 
