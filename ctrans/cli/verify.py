@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
-from ctrans.given_files import read_file
 from ctrans.option import COUNT, option
-from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
-from ctrans.report.verify_markdown import END, START, between_markers, failure, markdown_table
+from ctrans.report.verify_markdown import failure, markdown_table
 from ctrans.threads import choose_threads
 from ctrans.verify.run import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
 from ctrans.verify.theory_checks import findings_of
-from solvers import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,11 +27,6 @@ class VerifyRequest(WrittenRequest):
     )
     cases: int = option(200, "Cases for each bound. Slow checks run a part of them.", limits=COUNT)
     seed: int = option(0, "Seed of the cases.")
-    markdown: Path | None = option(
-        None, "Write the table into this Markdown file, between its marker comments, or into a new file."
-    )
-
-    unshown = WrittenRequest.unshown | {"markdown"}
 
 
 @command_of(VerifyRequest, "verify")
@@ -57,7 +47,6 @@ def command(request: VerifyRequest) -> None:
     """
     choose_threads(0)  # its cases are small
     statements = select(request.only)
-    page = _page(request.markdown)
     directory = directory_of(request)
     results: list[Result] = []
     with progress_bar("verify", len(statements)) as advance:
@@ -65,33 +54,15 @@ def command(request: VerifyRequest) -> None:
             results.append(result)
             advance(result.name)
     violated = [r for r in results if r.verdict == "violated"]
-    table, seconds = markdown_table(results), sum(r.seconds for r in results)
-    if request.markdown is not None:
-        write_atomic(request.markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
     end(
         request,
         directory,
         result={
             "holds": not violated,
             "findings": findings_of(results),
-            "seconds": seconds,
+            "seconds": sum(r.seconds for r in results),
             "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
         },
-        files={"verify.md": table.encode},
+        files={"verify.md": markdown_table(results).encode},
         failures=[failure(r) for r in violated],
     )
-
-
-def _page(path: Path | None) -> str:
-    """The text of the Markdown file, "" for a new file. Raises ConfigError for a file that is no
-    text or has no markers.
-    """
-    if path is None or not os.path.exists(path):
-        return ""
-    try:
-        page = read_file(path).decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error}; give a Markdown file") from None
-    if page and between_markers(page, "") is None:
-        raise ConfigError(f"{str(path)!r} has no place for the table: add the lines {START} and {END} there")
-    return page

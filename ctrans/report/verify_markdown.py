@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 from ctrans.verify.run import Result
 
-START, END = "<!-- ctrans verify: start -->", "<!-- ctrans verify: end -->"
-"""Lines before and after the table in a Markdown file."""
-
 VERDICTS = ("new", "as printed", "sharpened", "corrected", "violated")
 
 
@@ -66,10 +63,3 @@ def _printed(r: Result) -> str:
 def _literal(text: str) -> str:
     """The text with the characters of Markdown's syntax escaped."""
     return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", text)
-
-
-def between_markers(text: str, table: str) -> str | None:
-    """The text with the table put between the markers; None where it does not have both."""
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    return f"{before}{START}\n\n{table}\n{END}{after}" if start and end else None

@@ -158,7 +158,7 @@ class Population:
                 mine.append(nn.Parameter(values[one]))
                 mine[-1].grad = gradients[one]
         return [
-            dataclasses.replace(member, optimiser=member.config.make_optimiser(mine, member.processes.device))
+            dataclasses.replace(member, optimiser=member.config.make_optimiser(mine))
             for member, mine in zip(members, rows, strict=True)
         ]
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from ctrans.norm import SphereNorm
-from ctrans.report.verify_markdown import END, START, between_markers, markdown_table, summary
+from ctrans.report.verify_markdown import markdown_table, summary
 from ctrans.stability.attention import lipschitz_statements
 from ctrans.stability.transport import transport, transport_statements
 from ctrans.statement import CaseTest, Printed, Statement, Trial, at_most, equal, statement, worst
 from ctrans.verify.run import draw_of, find, verify
 from ctrans.verify.table import SECTIONS, all_statements, select, verify_all
+from docs._site.theory import END, START, between_markers
 from solvers import ConfigError, SolveError
 
 STATEMENTS = all_statements()
@@ -247,7 +248,8 @@ def test_the_markdown_table_shows_verdicts_and_keeps_bars_and_stars_literal():
 
 def test_a_page_keeps_what_stands_around_its_table():
     assert between_markers(f"a\n{START}\nold\n{END}\nb", "new") == f"a\n{START}\n\nnew\n{END}\nb"
-    assert between_markers("no markers", "new") is None
+    with pytest.raises(ValueError, match="unpack"):
+        between_markers("no markers", "new")
 
 
 def test_statements_are_verified_one_after_the_other():
