@@ -8,7 +8,6 @@ from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.option import COUNT, option
 from ctrans.report.progress import progress_bar
-from ctrans.report.verify_markdown import failure, markdown_table
 from ctrans.threads import choose_threads
 from ctrans.verify.run import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
@@ -38,7 +37,7 @@ def command(request: VerifyRequest) -> None:
     counterexample. `reached` is the worst distance found. For a bound it is measured/bound - 1:
     -0.1 is 10% of slack. For an equality it is a relative difference. For a slope, order or mean it
     is the distance to the allowed range, negative inside. The exit code is 1 if a form that should
-    hold is violated. This takes one to two minutes. The directory gets verify.json and verify.md.
+    hold is violated. This takes one to two minutes. The directory gets verify.json.
 
     \b
     ctrans verify
@@ -63,6 +62,14 @@ def command(request: VerifyRequest) -> None:
             "seconds": sum(r.seconds for r in results),
             "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
         },
-        files={"verify.md": markdown_table(results).encode},
-        failures=[failure(r) for r in violated],
+        failures=[_failure(r) for r in violated],
+    )
+
+
+def _failure(r: Result) -> str:
+    """The case that violates a corrected form."""
+    found = r.corrected
+    return (
+        f"{r.name} ({r.source}): {r.says}\n"
+        f"  violated by {found.excess:.6g} > {found.tolerance:g} in case {found.case} of {found.cases}: {found.words}"
     )

@@ -101,7 +101,8 @@ BOUND = ("forward", "bounds", "mean_abs")
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """Verdicts by step, findings, quantities, charts, and reasons."""
-    quantities = result["quantities"]
+    quantities, reasons = result["quantities"], [_reasons(name, model) for name, model in models.items()]
+    said = " ".join(line for each in reasons for line in each.lines)
     return [
         Chapter("Verdicts", [*_answers(models), _verdicts(models, quantities)]),
         Chapter("Findings, the most severe first", _findings(models)),
@@ -109,7 +110,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
         Chapter("By depth", [_chart(models, title) for title in DRAWN], picture="screen"),
         Chapter("Quantities", [*_quantities(models, quantities), Words(STAR)], folded=True),
         Chapter("What the quantities mean", [_meanings(models, quantities)], folded=True),
-        Chapter("Reasons", [*(_reasons(name, model) for name, model in models.items()), _terms(models)], folded=True),
+        Chapter("Reasons", [*reasons, Words("Terms in these sentences:", terms_in(said))], folded=True),
     ]
 
 
@@ -180,11 +181,6 @@ def _words_used(models: JSONObject) -> Words:
     used = {finding["verdict"] for model in models.values() for finding in model["steps"].values()}
     used |= {word for model in models.values() for word in model["flags"].values()}
     return Words("", [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used])
-
-
-def _terms(models: JSONObject) -> Words:
-    said = " ".join(line for name, model in models.items() for line in _reasons(name, model).lines)
-    return Words("Terms in these sentences:", terms_in(said))
 
 
 def _mark(flagged: Iterable[str], quantities: JSONObject) -> Mark:

@@ -61,14 +61,14 @@ FIGURES: dict[str, Figure] = {
     "loss": _loss,
     # p of mean|X_k| ~ k^p from the middle of the depth to its end
     "growth exponent": _trained(
-        "moments", "mean_abs", lambda size: math.log2(size[-1] / size[len(size) // 2]) if size[-1] else None
+        "moments", "mean_abs", lambda size: math.log2(size[-1] / size[len(size) // 2]) if size[-1] > 0 else None
     ),
     # of the last state's variance
     "variance grown": _trained("moments", "variance", lambda before, after: _decades(before[-1], after[-1]), change=True),
     # of the largest ratio of a largest to a median entry
     "massive grown": _trained("massive", "ratio", lambda before, after: _decades(max(before), max(after)), change=True),
     # log10 of the last state's mean absolute entry
-    "size": _trained("moments", "mean_abs", lambda size: math.log10(size[-1]) if size[-1] else None),
+    "size": _trained("moments", "mean_abs", lambda size: math.log10(size[-1]) if size[-1] > 0 else None),
     "theta": _trained("attention", "theta", fmean),
     "theta drift": _trained("attention", "theta", lambda before, after: _drift(_logs(before), _logs(after)), change=True),
     "S drift": _trained("attention", "log_S", _drift, change=True),
