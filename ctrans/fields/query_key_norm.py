@@ -33,6 +33,6 @@ QK_NORMS: dict[str, Callable[[int, int, float], NormPair]] = {
     "l2": lambda heads, head, eps: (UnitLength(eps, torch.full((heads,), float(head))), UnitLength(eps)),
 }
 """Makers from the number of heads, their width and eps. The first two have a gain for each entry,
-which all heads share. Scores of l2 are s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020). s_h starts at d_h,
-which equals RMSNorms with gain 1.
+which all heads share. Scores of l2 are s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020).
+s_h starts at d_h, which equals RMSNorms with gain 1.
 """

@@ -51,7 +51,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024) for groups with `orthogonal`: W - r (max(1, rows/columns))^(1/2) U V'
-    of the Nesterov momentum by the first beta, with decoupled decay. Other groups take steps of AdamW.
+    of the Nesterov momentum by the first beta, with decoupled decay. Other groups take steps of
+    AdamW.
     """
 
     def __init__(self, groups: Groups, learning_rate: float, betas: tuple[float, float]):

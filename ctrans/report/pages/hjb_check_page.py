@@ -75,8 +75,8 @@ NO_ODE = "no ODE"
 
 
 def models(result: JSONObject) -> dict[str, Any]:
-    """Checks by norm and placement, each with its `norm` and its `short` name; a name has the norm where there are
-    several.
+    """Checks by norm and placement, each with its `norm` and its `short` name; a name has the norm
+    where there are several.
     """
     checks = result["checks"]
     return {

@@ -104,7 +104,8 @@ def screen(
     - `other`: another text of the same shape, for the transport step
     - `seed`: seed of perturbations and of start vectors
     - `trained`: whether the weights differ from the configuration's initialisation
-    - `progress`: called with a word after each segment forward and backward, so twice for each segment.
+    - `progress`: called with a word after each segment forward and backward, so twice for each
+      segment.
       Without a loss there is no backward walk, and those calls come at the end
 
     A step that does not support the model has the verdict "n/a" with the reason, and the others
