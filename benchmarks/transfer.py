@@ -78,7 +78,7 @@ class OfGPT:
         assert isinstance(module, GPT)
         PARAMETRISATIONS["case"] = self.rules
         settings = dataclasses.replace(SETTINGS, optimiser=self.optimiser, learning_rate=rate, weight_decay=self.decay)
-        return settings.make_optimiser(module.parameters(), torch.device("cpu"), module)
+        return settings.make_optimiser(module.parameters(), model=module)
 
     def loss(self, module: nn.Module) -> Tensor:
         return next_token_loss(module(TOKENS)[0], TARGETS)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ctrans.memory import memory
+from ctrans.printable import one_line
 from solvers import ConfigError
 
 LARGEST_JSON = 256 << 20
@@ -118,7 +119,7 @@ def read_json(path: Path) -> Any:
     try:
         found: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no JSON: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
     if nested_too_deep(found):
         raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
     return found
@@ -133,7 +134,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         text = data.decode()
         found = {} if _long_key(text) else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is no TOML: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{str(path)!r} is no TOML: {one_line(error)}") from None
     if _long_key(text) or nested_too_deep(found):
         raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
     return found
@@ -157,7 +158,7 @@ def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> A
     except OSError as error:
         raise cannot_read(path, error) from None
     except Exception as error:  # damaged bytes lead numpy to ValueError, SyntaxError, EOFError and more
-        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
     if not isinstance(found, np.ndarray) or not fits(found):
         what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
         raise ConfigError(f"{str(path)!r} holds {what}: give {wanted}")

@@ -23,3 +23,8 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as other:
         return f"its text cannot be made: {type(other).__name__}"
+
+
+def one_line(error: BaseException) -> str:
+    """The first 200 characters of an error's text, on one line; its type if it has no text."""
+    return " ".join(text_of(error).split())[:200] or type(error).__name__

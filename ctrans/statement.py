@@ -120,13 +120,13 @@ class Statement:
 
 
 class Printed(NamedTuple):
-    """The form that a source prints, if it is not the form that holds, with its test's tolerance
-    and share.
+    """The form that a source prints, if it is not the form that holds. Its test has the tolerance
+    and the share of the corrected form, or its own.
     """
 
     words: str
-    tolerance: float = BOUND
-    share: float = 1.0
+    tolerance: float | None = None
+    share: float | None = None
 
 
 STATEMENTS: dict[str, Statement] = {}
@@ -162,8 +162,8 @@ def statement(
         if as_printed:
             seed = corrected
         if printed is not None:
-            words = printed.words
-            seed = CaseTest(partial(function, printed=True), printed.tolerance, printed.share)
+            own = {name: value for name, value in printed._asdict().items() if name != "words" and value is not None}
+            words, seed = printed.words, dataclasses.replace(corrected, draw=partial(function, printed=True), **own)
         STATEMENTS[name] = Statement(name, section, source, says, corrected, seed, words, function.__module__)
         return function
 

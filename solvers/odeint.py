@@ -186,17 +186,13 @@ class Problem:
         """y in the structure of y0. Axes in front of a state's stay there."""
         return y if self.tree is None else self.tree.parts(y)
 
-    def option(self, name: str) -> Any:
-        """An option's value, or None."""
-        return self.asked.get(name)
-
     @property
     def control(self) -> StepControl:
         """The step control of an adaptive method. A relative tolerance below the type's resolution
         is raised to it.
         """
         resolved = 4 * torch.finfo(self.start.dtype).eps if self.start.dtype in TYPES else 0.0
-        norm = self.option("norm")
+        norm = self.asked.get("norm")
         chosen = rms if norm is None else norm
         return StepControl(
             self.rtol.clamp(min=resolved) if isinstance(self.rtol, Tensor) else max(self.rtol, resolved),
@@ -204,7 +200,7 @@ class Problem:
             chosen if self.tree is None else self.tree.norm(chosen, named=norm is None),
             max_steps=int(self.asked.get("max_num_steps", 2**31 - 1)),
             # torchdiffeq's defaults, 0 and inf, are no bounds
-            **{name: float(self.asked[name]) for name in BOUNDS if self.option(name) not in (None, 0, math.inf)},
+            **{name: float(self.asked[name]) for name in BOUNDS if self.asked.get(name) not in (None, 0, math.inf)},
         )
 
     def solved(self, ends: Sequence[float], **request: Any) -> Solution:
@@ -222,7 +218,7 @@ class Problem:
         declare, in order.
         """
         start, end = times[0], times[-1]
-        switches = [float(s) for name in ("step_t", "jump_t") if self.option(name) is not None for s in self.asked[name]]
+        switches = [float(s) for name in ("step_t", "jump_t") if self.asked.get(name) is not None for s in self.asked[name]]
         inside = [s for s in switches if min(start, end) < s < max(start, end)]
         return sorted({*times, *inside}, reverse=start > end)
 
@@ -255,9 +251,9 @@ class Problem:
             if "max_num_steps" not in self.asked:  # an event that never comes would take for ever
                 request["step_control"] = dataclasses.replace(self.control, max_steps=EVENT_STEPS)
         else:
-            if self.option("grid_constructor") is not None:
+            if self.asked.get("grid_constructor") is not None:
                 raise ConfigError("a grid has a fixed end, and the event's time is unknown: give step_size instead")
-            size = abs(other - start) if self.option("step_size") is None else float(self.asked["step_size"])
+            size = abs(other - start) if self.asked.get("step_size") is None else float(self.asked["step_size"])
             ends, steps = [start, start + math.copysign(2**20 * size, other - start)], 2**20
         solution = self.solved(ends, events=events, steps=steps, **request)
         if solution.event_time is None:
@@ -296,7 +292,7 @@ class Problem:
 
     def grid(self, t: Tensor, times: list[float]) -> list[float]:
         """The ends of the steps."""
-        constructor, size = self.option("grid_constructor"), self.option("step_size")
+        constructor, size = self.asked.get("grid_constructor"), self.asked.get("step_size")
         if constructor is not None:
             if size is not None:
                 raise ConfigError("step_size and grid_constructor both set the steps: give only one")

@@ -35,20 +35,15 @@ def method_of(method: str | Method, steps: int) -> Method:
 
 
 def check_solver(
-    method: str | Method,
-    steps: int,
-    rtol: float | None,
-    atol: float | None,
-    dtype: torch.dtype,
-    max_steps: int | None = None,
+    method: str | Method, steps: int, rtol: float | None, atol: float | None, dtype: torch.dtype
 ) -> tuple[Method, float, float]:
     """The method and its tolerances (defaults where None).
 
-    Raises ConfigError for an unknown name, counts below 1, and options that the method does not
+    Raises ConfigError for an unknown name, steps below 1, and options that the method does not
     use. Also for tolerances that are not positive and finite, or that the dtype cannot resolve.
     """
     chosen = method_of(method, steps)
-    limits = StepControl(rtol, atol, max_steps=max_steps).limits(chosen, method, torch.empty((), dtype=dtype))
+    limits = StepControl(rtol, atol).limits(chosen, method, torch.empty((), dtype=dtype))
     return chosen, limits["rtol"], limits["atol"]
 
 

@@ -48,7 +48,7 @@ class Case:
     def probe(self, rates: list[float], look: Callable[[GPT, float, Tensor, Tensor], None]) -> GPT:
         """Trains one step at each rate, and calls `look(model, loss, tokens, the weights before the step)` after each."""
         model = GPT(self.config, seed=self.seed)
-        optimiser = TrainConfig(**{**SETTINGS, "warmup": 0}).make_optimiser(model.parameters(), torch.device("cpu"))
+        optimiser = TrainConfig(**{**SETTINGS, "warmup": 0}).make_optimiser(model.parameters())
         for step, rate in enumerate(rates):
             for group in optimiser.param_groups:
                 group["lr"] = rate

@@ -45,7 +45,7 @@ def climb(job: tuple[str, str, float]) -> dict[str, Any]:
     settings = TrainConfig(**{**SETTINGS, "warmup": 0}, seed=SEED)
     steps = round(budget * settings.iterations / 5)
     batches = [data(task).batch(step, 0, batch=settings.batch, seed=SEED) for step in range(steps)]
-    found = largest_rate(model, batches, settings.make_optimiser(model.parameters(), torch.device("cpu")), steps=steps)
+    found = largest_rate(model, batches, settings.make_optimiser(model.parameters()), steps=steps)
     return {
         "task": task,
         "name": name,

@@ -78,7 +78,7 @@ def hold_vectors(model: GPT) -> None:
 
 
 def adamw(model: GPT, settings: TrainConfig) -> list[torch.optim.Optimizer]:
-    return [settings.make_optimiser(model.parameters(), torch.device("cpu"))]
+    return [settings.make_optimiser(model.parameters())]
 
 
 def muon(model: GPT, settings: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -88,7 +88,7 @@ def muon(model: GPT, settings: TrainConfig) -> list[torch.optim.Optimizer]:
     first = torch.optim.Muon(
         matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
-    return [first, settings.make_optimiser(rest, torch.device("cpu"))]
+    return [first, settings.make_optimiser(rest)]
 
 
 def z_loss(logits: Tensor, counted: Tensor) -> Tensor:

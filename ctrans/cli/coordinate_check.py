@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import ClassVar
 
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.request import WrittenRequest, command_of
-from ctrans.model.config import GPTConfig
-from ctrans.model.text import VOCABULARY
+from ctrans.cli.request import command_of
+from ctrans.cli.train_options import OfTraining
 from ctrans.option import Range, option
 from ctrans.report.pages.coordinate_page import transfer_words
 from ctrans.report.progress import progress_bar
@@ -21,12 +19,9 @@ from ctrans.training.settings import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CoordinateRequest(WrittenRequest):
-    """The request of `coordinate-check`. `config` has fields of `GPTConfig`, `training` fields of
-    `TrainConfig`.
-    """
+class CoordinateRequest(OfTraining):
+    """The request of `coordinate-check`."""
 
-    config: OptionValues = settings_of(GPTConfig)
     training: OptionValues = settings_of(TrainConfig, only=("batch", "optimiser", "weight_decay", "seed"))
     widths: tuple[int, ...] = option(
         (32, 64, 128, 256), "Repeatable: widths, at --depth. Heads are as wide as those of --width with --heads."
@@ -35,9 +30,6 @@ class CoordinateRequest(WrittenRequest):
     rates: tuple[float, ...] = option((1e-3, 4e-3), "Repeatable: learning rates, a quarter or less of the best one.")
     seeds: int = option(3, "Models of each size and rate.", limits=Range(1, 1000))
     updates: int = option(3, "Optimiser steps, all on one batch.", limits=Range(1, 1000))
-    file: Path | None = option(
-        None, "Take the batch from this file's bytes.", group="Data", default_words="Python's language documentation"
-    )
 
     defaults: ClassVar[OptionValues] = {
         "depth": 4,
@@ -49,16 +41,6 @@ class CoordinateRequest(WrittenRequest):
         "tied": False,
         "weight_decay": 0.0,
     }
-
-    @property
-    def model(self) -> GPTConfig:
-        """The architecture of --width. Raises ConfigError for an invalid one."""
-        return GPTConfig(VOCABULARY, **self.config)
-
-    @property
-    def settings(self) -> TrainConfig:
-        """The training's settings. Raises ConfigError for invalid ones."""
-        return TrainConfig(**self.training)
 
 
 @command_of(CoordinateRequest, "coordinate-check")
@@ -77,7 +59,7 @@ def command(request: CoordinateRequest) -> None:
     ctrans coordinate-check --parametrisation mup --optimiser muon --depths 4
     """
     model, settings = request.model, request.settings
-    tokens = source_of(request.file, model.context)[1]
+    tokens = source_of(request.source, model.context)[1]
     directory = directory_of(request)
     choose_threads(flops(max(request.widths), settings.batch, model.context), settings.weight_dtype.itemsize)
     sizes = {name: sorted(set(getattr(request, name))) for name in ("widths", "depths")}

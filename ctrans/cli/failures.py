@@ -19,6 +19,8 @@ from ctrans.printable import text_of
 
 UNEXPECTED = 70
 """The exit code of an error that ctrans did not expect: EX_SOFTWARE of sysexits.h."""
+OF_MEMORY = ("alloc", "out of memory")
+"""Words of torch's errors if memory is missing."""
 SHOWN = "CTRANS_TRACEBACK"
 """The environment variable that prints tracebacks."""
 
@@ -41,7 +43,9 @@ def explained(error: BaseException) -> tuple[str, int]:
         return str(error), 2
     if isinstance(error, SolveError):
         return str(error), 1
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _of_memory(text_of(error))):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in text_of(error) for words in OF_MEMORY)
+    ):
         return "out of memory: lower --width, --depth, --context or --batch", 2
     name = f"{type(error).__name__}: {text_of(error)[:500]}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -52,10 +56,6 @@ def explained(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{'' if error.filename is None else f'{str(error.filename)!r}: '}{error.strerror or error}", 2
     return f"ctrans did not expect this error, please report it: {name}; {_kept(error)}", UNEXPECTED
-
-
-def _of_memory(words: str) -> bool:
-    return "alloc" in words or "out of memory" in words
 
 
 def _kept(error: BaseException) -> str:

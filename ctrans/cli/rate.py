@@ -18,7 +18,6 @@ from ctrans.study.outcomes import Floor
 from ctrans.threads import choose_threads, flops
 from ctrans.training.data import Data
 from ctrans.training.data_sources import source_of
-from ctrans.training.processes import get_device
 from ctrans.training.settings import TrainConfig
 
 
@@ -72,14 +71,13 @@ def command(request: RateRequest) -> None:
     data = source_of(request.source, model.context)[1]
     directory = directory_of(request)
     choose_threads(flops(model.width, settings.batch, model.context), settings.weight_dtype.itemsize)
-    device = get_device("cpu")
     made = GPT(model, seed=settings.seed)
     steps = max(1, round(request.share * settings.iterations))
     with progress_bar("rate", len(set(request.rates))) as advance:
         found = largest_rate(
             made,
             Batches(data, settings, steps),
-            settings.make_optimiser(made.parameters(), device, made),
+            settings.make_optimiser(made.parameters(), model=made),
             rates=request.rates,
             steps=steps,
             floor=Floor(data.depthless_loss(), data.guess_loss()),

@@ -92,7 +92,7 @@ def engine(workers: int | None, ray: str | None) -> Engine:
 def begins(plan: Prospect) -> dict[str, Any]:
     """The keys of every study's result: the study and its progress. The other keys are empty."""
     maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}
-    nothing = dict.fromkeys(("cost", "frequencies_loss", "depthless_loss", "stable_rule", "verdict", "prediction"))
+    nothing = dict.fromkeys(("cost", "frequencies_loss", "depthless_loss", "stable_rule", "verdict"))
     done = len(plan.runs) - len(plan.left)
     return {"study": dataclasses.asdict(plan.study), "runs": len(plan.runs), "done": done, "failed": 0, **maps, **nothing}
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
-from ctrans.given_files import read_file
 from ctrans.option import COUNT, option
-from ctrans.report.files import write_atomic
 from ctrans.report.progress import progress_bar
-from ctrans.report.verify_markdown import END, START, between_markers, failure, markdown_table
 from ctrans.threads import choose_threads
 from ctrans.verify.run import Result
 from ctrans.verify.table import SECTIONS, select, verify_all
 from ctrans.verify.theory_checks import findings_of
-from solvers import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,11 +26,6 @@ class VerifyRequest(WrittenRequest):
     )
     cases: int = option(200, "Cases for each bound. Slow checks run a part of them.", limits=COUNT)
     seed: int = option(0, "Seed of the cases.")
-    markdown: Path | None = option(
-        None, "Write the table into this Markdown file, between its marker comments, or into a new file."
-    )
-
-    unshown = WrittenRequest.unshown | {"markdown"}
 
 
 @command_of(VerifyRequest, "verify")
@@ -48,7 +37,7 @@ def command(request: VerifyRequest) -> None:
     counterexample. `reached` is the worst distance found. For a bound it is measured/bound - 1:
     -0.1 is 10% of slack. For an equality it is a relative difference. For a slope, order or mean it
     is the distance to the allowed range, negative inside. The exit code is 1 if a form that should
-    hold is violated. This takes one to two minutes. The directory gets verify.json and verify.md.
+    hold is violated. This takes one to two minutes. The directory gets verify.json.
 
     \b
     ctrans verify
@@ -57,7 +46,6 @@ def command(request: VerifyRequest) -> None:
     """
     choose_threads(0)  # its cases are small
     statements = select(request.only)
-    page = _page(request.markdown)
     directory = directory_of(request)
     results: list[Result] = []
     with progress_bar("verify", len(statements)) as advance:
@@ -65,33 +53,23 @@ def command(request: VerifyRequest) -> None:
             results.append(result)
             advance(result.name)
     violated = [r for r in results if r.verdict == "violated"]
-    table, seconds = markdown_table(results), sum(r.seconds for r in results)
-    if request.markdown is not None:
-        write_atomic(request.markdown, (between_markers(page, table) or f"{START}\n\n{table}\n{END}\n").encode())
     end(
         request,
         directory,
         result={
             "holds": not violated,
             "findings": findings_of(results),
-            "seconds": seconds,
+            "seconds": sum(r.seconds for r in results),
             "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
         },
-        files={"verify.md": table.encode},
-        failures=[failure(r) for r in violated],
+        failures=[_failure(r) for r in violated],
     )
 
 
-def _page(path: Path | None) -> str:
-    """The text of the Markdown file, "" for a new file. Raises ConfigError for a file that is no
-    text or has no markers.
-    """
-    if path is None or not os.path.exists(path):
-        return ""
-    try:
-        page = read_file(path).decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error}; give a Markdown file") from None
-    if page and between_markers(page, "") is None:
-        raise ConfigError(f"{str(path)!r} has no place for the table: add the lines {START} and {END} there")
-    return page
+def _failure(r: Result) -> str:
+    """The case that violates a corrected form."""
+    found = r.corrected
+    return (
+        f"{r.name} ({r.source}): {r.says}\n"
+        f"  violated by {found.excess:.6g} > {found.tolerance:g} in case {found.case} of {found.cases}: {found.words}"
+    )

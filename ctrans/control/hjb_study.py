@@ -84,15 +84,15 @@ class PDEStudy:
         return {
             "horizon": HORIZON,
             "scheme": SCHEME,
-            "points": list(self.front.grid.points),
+            "points": self.front.grid.points,
             "steps": self.front.steps,
-            "speeds": list(self.front.speeds),
-            "times": list(self.front.times),
+            "speeds": self.front.speeds,
+            "times": self.front.times,
             "mean_error": self.mean_error.tolist(),
             "largest_error": self.largest_error.tolist(),
-            "radii": list(self.radii),
+            "radii": self.radii,
             "radius_spread": [float(values.amax() - values.amin()) for values in self.values],
-            "reaches": list(self.reaches),
+            "reaches": self.reaches,
             "spread": self.spread.tolist(),
         }
 

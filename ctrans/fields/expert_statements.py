@@ -61,7 +61,7 @@ def bound(draw: Draw) -> Trial:
     "ctrans",
     "between switches |df/dx| <= max_e L_e + max_e B_e max_e |w_e| + L_shared, w_e the router's rows",
     share=0.5,
-    printed=Printed("the same for two tokens wherever they are", share=0.5),
+    printed=Printed("the same for two tokens wherever they are"),
 )
 def slope(draw: Draw, printed: bool) -> Trial:
     """The largest singular value of the dense Jacobian against the constant between switches.
@@ -146,7 +146,7 @@ def _until(velocity: Velocity, x: Tensor, on: Tensor, normal: Tensor) -> tuple[f
     "across a switch of experts the flow's derivative is J_+ (I + (f_+ - f_-) n'/(n'f_-)) J_-, n the switch's normal",
     1e-4,
     0.02,
-    printed=Printed("J_+ J_-, the product of the pieces' derivatives", 1e-4, 0.02),
+    printed=Printed("J_+ J_-, the product of the pieces' derivatives"),
 )
 def crossing(draw: Draw, printed: bool) -> Trial:
     """dx/dt = f(x) + c n, carried across one switch: differences of the exact flow against J_+ S

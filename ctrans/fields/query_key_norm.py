@@ -27,18 +27,12 @@ class UnitLength(nn.Module):
         return y if self.scale is None else y * self.scale.view(-1, 1, 1)
 
 
-def _unit_length(heads: int, head: int, eps: float) -> NormPair:
-    """Scores s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020). s_h starts at d_h, which
-    equals RMSNorms with gain 1.
-    """
-    return UnitLength(eps, torch.full((heads,), float(head))), UnitLength(eps)
-
-
 QK_NORMS: dict[str, Callable[[int, int, float], NormPair]] = {
     "rms": lambda heads, head, eps: (RMSNorm(head, eps), RMSNorm(head, eps)),
     "layer": lambda heads, head, eps: (LayerNorm(head, eps), LayerNorm(head, eps)),
-    "l2": _unit_length,
+    "l2": lambda heads, head, eps: (UnitLength(eps, torch.full((heads,), float(head))), UnitLength(eps)),
 }
 """Makers from the number of heads, their width and eps. The first two have a gain for each entry,
-which all heads share.
+which all heads share. Scores of l2 are s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020).
+s_h starts at d_h, which equals RMSNorms with gain 1.
 """

@@ -38,7 +38,7 @@ def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> dict[str, C
     Codes of fp8 and of 8 bits with scales become numbers. Gains that a family stores less 1 become
     gains. Raises ConfigError for a path without weights, and for other quantised weights.
     """
-    stored = {name: weight for name, weight in _stored(path, allow_pickle).items() if not _is_buffer(name)}
+    stored = {name: weight for name, weight in _stored(path, allow_pickle).items() if not re.search("|".join(NO_WEIGHTS), name)}
     less_one = gains_less_one(path) if os.path.isfile(path / METADATA) else ONE_PLUS.fullmatch(_family(path))
     found: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
@@ -81,10 +81,6 @@ def _stored(path: Path, allow_pickle: bool) -> Mapping[str, Stored]:
     raise ConfigError(
         f"{str(path)!r} holds no weights: give a directory of Hugging Face or ctrans, a distributed checkpoint, or a {SAFETENSORS} file"
     )
-
-
-def _is_buffer(name: str) -> bool:
-    return any(re.search(pattern, name) for pattern in NO_WEIGHTS)
 
 
 def _family(path: Path) -> str:

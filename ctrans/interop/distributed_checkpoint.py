@@ -23,6 +23,7 @@ from torch import Tensor
 from ctrans.given_files import check_file, read_file, read_json
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.streamed import Stored, stored_tensor
+from ctrans.printable import one_line
 from solvers import ConfigError
 
 METADATA, MEGATRON = ".metadata", "metadata.json"
@@ -68,7 +69,7 @@ def inert(path: Path) -> Any:
                 raise ValueError(f"it keeps object {argument}")
         return _Inert(io.BytesIO(data)).load()
     except Exception as error:  # damaged bytes lead to errors of many kinds
-        raise ConfigError(f"{str(path)!r} is no metadata of a checkpoint: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{str(path)!r} is no metadata of a checkpoint: {one_line(error)}") from None
 
 
 def distributed_weights(directory: Path) -> dict[str, Stored]:

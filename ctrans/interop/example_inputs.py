@@ -34,26 +34,26 @@ def example_of(model: nn.Module) -> dict[str, Any]:
     return {name: made.to(weight.device, weight.dtype if made.is_floating_point() else made.dtype)}
 
 
-def _images(model: nn.Module, batch: int = 1) -> Tensor:
+def _images(model: nn.Module) -> Tensor:
     """Blank images of the size in the model's config."""
     config: Any = model.config
     size = config.image_size
     height, width = (size, size) if isinstance(size, int) else size
-    return torch.zeros(batch, config.num_channels, height, width)
+    return torch.zeros(1, config.num_channels, height, width)
 
 
-def _sounds(model: nn.Module, batch: int = 1) -> Tensor:
+def _sounds(model: nn.Module) -> Tensor:
     """Silent spectrograms (batch, frequencies, frames) of the size in the model's config; two
     frames make a state.
     """
     config: Any = model.config
-    return torch.zeros(batch, config.num_mel_bins, 2 * config.max_source_positions)
+    return torch.zeros(1, config.num_mel_bins, 2 * config.max_source_positions)
 
 
-def _tokens(model: nn.Module, batch: int = 1) -> Tensor:
+def _tokens(model: nn.Module) -> Tensor:
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]  # a method, no module
     count: int = getattr(embedding, "num_embeddings", 5)
-    return (torch.arange(1, 5) % count).expand(batch, -1)  # 0 is often padding
+    return (torch.arange(1, 5) % count)[None]  # 0 is often padding
 
 
 def reads_tokens(model: nn.Module) -> bool:

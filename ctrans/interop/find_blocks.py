@@ -75,7 +75,8 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
         if path not in forms:
             raise ConfigError(f"blocks=: {path!r} is no sequence of blocks: {found[path]}")
         return path, forms[path]
-    fitting = {name: lists[name] for name in forms if all(_is_block(block) for block in lists[name])}
+    # a block has at least two modules with a matrix
+    fitting = {name: lists[name] for name in forms if all(sum(map(has_matrix, block.modules())) > 1 for block in lists[name])}
     fitting = {name: part for name, part in fitting.items() if not _within_larger(name, part, fitting)}
     if len(fitting) != 1:
         candidates = _described(fitting or lists)
@@ -113,11 +114,6 @@ def _form(blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[
         form = found if form is None or form == found else dataclasses.replace(found, others=None)
         state = output if isinstance(output, Tensor) else output[form.part]
     return "it is empty" if form is None else form
-
-
-def _is_block(block: nn.Module) -> bool:
-    """Whether it may be a block: at least two modules with a matrix."""
-    return sum(has_matrix(part) for part in block.modules()) > 1
 
 
 def _within_larger(name: str, part: Blocks, others: Mapping[str, Blocks]) -> bool:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ctrans.depth import check_count
 from ctrans.given_files import check_file, read_array, read_json
-from ctrans.interop.foreign_errors import FOREIGN_ERRORS, one_line
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.option import WEIGHT
+from ctrans.printable import one_line
 from solvers import ConfigError
 from solvers.errors import shown
 

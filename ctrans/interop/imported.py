@@ -36,7 +36,6 @@ from ctrans.interop.transformers_adapter import TransformersAdapter
 from ctrans.model.gpt import check_range, next_token_loss
 from ctrans.scheme import trajectory
 from ctrans.shapes import TokenIds, TokenRows
-from ctrans.sublayer import Sublayer
 from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution
 from solvers.checked import checked
@@ -239,11 +238,17 @@ def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like:
 
 def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth) -> Architecture:
     sublayers = [part for structure in structures for part in structure.sublayers]
-    norms = list(dict.fromkeys(norm for sublayer in sublayers for norm in _norms(sublayer)))
+    norms = list(dict.fromkeys(norm for part in sublayers for role in ROLES if (norm := getattr(part, role)) is not None))
     part = sublayers[0].kind == "part"
     maps = [dict(zip(("part",) if part else ("attention", "FFN"), each.chains, strict=False)) for each in structures]
     stages = {what: "+".join(map(_said, each.stages)) for what, each in maps[0].items()}
-    scaled = dict.fromkeys(what for each in maps for what, part in each.items() if _is_scaled(part))
+    # by channel, or by a number that is no length
+    scaled = dict.fromkeys(
+        what
+        for each in maps
+        for what, part in each.items()
+        if part.scale_path is not None or isinstance(part.stages[-1], ScaledOutput)
+    )
     unread = [f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not]
     return Architecture(
         model=type(adapter.model).__name__,
@@ -275,15 +280,6 @@ def _said(stage: nn.Module) -> str:
     """
     said: str = getattr(stage, "said", type(own_module(stage)).__name__)
     return said
-
-
-def _is_scaled(chain: Any) -> bool:
-    """Whether its output is scaled by channel, or by a number that is no length."""
-    return chain.scale_path is not None or isinstance(chain.stages[-1], ScaledOutput)
-
-
-def _norms(sublayer: Sublayer) -> list[AdaptedNorm | FreeNorm | WithoutGain]:
-    return [norm for role in ROLES if (norm := getattr(sublayer, role)) is not None]
 
 
 def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:

@@ -141,7 +141,10 @@ def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
     """Loads the weights into the model. Raises ConfigError if a name or shape differs."""
     tied = weights.pop(TIED, None)
     table = weights["transformer.wte.weight"]
-    if tied is not None and not (tied.shape == table.shape and tied.dtype == table.dtype and _same_bits(tied, table)):
+    if tied is not None and not (
+        (tied.shape, tied.dtype) == (table.shape, table.dtype)
+        and torch.equal(*(each.contiguous().view(torch.uint8) for each in (tied, table)))  # bits: nan equals itself
+    ):
         raise ConfigError(f"{named!r} has an untied head ({TIED} differs from transformer.wte.weight): nanoGPT's head is tied")
     ours = {GPT2_NAMES.of(name): name for name in model.state_dict()}
     expected = {name: tuple(model.state_dict()[own].shape) for name, own in ours.items()}
@@ -191,23 +194,13 @@ def _weights(named: str, given: Mapping[str, Any]) -> dict[str, Tensor]:
         if IGNORED.fullmatch(plain):
             continue
         weight = Tensor.detach(value) if isinstance(value, Tensor) else value
-        if not plain or not _is_weight(weight):
+        if not plain or not is_dense(weight) or not weight.is_floating_point() or weight.itemsize < 2:
             raise ConfigError(
                 f"{named!r} holds no nanoGPT model: some entries are not weights, which are dense floating-point tensors of at "
                 f"least two bytes a number, such as {shown(name)} = {shown(value)}"
             )
         found[plain] = weight
     return found
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are equal; nan equals itself."""
-    return torch.equal(*(each.contiguous().view(torch.uint8) for each in (one, other)))
-
-
-def _is_weight(value: object) -> bool:
-    """Whether it is a dense floating-point tensor, not of float8."""
-    return isinstance(value, Tensor) and value.is_floating_point() and value.itemsize >= 2 and is_dense(value)
 
 
 def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Mapping[str, Any]) -> GPTConfig:

@@ -22,7 +22,7 @@ from ctrans.as_found import keep_as_found, leaving_as_found
 from ctrans.depth import Depth, check_dt
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.example_inputs import example_of
-from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error, one_line
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.hugging_face import (
     CONFIG,
     directory_weights,
@@ -43,6 +43,7 @@ from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.transformers_library import quiet, reading
 from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.gpt import GPT
+from ctrans.printable import one_line
 from solvers import ConfigError
 from solvers.checked import checked
 

@@ -59,31 +59,25 @@ class OTTransformer(nn.Module):
     without a norm.
 
     It is made from a GPT. The blocks become the stack, and the final norm (or none) ends the
-    velocity. `dt` is `scale`/steps. It has what instruments need: `embed`, `depth`, `head`,
+    velocity. `dt` is 1/steps. It has what instruments need: `embed`, `depth`, `head`,
     `trajectory`, `config`.
     """
 
-    def __init__(self, model: GPT, steps: int, *, kinetic: float = 0.0, scale: float = 1.0):
+    def __init__(self, model: GPT, steps: int, *, kinetic: float = 0.0):
         super().__init__()
         check_count("steps", steps, MOST_PARTS)
         norm = None if isinstance(model.final_norm, nn.Identity) else model.final_norm
         model.final_norm = nn.Identity()
-        c, dt = model.config, check_dt(check_dt(scale) * (1.0 / steps))
+        c, dt = model.config, 1.0 / steps
         self.model = model
         self.depth = stacked(model.depth, steps, dt, norm)
         self.config = OTConfig(
-            vocab_size=c.vocab_size,
-            context=c.context,
-            depth=c.depth,
-            width=c.width,
-            heads=c.heads,
             stack=c.placement,
             placement=self.depth.sublayers[0].placement.name,
-            norm=c.norm,
             steps=steps,
             dt=dt,
-            bias=c.bias,
             kinetic=kinetic,
+            **{name: getattr(c, name) for name in ("vocab_size", "context", "depth", "width", "heads", "norm", "bias")},
         )
 
     def with_scale(self, scale: float) -> OTTransformer:

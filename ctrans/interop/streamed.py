@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ctrans.given_files import check_safetensors
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.find_blocks import find_blocks
-from ctrans.interop.foreign_errors import one_line
+from ctrans.printable import one_line
 from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 

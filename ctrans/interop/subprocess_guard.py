@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ctrans.interop.foreign_errors import one_line
+from ctrans.printable import one_line
 from solvers import ConfigError
 
 WAIT = 3

@@ -45,15 +45,10 @@ class Tokeniser:
     words: Callable[[list[int]], list[str]] = as_numbers
 
 
-def _byte(i: int) -> str:
-    """The ASCII character of a byte, or its hexadecimal digits; higher bytes may be parts of a
-    character.
-    """
-    return chr(i) if i < 128 else f"\\x{i:02x}"
-
-
 BYTES = Tokeniser(
-    "bytes as token ids", lambda text: np.frombuffer(text, dtype=np.uint8), words=lambda ids: [_byte(i) for i in ids]
+    "bytes as token ids",
+    lambda text: np.frombuffer(text, dtype=np.uint8),
+    words=lambda ids: [chr(i) if i < 128 else f"\\x{i:02x}" for i in ids],  # higher bytes may be parts of a character
 )
 """The tokenizer of seeded models, and of models without one."""
 

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from ctrans.interop.foreign_errors import FOREIGN_ERRORS, one_line
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.printable import one_line
 from solvers import ConfigError
 
 

@@ -153,7 +153,7 @@ def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]
     "steps across switches lose the order: RK4 has order 4 with switches declared, about 1 across them",
     0.0,
     0,
-    printed=Printed("a Runge-Kutta method keeps its order on the whole depth", 0.3, 0),
+    printed=Printed("a Runge-Kutta method keeps its order on the whole depth", 0.3),
 )
 def undeclared_switches(draw: Draw, printed: bool) -> Trial:
     """The larger of |p - 4| - 0.3 and q - 1.5. p is RK4's order with declared switches, q its order
@@ -235,7 +235,7 @@ BLOCKS = (16, 32, 64, 128)
     "weights of mean zero, independent from block to block, have a trivial limit: at fixed T, |X_D - X_0| falls like D^(-1/2)",
     0.15,
     0.005,
-    printed=Printed("without weights smooth in depth there is no limit", 0.0, 0.005),
+    printed=Printed("without weights smooth in depth there is no limit", 0.0),
 )
 def independent_blocks(draw: Draw, printed: bool) -> Trial:
     """|s + 1/2|, s the slope of log |X_D - X_0|/|X_0| over log D, D = 16 to 128 independent blocks

@@ -63,7 +63,7 @@ class GPT(nn.Module):
                     embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
-        self.final_norm = make_norm(config) if _ends_in_norm(config) and not config.is_stack else nn.Identity()
+        self.final_norm = make_norm(config) if config.placements[-1].ffn.final_norm and not config.is_stack else nn.Identity()
         # nGPT's s_z: without it rows of length 1 give logits of at most 1, and the cross-entropy
         # stays near that of guessing
         on_spheres = RESIDUALS[config.residual].unit_weights
@@ -261,12 +261,8 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     if not config.is_stack:
         return Depth(parts, config.step_length, per_block=config.per_block)
     # the final norm ends the velocity
-    norm = make_norm(config) if _ends_in_norm(config) else None
+    norm = make_norm(config) if config.placements[-1].ffn.final_norm else None
     return stacked(Depth(parts, 1.0, per_block=config.per_block), config.segments, config.step_length, norm)
-
-
-def _ends_in_norm(config: GPTConfig) -> bool:
-    return config.placements[-1].ffn.final_norm
 
 
 def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generator) -> None:

@@ -32,10 +32,6 @@ the other matrices make the product O(1/N) without it.
 """
 
 
-def _alone(role: Role, blocks: float) -> float:
-    return 1.0
-
-
 def _residual(role: Role, blocks: float) -> float:
     """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms (GPT-2)."""
     return (2 * blocks) ** -0.5 if role in ("out", "down") else 1.0
@@ -65,7 +61,7 @@ class Initialisation:
     """
 
     std: Callable[[float, float], float]
-    gain: Callable[[Role, float], float] = _alone
+    gain: Callable[[Role, float], float] = lambda role, blocks: 1.0
     of_xavier: bool = False
     """Whether values, outputs and the FFN have Xavier's variance at any depth, as Xiong's theorem 1
     assumes.

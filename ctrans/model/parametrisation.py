@@ -5,7 +5,7 @@ change with its width and depth, so that the best rate of a small model stays th
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Literal
 
 WeightGroup = Literal["matrices", "vectors", "ends"]
 """Weights with one rule: matrices of the depth, vectors of the depth, and all weights outside."""
@@ -25,14 +25,6 @@ class StepGrowth:
     of_gradient: bool = False
 
 
-class Scales(NamedTuple):
-    """The factors of the learning rate, of the weight decay and of Adam's epsilon."""
-
-    rate: float = 1.0
-    decay: float = 1.0
-    eps: float = 1.0
-
-
 @dataclasses.dataclass(frozen=True)
 class Parametrisation:
     """Powers of n = width/base width and of l = blocks/base blocks.
@@ -43,8 +35,6 @@ class Parametrisation:
     - `branch`: dt is multiplied by l^branch. -1 keeps the depth-time T
     - `update`: the step of a sublayer's weights has the norm l^update
     - `rates`: 1 divides each rate by the growth of the optimiser's step with the width. 0 leaves it
-    - `decay`: whether rate times weight decay stays the same
-    - `eps`: whether Adam's epsilon follows the gradient's size
     """
 
     drawn: float | None = None
@@ -52,11 +42,10 @@ class Parametrisation:
     branch: float = 0.0
     update: float = 0.0
     rates: float = 0.0
-    decay: bool = True
-    eps: bool = True
 
-    def scales(self, part: WeightGroup, wider: float, deeper: float, steps: StepGrowth) -> Scales:
-        """The factors for a part of the weights.
+    def scales(self, part: WeightGroup, wider: float, deeper: float, steps: StepGrowth) -> tuple[float, float]:
+        """The factors of the learning rate and of Adam's epsilon for a part of the weights. The weight
+        decay is divided by that of the rate, so that their product stays the same.
 
         A step should have the norm l^update in the depth and 1 outside, as an operator for a
         matrix and by entry otherwise. The rate is this over the step's norm at rate 1. A gradient
@@ -65,8 +54,7 @@ class Parametrisation:
         inside = part != "ends"
         width = -self.rates * (steps.matrices if part == "matrices" else steps.entries)
         rate = wider**width * deeper ** (inside * (self.update - steps.of_gradient * self.branch))
-        eps = wider**self.logits * deeper ** (inside * self.branch)
-        return Scales(rate, 1 / rate if self.decay else 1.0, eps if self.eps else 1.0)
+        return rate, wider**self.logits * deeper ** (inside * self.branch)
 
 
 STANDARD = "standard"

@@ -248,13 +248,13 @@ class WithEps(SphereNorm):
 
 @checked
 class SphereOf(SphereNorm):
-    """The sphere norm with given gains and offsets, eps and centring, for a part of a token or for
-    tensors without training.
+    """The sphere norm with given gains, offsets and eps and without centring, for a part of a token or
+    for tensors without training.
     """
 
-    def __init__(self, gamma: PerChannel, beta: PerChannel, eps: float, centred: bool = False):
+    def __init__(self, gamma: PerChannel, beta: PerChannel, eps: float):
         super().__init__()
-        self.width, self.eps, self.centred, self._given = len(gamma), eps, centred, (gamma, beta)
+        self.width, self.eps, self._given = len(gamma), eps, (gamma, beta)
 
     @property
     def gamma(self) -> PerChannel:

@@ -38,20 +38,15 @@ common.
 """
 
 
-def _whole(result: JSONObject) -> JSONObject:
-    """The result itself, where it is of one thing."""
-    return {"": result}
-
-
 @checked
 @dataclasses.dataclass(frozen=True)
 class Sections:
     """The chapters of a command's results. `models` finds the models in a result: a key of it, or a
-    function.
+    function. By default the result is of one thing.
     """
 
     chapters: Chapters
-    models: str | Callable[[JSONObject], JSONObject] = _whole
+    models: str | Callable[[JSONObject], JSONObject] = lambda result: {"": result}
 
     def models_in(self, result: JSONObject) -> JSONObject:
         """The models of a result, by name."""

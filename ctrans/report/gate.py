@@ -51,21 +51,17 @@ def of_baseline(baseline: Baseline, name: str) -> Any:
     return baseline[name] if name in baseline else next(iter(baseline.values()))
 
 
-def _places(model: Any) -> set[tuple[str, str]]:
-    """Check and place of each finding of a model in JSON."""
-    return {(each["check"], at["place"]) for each in model["findings"] for at in each["places"] or [each]}
-
-
 def stopping(found: Diagnosis, severity: str, known: Any = None) -> list[Finding]:
     """The findings of this severity or a worse one, except those that the model `known` of a baseline
     has at all of their places.
     """
-    names, before = [str(each) for each in SEVERITIES], _places(known) if known else set()
+    names, before = [str(each) for each in SEVERITIES], known["findings"] if known else []
+    places = {(each["check"], at["place"]) for each in before for at in each["places"] or [each]}
     worst = names[: names.index(severity) + 1]
     return [
         each
         for each in found.findings
-        if each.severity in worst and not {(each.check, at.place) for at in each.readings} <= before
+        if each.severity in worst and not {(each.check, at.place) for at in each.readings} <= places
     ]
 
 

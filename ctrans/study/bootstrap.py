@@ -34,7 +34,7 @@ def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed
     return float(low), float(high)
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tuple[float, float]:
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """The interval of a mean, on each side the wider of the bootstrap's and Student's, mean -+
     t_(n-1) s/sqrt(n); (nan, nan) for fewer than two values.
 
@@ -45,7 +45,7 @@ def mean_interval(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> tup
     rows = np.asarray(values, dtype=float)
     if len(rows) < 2:
         return math.nan, math.nan
-    low, high = interval(rows, lambda samples: samples.mean(-1), seed=seed)
+    low, high = interval(rows, lambda samples: samples.mean(-1))
     from scipy.special import stdtrit  # the quantile of Student's t; here, so that other commands import no scipy
 
     half = stdtrit(len(rows) - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / math.sqrt(len(rows))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ctrans.model.gpt import number_of_weights
 from ctrans.study.description import PlannedRun
@@ -63,7 +63,7 @@ def cost_of(runs: Sequence[PlannedRun], rate: float) -> Cost:
     return Cost(len(runs), sum(map(tokens_of, runs)), sum(map(flops_of, runs)), rate)
 
 
-def measured_rate(run: PlannedRun, data: Data, clock: Callable[[], float] = time.process_time) -> float:
+def measured_rate(run: PlannedRun, data: Data) -> float:
     """The floating-point operations per processor second of such a run here, by a short run after a
     warm-up run.
     """
@@ -71,6 +71,6 @@ def measured_rate(run: PlannedRun, data: Data, clock: Callable[[], float] = time
         run, training=dataclasses.replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS), measure=()
     )
     train_run(short, data)
-    started = clock()
+    started = time.process_time()
     train_run(short, data)
-    return flops_of(short) / max(clock() - started, 1e-9)
+    return flops_of(short) / max(time.process_time() - started, 1e-9)

@@ -33,7 +33,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.parametrisation import STANDARD
 from ctrans.study.description import PlannedRun
 from ctrans.study.measures import measured
-from ctrans.study.training import CPU, RunResult, begin, result_of, train_run
+from ctrans.study.training import RunResult, begin, result_of, train_run
 from ctrans.training.data import Data
 from ctrans.training.loop import Ending, Outcome, TrainingRun, after_iteration, before_iterations, diverged, finished
 from ctrans.training.objective import Objective
@@ -104,7 +104,7 @@ def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     return groups
 
 
-def train_population(runs: Sequence[PlannedRun], data: Data, device: torch.device = CPU) -> list[RunResult]:
+def train_population(runs: Sequence[PlannedRun], data: Data) -> list[RunResult]:
     """The results of runs with the same `shared`. They equal those of single runs, up to the order
     of sums.
     """
@@ -112,9 +112,9 @@ def train_population(runs: Sequence[PlannedRun], data: Data, device: torch.devic
     with contextlib.ExitStack() as stack:
         places = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctrans-study-"))) for _ in runs]
         try:
-            members = [begin(run, data, place, device) for run, place in zip(runs, places, strict=True)]
+            members = [begin(run, data, place) for run, place in zip(runs, places, strict=True)]
         except (ConfigError, SolveError):  # each single run reports its own error
-            return [train_run(run, data, device) for run in runs]
+            return [train_run(run, data) for run in runs]
         before = [measured(run.measure, member.model, data) for run, member in zip(runs, members, strict=True)]
         outcomes = Population(members).carry_out()
         results = [result_of(*each, started) for each in zip(runs, members, outcomes, before, strict=True)]
@@ -158,7 +158,7 @@ class Population:
                 mine.append(nn.Parameter(values[one]))
                 mine[-1].grad = gradients[one]
         return [
-            dataclasses.replace(member, optimiser=member.config.make_optimiser(mine, member.processes.device))
+            dataclasses.replace(member, optimiser=member.config.make_optimiser(mine))
             for member, mine in zip(members, rows, strict=True)
         ]
 

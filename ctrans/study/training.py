@@ -74,18 +74,18 @@ def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = C
     return started
 
 
-def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunResult:
+def train_run(run: PlannedRun, data: Data) -> RunResult:
     """Trains the run. Divergence is a result, and so is an error, with the ending "failed"."""
     started = time.process_time()
     with tempfile.TemporaryDirectory(prefix="ctrans-study-") as name:
         try:
-            begun = begin(run, data, Path(name), device)
+            begun = begin(run, data, Path(name))
             before = measured(run.measure, begun.model, data)
             outcome = carry_out(begun, begun.state.progress)
             return result_of(run, begun, outcome, before, started)
         except Exception as error:  # of any kind: an error of one run must not end the study
             message = str(error) if isinstance(error, (ConfigError, SolveError)) else f"{type(error).__name__}: {error}"
-            return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment(device))
+            return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment())
 
 
 def result_of(run: PlannedRun, trained: TrainingRun, outcome: Outcome, before: Mapping[str, Any], started: float) -> RunResult:

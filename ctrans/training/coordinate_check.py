@@ -9,9 +9,9 @@ import dataclasses
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,9 @@ LOSS, LOGITS = "loss", "attention logits"
 MASKED = -1e9
 """Attention logits below it are masks."""
 
-TransferVerdict = Literal["transfers", "does not transfer", "undecided"]
+TransferVerdict = Literal["transfers", "undecided", "does not transfer"]
+ORDER: tuple[TransferVerdict, ...] = get_args(TransferVerdict)
+"""From the best to the worst."""
 Build = Callable[[int, int], nn.Module]
 
 
@@ -86,15 +88,13 @@ class Transfer:
         """The place that decides the axis: one that moves, else one that is undecided, else the
         largest |k|. The loss is reported, and decides nothing.
         """
-        order = ("transfers", "undecided", "does not transfer")
         judged = (each for each in self.growths if each.axis == axis and each.place != LOSS)
-        return max(judged, key=lambda each: (order.index(each.verdict), abs(each.exponent)))
+        return max(judged, key=lambda each: (ORDER.index(each.verdict), abs(each.exponent)))
 
     @property
     def verdict(self) -> TransferVerdict:
         """The rate transfers if no place moves with the width or the depth."""
-        found = {self.worst(axis).verdict for axis in self.sizes}
-        return "does not transfer" if "does not transfer" in found else "undecided" if "undecided" in found else "transfers"
+        return max((self.worst(axis).verdict for axis in self.sizes), key=ORDER.index)
 
 
 class _AttentionLogits(TorchFunctionMode):
@@ -114,24 +114,14 @@ class _AttentionLogits(TorchFunctionMode):
         return func(*args, **given)
 
 
-@contextlib.contextmanager
-def _hooked(module: nn.Module, keep: Callable[[str, Any], None]) -> Iterator[None]:
-    """Offers the output of each module within, and attention logits."""
-
-    def hook(name: str) -> Callable[..., None]:
-        return lambda part, given, output: keep(re.sub(r"\d+", "*", name) or "output", output)
-
-    handles = [part.register_forward_hook(hook(name)) for name, part in module.named_modules()]
-    try:
-        with _AttentionLogits(keep):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _alike(name: str) -> str:
+    """The name with * for numbers."""
+    return re.sub(r"\d+", "*", name)
 
 
 @torch.no_grad()
 def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str, list[Tensor]]:
+    """The outputs of each module within, attention logits, and the loss, by place."""
     found: dict[str, list[Tensor]] = {}
 
     def keep(name: str, output: Any) -> None:
@@ -140,7 +130,13 @@ def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str
         if first is not None:
             found.setdefault(name, []).append(first.detach().double())
 
-    with _hooked(module, keep):
+    def hook(name: str) -> Callable[..., None]:
+        return lambda part, given, output: keep(_alike(name) or "output", output)
+
+    with contextlib.ExitStack() as stack:
+        for name, part in module.named_modules():
+            stack.callback(part.register_forward_hook(hook(name)).remove)
+        stack.enter_context(_AttentionLogits(keep))
         value = loss(module)
     rescaled = {name for name, after in pairwise(found) if _proportional(found[name], found[after])}
     return {name: each for name, each in found.items() if name not in rescaled} | {LOSS: [value.detach().double()]}
@@ -164,7 +160,7 @@ def _measure(
     module: nn.Module, optimiser: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor], updates: int
 ) -> dict[str, tuple[float, float]]:
     """The mean |change| after the updates, and the mean size before, by place."""
-    names = {id(parameter): re.sub(r"\d+", "*", name) for name, parameter in module.named_parameters()}
+    names = {id(parameter): _alike(name) for name, parameter in module.named_parameters()}
     before = _outputs(module, loss)
     for _ in range(updates):
         optimiser.zero_grad(set_to_none=True)
@@ -212,17 +208,13 @@ def transfer_check(
     >>> transfer_check(build, optimiser, loss, widths=(32, 64, 128), depths=(2, 4, 8), rates=(1e-3,)).verdict
     """
     widths, depths = list(dict.fromkeys(widths)), list(dict.fromkeys(depths))
-    axes = (
-        {"width": [(width, depths[0]) for width in widths], "depth": [(widths[0], depth) for depth in depths]}
-        if widths and depths
-        else {}
-    )
-    axes = {axis: sizes for axis, sizes in axes.items() if len(sizes) > 1}
-    if not axes or not rates or seeds < 1 or updates < 1:
+    if not widths or not depths or len(widths) == len(depths) == 1 or not rates or seeds < 1 or updates < 1:
         raise ConfigError(
             f"widths = {widths}, depths = {depths}, rates = {list(rates)}, seeds = {seeds}, updates = {updates}: give at least two "
             "widths or two depths, and at least one of the others"
         )
+    axes = {"width": [(width, depths[0]) for width in widths], "depth": [(widths[0], depth) for depth in depths]}
+    axes = {axis: sizes for axis, sizes in axes.items() if len(sizes) > 1}
     found: dict[tuple[int, int], list[dict[str, tuple[float, float]]]] = {}
     for size in dict.fromkeys(each for sizes in axes.values() for each in sizes):
         found[size] = []
@@ -262,13 +254,9 @@ def coordinate_check(
     settings: TrainConfig,
     *,
     widths: Sequence[int],
-    depths: Sequence[int],
-    rates: Sequence[float],
-    seeds: int = 3,
-    updates: int = 3,
-    progress: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Transfer:
-    """`transfer_check` of a GPT on one batch of the data.
+    """`transfer_check` of a GPT on one batch of the data. Takes its options.
 
     - `config`: the model, with its width and depth replaced. Its heads keep their width, and it is
       the base of its parametrisation unless it names another. A head that is not tied starts small
@@ -292,16 +280,6 @@ def coordinate_check(
 
     def optimiser(module: nn.Module, rate: float) -> torch.optim.Optimizer:
         assert isinstance(module, GPT)
-        return dataclasses.replace(settings, learning_rate=rate).make_optimiser(module.parameters(), tokens.device, module)
+        return dataclasses.replace(settings, learning_rate=rate).make_optimiser(module.parameters(), model=module)
 
-    return transfer_check(
-        build,
-        optimiser,
-        lambda module: next_token_loss(module(tokens)[0], targets),
-        widths=widths,
-        depths=depths,
-        rates=rates,
-        seeds=seeds,
-        updates=updates,
-        progress=progress,
-    )
+    return transfer_check(build, optimiser, lambda module: next_token_loss(module(tokens)[0], targets), widths=widths, **options)

@@ -296,7 +296,11 @@ def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple
     run.report(row)
     # at an evaluation: a resumed run may have a lower patience
     if "validation_loss" in row and (progress.above >= run.config.patience or not math.isfinite(row["validation_loss"])):
-        return progress, diverged(run, progress, _above(progress, row["validation_loss"]))
+        above = (
+            f"validation loss {row['validation_loss']:.4g} at step {progress.step}, above the first ({progress.first:.4g}) by more than "
+            f"the margin for {progress.above} evaluations"
+        )
+        return progress, diverged(run, progress, above)
     return progress, None
 
 
@@ -333,10 +337,3 @@ def explaining(config: TrainConfig, context: int) -> Iterator[None]:
                 f"cannot compile the model here: {reason}; leave out --compile, or install a C++ compiler"
             ) from None
         raise
-
-
-def _above(progress: Progress, loss: float) -> str:
-    return (
-        f"validation loss {loss:.4g} at step {progress.step}, above the first ({progress.first:.4g}) by more than the margin "
-        f"for {progress.above} evaluations"
-    )

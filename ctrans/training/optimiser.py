@@ -20,15 +20,16 @@ SCHULZ, ROUNDS = (3.4445, -4.775, 2.0315), 5
 """Muon's polynomial (Jordan et al., 2024) and how often it acts: singular values end near 1."""
 
 Groups = list[dict[str, Any]]
-Make = Callable[[Groups, float, tuple[float, float], torch.device], torch.optim.Optimizer]
+Make = Callable[[Groups, float, tuple[float, float]], torch.optim.Optimizer]
 
 
-def adamw(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
+def adamw(groups: Groups, learning_rate: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter, 2019), fused if torch can."""
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device.type in FUSED)
+    fused = all(weight.device.type in FUSED for group in groups for weight in group["params"])
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused)
 
 
-def sgd(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
+def sgd(groups: Groups, learning_rate: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
     """Gradient descent with the first beta as momentum. Weight decay is a quadratic penalty."""
     return torch.optim.SGD(groups, lr=learning_rate, momentum=betas[0])
 
@@ -50,7 +51,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024) for groups with `orthogonal`: W - r (max(1, rows/columns))^(1/2) U V'
-    of the Nesterov momentum, with decoupled decay. Other groups take steps of AdamW.
+    of the Nesterov momentum by the first beta, with decoupled decay. Other groups take steps of
+    AdamW.
     """
 
     def __init__(self, groups: Groups, learning_rate: float, betas: tuple[float, float]):
@@ -82,11 +84,6 @@ class Muon(torch.optim.Optimizer):
         return loss
 
 
-def muon(groups: Groups, learning_rate: float, betas: tuple[float, float], device: torch.device) -> torch.optim.Optimizer:
-    """`Muon` with the first beta as its momentum."""
-    return Muon(groups, learning_rate, betas)
-
-
 @dataclasses.dataclass(frozen=True)
 class Optimiser:
     """An optimiser, and how its step grows. `orthogonal` ones treat matrices of the depth apart."""
@@ -99,5 +96,5 @@ class Optimiser:
 OPTIMISERS: dict[str, Optimiser] = {
     "adamw": Optimiser(adamw, StepGrowth(matrices=1.0)),
     "sgd": Optimiser(sgd, StepGrowth(matrices=0.0, entries=-1.0, of_gradient=True)),
-    "muon": Optimiser(muon, StepGrowth(matrices=0.0), orthogonal=True),
+    "muon": Optimiser(Muon, StepGrowth(matrices=0.0), orthogonal=True),
 }

@@ -34,10 +34,6 @@ class Parallel:
     """Whether a process has all weights only while it uses them."""
 
 
-def _alone(objective: Objective, device: torch.device) -> nn.Module:
-    return objective
-
-
 def _replicate(objective: Objective, device: torch.device) -> nn.Module:
     return DistributedDataParallel(objective, device_ids=[device.index] if device.type == "cuda" else None)
 
@@ -63,10 +59,6 @@ def _shard(objective: Objective, device: torch.device) -> nn.Module:
     return objective
 
 
-def _nothing(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 def _reduce_after_last(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if last else module.no_sync()  # type: ignore[operator]  # the wrapper is DDP
 
@@ -77,7 +69,7 @@ def _scatter_after_last(module: nn.Module, last: bool) -> contextlib.AbstractCon
 
 
 PARALLEL: dict[str, Parallel] = {
-    "none": Parallel(_alone, _nothing),
+    "none": Parallel(lambda objective, device: objective, lambda module, last: contextlib.nullcontext()),
     "ddp": Parallel(_replicate, _reduce_after_last),
     "fsdp": Parallel(_shard, _scatter_after_last, sharded=True),
 }

@@ -57,7 +57,7 @@ def _adam_moves(
     "ctrans, on Kingma and Ba, section 2.1",
     "a step of Adam moves a weight by at most eta c_t, c_t by Cauchy and Schwarz: 2.35 eta in the end for betas 0.9, 0.99",
     share=0.2,
-    printed=Printed("by at most eta max(1, (1 - beta1)/sqrt(1 - beta2))", share=0.2),
+    printed=Printed("by at most eta max(1, (1 - beta1)/sqrt(1 - beta2))"),
 )
 def step_of_adam(draw: Draw, printed: bool) -> Trials:
     """|dw| <= eta c_t for random gradients, with equality for g_i = (beta1/beta2)^(t-i).

@@ -165,7 +165,7 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
     if config.compile:
         objective.compile()
     module = parallel.wrap(objective, processes.device)
-    optimiser = config.make_optimiser(model.parameters(), processes.device, model)
+    optimiser = config.make_optimiser(model.parameters(), model=model)
     return TrainingRun(model, module, optimiser, data, config, store, state, parallel, processes)
 
 

@@ -129,9 +129,7 @@ class TrainConfig:
                 f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or leave out compile"
             )
 
-    def make_optimiser(
-        self, parameters: Iterable[nn.Parameter], device: torch.device, model: GPT | None = None
-    ) -> torch.optim.Optimizer:
+    def make_optimiser(self, parameters: Iterable[nn.Parameter], *, model: GPT | None = None) -> torch.optim.Optimizer:
         """The optimiser of these settings for the parameters that need a gradient, at the peak
         learning rate. Muon and parametrisations need the `model`. A group whose rate they scale has
         the key "scale".
@@ -157,12 +155,12 @@ class TrainConfig:
             part: WeightGroup = ("vectors" if vectors else "matrices") if within else "ends"
             if model is not None and apart:
                 config = model.config
-                scales = config.rules.scales(part, config.times_wider, config.times_deeper, optimiser.steps)
-                group["weight_decay"] *= scales.decay
-                group |= {"scale": scales.rate, "lr": self.learning_rate * scales.rate, "eps": EPS * scales.eps}
+                rate, eps = config.rules.scales(part, config.times_wider, config.times_deeper, optimiser.steps)
+                group["weight_decay"] /= rate
+                group |= {"scale": rate, "lr": self.learning_rate * rate, "eps": EPS * eps}
                 group["orthogonal"] = optimiser.orthogonal and part == "matrices"
             groups.append(group)
-        return optimiser.make(groups, self.learning_rate, (self.beta1, self.beta2), device)
+        return optimiser.make(groups, self.learning_rate, (self.beta1, self.beta2))
 
     @property
     def weight_dtype(self) -> torch.dtype:

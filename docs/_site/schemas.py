@@ -214,7 +214,6 @@ RESULT_KEYS: dict[str, Schema] = {
             "why it has no such rate; null before the first run.",
             OBJECT_OR_NULL,
         ),
-        "prediction": described("Of the experiment benchmarks/prediction; null otherwise.", OBJECT_OR_NULL),
     },
     "coordinate-check": {
         "sizes": dict[str, list[int]],

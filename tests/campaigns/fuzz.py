@@ -546,7 +546,7 @@ def state_bytes():
 @functools.cache
 def trained():
     model = GPT(MODEL)
-    optimiser = TrainConfig().make_optimiser(model.parameters(), torch.device("cpu"))
+    optimiser = TrainConfig().make_optimiser(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimiser.step()
@@ -558,7 +558,7 @@ def optimiser_file(data, place):
     """The optimiser's tensors."""
     model, _ = trained()
     written(place, OPTIMISER, data)
-    own = TrainConfig().make_optimiser(model.parameters(), torch.device("cpu"))
+    own = TrainConfig().make_optimiser(model.parameters())
     restore(place, model, own)
     own.step()
 

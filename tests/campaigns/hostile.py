@@ -279,7 +279,6 @@ HOSTILE = {
     **{f"our {name} is a directory": ours_in(name, os.mkdir) for name in ("config.json", "model.safetensors")},
     **{f"{option} is a pipe": text(option, os.mkfifo, "a.npy") for option in ("--file", "--ids", "--checkpoint", "--model")},
     "--architecture is a pipe": lambda place: (os.mkfifo(place / "c.json"), [*LOOK, "--architecture", place / "c.json"])[1],
-    "--markdown is endless": lambda place: ["verify", "--cases", "1", "--only", "lemma-1", "--markdown", "/dev/zero"],
     "--file is endless": lambda place: [*LOOK, "--file", "/dev/zero"],
     "nanoGPT is a pipe": lambda place: (os.mkfifo(place / "ckpt.pt"), [*LOOK, "--model", place])[1],
     **{f"{name} is a pipe": train(os.mkfifo, name) for name in ("train.bin", "val.bin")},

@@ -5,7 +5,6 @@ from click.testing import CliRunner
 
 from ctrans.cli import main
 from ctrans.norm import SphereNorm
-from ctrans.report.verify_markdown import END, START
 from ctrans.verify.table import select
 
 
@@ -28,7 +27,6 @@ def test_a_section_is_verified_and_written(tmp_path):
     assert "W_1 of the ends: 32 against 11.313" in theorem["seed"]["words"]
     assert theorem["corrected"]["cases"] == 4
     assert theorem["corrected"]["excess"] <= theorem["corrected"]["tolerance"]
-    assert "`theorem-6`" in (tmp_path / "verify.md").read_text()
 
 
 def test_json_on_stdout_is_alone_there_and_writes_nothing(tmp_path, monkeypatch):
@@ -50,34 +48,15 @@ def test_a_violated_statement_ends_with_1_and_its_case(tmp_path, monkeypatch):
     assert [r["verdict"] for r in report["statements"].values()] == ["as printed", "violated"]
 
 
-def test_the_table_goes_between_a_pages_markers(tmp_path):
-    page = tmp_path / "THEORY.md"
-    page.write_text(f"# Theory\n\n{START}\nformer table\n{END}\n\nafter\n")
-    arguments = ["--only", "lemma-1", "--cases", "2", "--out", str(tmp_path), "--markdown", str(page)]
-    assert run(*arguments).exit_code == 0
-    text = page.read_text()
-    assert text.startswith(f"# Theory\n\n{START}\n\n| § |")
-    assert text.endswith(f"{END}\n\nafter\n")
-    assert "former table" not in text
-    assert run(*arguments).exit_code == 0
-    assert page.read_text() == text
-    new = tmp_path / "new.md"
-    assert run(*arguments[:-1], str(new)).exit_code == 0
-    assert START in new.read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--only", "lemma-99"], "a name such as lemma-9"),
         (["--cases", "0"], "cases = 0"),
-        (["--only", "lemma-1", "--markdown", "{page}"], "has no place for the table"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_computed(tmp_path, arguments, message):
-    page = tmp_path / "page.md"
-    page.write_text("nothing here")
-    result = run(*(argument.format(page=page) for argument in arguments), "--out", str(tmp_path / "out"))
+    result = run(*arguments, "--out", str(tmp_path / "out"))
     assert result.exit_code == 2
     assert message in result.stderr
-    assert page.read_text() == "nothing here"
+    assert not (tmp_path / "out").exists()

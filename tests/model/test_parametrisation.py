@@ -23,9 +23,7 @@ def scaled(name, width=128, depth=8, **fields):
 def groups(config, optimiser, **settings):
     """The parameter groups, found by a weight that is in each."""
     model = GPT(config)
-    made = TrainConfig(optimiser=optimiser, learning_rate=0.1, **settings).make_optimiser(
-        model.parameters(), torch.device("cpu"), model
-    )
+    made = TrainConfig(optimiser=optimiser, learning_rate=0.1, **settings).make_optimiser(model.parameters(), model=model)
     of = {id(p): group for group in made.param_groups for p in group["params"]}
     block = model.depth.sublayers[1]
     weights = {
@@ -46,7 +44,7 @@ def test_a_parametrisation_changes_nothing_at_its_base(name, optimiser):
     ends = []
     for config in (BASE, scaled(name, width=32, depth=2)):
         model = GPT(config)
-        made = TrainConfig(optimiser=optimiser, learning_rate=0.1).make_optimiser(model.parameters(), torch.device("cpu"), model)
+        made = TrainConfig(optimiser=optimiser, learning_rate=0.1).make_optimiser(model.parameters(), model=model)
         for _ in range(3):
             made.zero_grad()
             model(tokens, tokens)[1].backward()
@@ -115,7 +113,7 @@ def test_rates_cancel_the_growth_of_an_optimisers_step(optimiser, width, depth):
     def norm(width, depth, seed):
         model = GPT(scaled("completep", width, depth, initialisation="lecun", embedding_std=1.0, dt=0.1), seed=seed)
         settings = TrainConfig(optimiser=optimiser, learning_rate=1e-3, weight_decay=0.0)
-        made = settings.make_optimiser(model.parameters(), torch.device("cpu"), model)
+        made = settings.make_optimiser(model.parameters(), model=model)
         weight, tokens = model.depth.sublayers[-1].field.down.weight, torch.tensor([[3, 5]])
         before = weight.detach().clone()
         model(tokens, tokens)[1].backward()

@@ -67,7 +67,7 @@ def test_a_state_that_is_saved_and_read_continues_with_the_same_bits():
 
     def made():
         model = GPT(CONFIG)
-        return model, TrainConfig(optimiser="muon").make_optimiser(model.parameters(), torch.device("cpu"), model)
+        return model, TrainConfig(optimiser="muon").make_optimiser(model.parameters(), model=model)
 
     through = steps(*made(), 4)
     first, optimiser = made()
@@ -80,7 +80,7 @@ def test_a_state_that_is_saved_and_read_continues_with_the_same_bits():
 
 def test_muon_without_the_model_is_refused():
     with pytest.raises(ConfigError, match="'muon' treats the matrices of a GPT's depth apart: give the model"):
-        TrainConfig(optimiser="muon").make_optimiser(GPT(CONFIG).parameters(), torch.device("cpu"))
+        TrainConfig(optimiser="muon").make_optimiser(GPT(CONFIG).parameters())
 
 
 def test_runs_with_rates_by_group_are_no_members_of_a_population():

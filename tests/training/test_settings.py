@@ -99,7 +99,7 @@ def test_temperature_goes_from_its_start_to_the_models_by_equal_factors(start, f
 
 def make(name, parameters, weight_decay, **settings):
     config = TrainConfig(optimiser=name, learning_rate=0.1, beta1=0.9, beta2=0.95, weight_decay=weight_decay, **settings)
-    return config.make_optimiser(parameters, torch.device("cpu"), GPT(GPTConfig(width=8, depth=1)) if name == "muon" else None)
+    return config.make_optimiser(parameters, model=GPT(GPTConfig(width=8, depth=1)) if name == "muon" else None)
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from ctrans.norm import SphereNorm
-from ctrans.report.verify_markdown import END, START, between_markers, markdown_table, summary
+from ctrans.report.files import to_json
 from ctrans.stability.attention import lipschitz_statements
 from ctrans.stability.transport import transport, transport_statements
 from ctrans.statement import CaseTest, Printed, Statement, Trial, at_most, equal, statement, worst
 from ctrans.verify.run import draw_of, find, verify
 from ctrans.verify.table import SECTIONS, all_statements, select, verify_all
+from docs._site.theory import END, START, between_markers, markdown_table
 from solvers import ConfigError, SolveError
 
 STATEMENTS = all_statements()
@@ -237,17 +238,19 @@ def test_a_wrong_geometry_is_seen(monkeypatch, name, target, broken):
 
 def test_the_markdown_table_shows_verdicts_and_keeps_bars_and_stars_literal():
     statement = excess(0.5, 1.0, seed=CaseTest(lambda draw: Trial(2.0, "|x| = 3 * 4"), 0.5), printed="|x| <= p_j*q")
-    table = markdown_table([verify(statement, 1), verify(excess(7.0), 1)])
+    results = {"x": verify(statement, 1), "y": verify(excess(7.0), 1)}
+    table = markdown_table(json.loads(to_json({name: {**vars(r), "verdict": r.verdict} for name, r in results.items()})))
     lines = table.splitlines()
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 9 for line in lines[:4])
     assert r"| \|x\| \<= p\_j\*q. **fails:** \|x\| = 3 \* 4 |" in table
     assert "something. **Violated:** words" in table
-    assert lines[-1] == summary([verify(statement, 1), verify(excess(7.0), 1)]) + "."
+    assert lines[-1] == "2 statements: 1 corrected, 1 violated."
 
 
 def test_a_page_keeps_what_stands_around_its_table():
     assert between_markers(f"a\n{START}\nold\n{END}\nb", "new") == f"a\n{START}\n\nnew\n{END}\nb"
-    assert between_markers("no markers", "new") is None
+    with pytest.raises(ValueError, match="unpack"):
+        between_markers("no markers", "new")
 
 
 def test_statements_are_verified_one_after_the_other():

@@ -106,7 +106,7 @@ def conserved_product(draw: Draw) -> Trial:
     "drift of <P, v> is error, but not all error drifts: a wrong P(T) conserves it too",
     DRIFT,
     0.01,
-    printed=Printed("a costate that conserves <P, v> is right", 0.01, 0.01),
+    printed=Printed("a costate that conserves <P, v> is right", 0.01),
 )
 def drift_is_error(draw: Draw, printed: bool) -> Trial:
     """A costate that solves the adjoint equation conserves the product, right or wrong.
@@ -266,7 +266,7 @@ def radial_identity(draw: Draw) -> Trial:
     "at a critical point of L + lam/2 |theta|^2, dt <P, v> = -lam |theta|^2: without decay the alignment is 0",
     1e-5,
     0.02,
-    printed=Printed("a trained layer's alignment with the optimal control is 1", 1e-3, 0.02),
+    printed=Printed("a trained layer's alignment with the optimal control is 1", 1e-3),
 )
 def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
     """dt <P, v> + lam |gamma|^2 over dt H of a last sublayer at a minimum in its output norm's

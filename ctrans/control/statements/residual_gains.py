@@ -66,7 +66,7 @@ def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
     "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm at least that",
     1e-9,
     0.2,
-    printed=Printed("the same R H(P) behind LayerNorm", share=0.2),
+    printed=Printed("the same R H(P) behind LayerNorm"),
 )
 def gain_by_channel(draw: Draw, printed: bool) -> Trials:
     """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: the

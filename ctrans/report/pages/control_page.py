@@ -69,7 +69,15 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The answer with a row for each model, charts by depth, then tables by segment, and what
     training attains.
     """
-    by_depth = [_by_segment(name, model) for name, model in models.items()]
+    by_depth = [
+        _along(
+            f"{name}: {equation(_placement(model))}",
+            BY_SEGMENT,
+            model,
+            "; ".join(MEASURES[measure] for measure in dict.fromkeys(model["measures"])),
+        )
+        for name, model in models.items()
+    ]
     attained = [_attained(name, model["attained"]) for name, model in models.items()]
     return [
         Chapter("Summary", [_answer(models), table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
@@ -147,11 +155,6 @@ def _lines(models: JSONObject, key: str, *, bound: bool = False) -> list[Line]:
 def _placement(model: JSONObject) -> str:
     names = set(model["placements"])
     return str(next(iter(names))) if len(names) == 1 else "mixed"
-
-
-def _by_segment(name: str, model: JSONObject) -> Table:
-    measures = "; ".join(MEASURES[measure] for measure in dict.fromkeys(model["measures"]))
-    return _along(f"{name}: {equation(_placement(model))}", BY_SEGMENT, model, measures)
 
 
 def _attained(name: str, found: Any) -> Table | Words:

@@ -75,12 +75,12 @@ NO_ODE = "no ODE"
 
 
 def models(result: JSONObject) -> dict[str, Any]:
-    """Checks by norm and placement, each with its `norm`; a name has the norm where there are
-    several.
+    """Checks by norm and placement, each with its `norm` and its `short` name; a name has the norm
+    where there are several.
     """
     checks = result["checks"]
     return {
-        name if len(checks) == 1 else f"{norm}, {name}": {**check, "norm": norm}
+        name if len(checks) == 1 else f"{norm}, {name}": {**check, "norm": norm, "short": name}
         for norm, row in checks.items()
         for name, check in row.items()
     }
@@ -118,7 +118,7 @@ def _rows(models: Mapping[str, JSONObject]) -> dict[str, list[JSONObject]]:
     """The models of each row: those that differ only in their norm and have the same verdicts."""
     groups: dict[str, dict[str, JSONObject]] = {}
     for name, model in models.items():
-        groups.setdefault(_short(name, model), {})[name] = model
+        groups.setdefault(model["short"], {})[name] = model
     rows: dict[str, list[JSONObject]] = {}
     for short, group in groups.items():
         alike = len({(each["verdict"], each["step_verdict"], each["agrees"], *each["held"]) for each in group.values()}) == 1
@@ -159,10 +159,6 @@ def _answer(rows: Mapping[str, Sequence[JSONObject]]) -> Answer:
     return Answer(f"{text[0].upper()}{text[1:]}.{ode} Numerical searches agree.", "good")
 
 
-def _short(name: str, model: JSONObject) -> str:
-    return name.replace(f"{model['norm']}, ", "", 1)
-
-
 def _free(model: JSONObject, verdict: str) -> str:
     """What has to be bounded; what must stay fixed where a penalty decides."""
     held = "+".join(model["held"]) if model["held"] else "the rest"
@@ -189,13 +185,8 @@ def _row(name: str, models: Sequence[JSONObject]) -> list[Any]:
         name,
         Cell(_free(first, first["verdict"]) + doubt if _has_ode(first) else NO_ODE, mark=mark),
         Cell(_free(first, first["step_verdict"]) + doubt, mark=mark),
-        *(_joined(each) for each in zip(*figures, strict=True)),
+        *(Cell(", ".join(dict.fromkeys(each.text for each in cells)), cells[0].value) for cells in zip(*figures, strict=True)),
     ]
-
-
-def _joined(cells: Sequence[Cell]) -> Cell:
-    """Different texts with commas, sorted by the first."""
-    return Cell(", ".join(dict.fromkeys(each.text for each in cells)), cells[0].value)
 
 
 def _details(name: str, model: JSONObject) -> list[Any]:
@@ -320,8 +311,8 @@ def _segment(segment: JSONObject) -> list[Any]:
 def _norms(models: Mapping[str, JSONObject]) -> dict[str, dict[str, JSONObject]]:
     """The models by norm."""
     norms: dict[str, dict[str, JSONObject]] = {}
-    for name, model in models.items():
-        norms.setdefault(model["norm"], {})[_short(name, model)] = model
+    for model in models.values():
+        norms.setdefault(model["norm"], {})[model["short"]] = model
     return norms
 
 

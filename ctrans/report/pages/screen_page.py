@@ -101,7 +101,8 @@ BOUND = ("forward", "bounds", "mean_abs")
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """Verdicts by step, findings, quantities, charts, and reasons."""
-    quantities = result["quantities"]
+    quantities, reasons = result["quantities"], [_reasons(name, model) for name, model in models.items()]
+    said = " ".join(line for each in reasons for line in each.lines)
     return [
         Chapter("Verdicts", [*_answers(models), _verdicts(models, quantities)]),
         Chapter("Findings, the most severe first", _findings(models)),
@@ -109,7 +110,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
         Chapter("By depth", [_chart(models, title) for title in DRAWN], picture="screen"),
         Chapter("Quantities", [*_quantities(models, quantities), Words(STAR)], folded=True),
         Chapter("What the quantities mean", [_meanings(models, quantities)], folded=True),
-        Chapter("Reasons", [*(_reasons(name, model) for name, model in models.items()), _terms(models)], folded=True),
+        Chapter("Reasons", [*reasons, Words("Terms in these sentences:", terms_in(said))], folded=True),
     ]
 
 
@@ -141,13 +142,15 @@ def _answer(name: str, model: JSONObject) -> Answer:
 
 def _verdicts(models: JSONObject, quantities: JSONObject) -> Table:
     steps = list(dict.fromkeys(step for model in models.values() for step in model["steps"]))
-    cells = {name: [_verdict(model["steps"].get(step), quantities) for step in steps] for name, model in models.items()}
+    cells = {
+        name: [
+            Cell(found["verdict"], mark=_mark(found["flags"], quantities)) if (found := model["steps"].get(step)) else cell(None)
+            for step in steps
+        ]
+        for name, model in models.items()
+    }
     questions = [STEPS[step].question if step in STEPS else "" for step in steps]
     return _beside("", "step", list(map(Column, steps, questions)), cells, "question", [Cell(each) for each in questions])
-
-
-def _verdict(found: JSONObject | None, quantities: JSONObject) -> Cell:
-    return cell(None) if found is None else Cell(found["verdict"], mark=_mark(found["flags"], quantities))
 
 
 def _beside(
@@ -180,11 +183,6 @@ def _words_used(models: JSONObject) -> Words:
     return Words("", [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used])
 
 
-def _terms(models: JSONObject) -> Words:
-    said = " ".join(line for name, model in models.items() for line in _reasons(name, model).lines)
-    return Words("Terms in these sentences:", terms_in(said))
-
-
 def _mark(flagged: Iterable[str], quantities: JSONObject) -> Mark:
     """Red where a quantity outside of its limits is of the weights as they are, yellow where all
     are of larger weights.
@@ -202,10 +200,12 @@ def _quantities(models: JSONObject, quantities: JSONObject) -> list[Table]:
         if not names:
             continue
         cells = {name: [_value(model, step, quantity, quantities) for quantity in names] for name, model in models.items()}
+        known = [quantities.get(name, {}) for name in names]
         items = [
-            Column(_starred(quantity, quantities), quantities.get(quantity, {}).get("description", "")) for quantity in names
+            Column(name + "*" * bool(each.get("gauge")), each.get("description", ""))
+            for name, each in zip(names, known, strict=True)
         ]
-        limits = [Cell(_sides(quantities[quantity])) if quantity in quantities else cell(None) for quantity in names]
+        limits = [Cell(_sides(each)) if each else cell(None) for each in known]
         title = f"{step}: {STEPS[step].question}" if step in STEPS else step
         tables.append(_beside(title, "quantity", items, cells, "limits", limits))
     return tables
@@ -236,10 +236,6 @@ def _sides(quantity: JSONObject) -> str:
         if (limit := quantity[side]) is not None
     ]
     return "; ".join(sides) or "–"
-
-
-def _starred(quantity: str, quantities: JSONObject) -> str:
-    return quantity + "*" * bool(quantities.get(quantity, {}).get("gauge"))
 
 
 def _values(model: JSONObject) -> dict[str, Any]:

@@ -253,18 +253,13 @@ def _contributions(found: Mapping[str, JSONObject]) -> list[Table | Plot]:
         Column("size", "relative to the last state", "|part|/|X|"),
         Column("added to the logit", "of the target, less the mean logit: the parts sum to it"),
     )
-    tables = []
+    made: list[Table | Plot] = []
     for name, each in found.items():
         logit = each["logit"] or [None] * len(each["names"])
         total = "sum of all", sum(each["state"]), None, sum(each["logit"]) if each["logit"] else None
         rows = [*zip(each["names"], each["state"], each["size"], logit, strict=True), total]
-        tables.append(table(name, columns, rows, str(each.get("note") or ""), rows_shown=13))
-    charts = [
-        Plot(title, "embedding, sublayers in order, offsets", title, _bars(found, key), log=False, kind="bars")
-        for key, title in (("state", "share of the last state"), ("logit", "added to the target's logit"))
-    ]
-    return [*tables, *charts]
-
-
-def _bars(found: Mapping[str, JSONObject], key: str) -> list[Line]:
-    return [Line(name, list(range(len(each[key]))), each[key], name) for name, each in found.items() if each[key]]
+        made.append(table(name, columns, rows, str(each.get("note") or ""), rows_shown=13))
+    for key, title in (("state", "share of the last state"), ("logit", "added to the target's logit")):
+        bars = [Line(name, list(range(len(each[key]))), each[key], name) for name, each in found.items() if each[key]]
+        made.append(Plot(title, "embedding, sublayers in order, offsets", title, bars, log=False, kind="bars"))
+    return made

@@ -63,7 +63,10 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
 
 
 def _study(prefix: str, study: JSONObject) -> list[Chapter]:
-    cost = [_costs(study["cost"])] if study["cost"] else []
+    cost = []
+    if spent := study["cost"]:
+        rows = [[words.format(spent["processes"]), spent["all"][key], spent[key]] for key, words in COSTS.items()]
+        cost = [table("What it costs on this machine", ["cost", "in all", "left"], rows)]
     return [
         Chapter(f"{prefix}Result", [_answer(study), *_claim(study["verdict"]), *cost]),
         Chapter(f"{prefix}By case", [_outcomes(study["outcomes"]), *_rule(study), *_plateau(study)]),
@@ -112,11 +115,6 @@ def _learned(verdict: JSONObject) -> list[Words]:
         return []
     ends = f"The best case ends at {digits(best)} nats, a model without depth at {digits(floor)}"
     return [Words(f"{ends}. The claim is judged only if the best case ends below half of that.")]
-
-
-def _costs(cost: JSONObject) -> Table:
-    rows = [[words.format(cost["processes"]), cost["all"][key], cost[key]] for key, words in COSTS.items()]
-    return table("What it costs on this machine", ["cost", "in all", "left"], rows)
 
 
 def _outcomes(outcomes: Mapping[str, JSONObject]) -> Table:

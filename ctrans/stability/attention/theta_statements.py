@@ -100,7 +100,7 @@ def bracket(draw: Draw) -> Trial:
     "softmax rows of N(0, 1) logits: 1 - theta < 2e-9 at L = 32, < 5e-13 at 64, in the median row",
     0.0,
     0.02,
-    printed=Printed("the same in every row", 0.0, 0.02),
+    printed=Printed("the same in every row"),
 )
 def long_rows(draw: Draw, printed: bool) -> Trials:
     """The median of 33 rows. Printed: the row with the largest entry, of 5000."""
@@ -133,7 +133,7 @@ def greedy_prefix(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
     "greedy prefixes bound theta from below, and miss it in most rows of 16",
     0.0,
     0.02,
-    printed=Printed("for L <= 16 the greedy prefix gives theta exactly", 1e-12),
+    printed=Printed("for L <= 16 the greedy prefix gives theta exactly", 1e-12, 1.0),
 )
 def greedy(draw: Draw, printed: bool) -> Trials:
     """theta(p) - 4 c (1 - c) >= 0, c the greedy prefix's mass, and > 0 in most rows of 16. Printed:
@@ -158,7 +158,7 @@ def greedy(draw: Draw, printed: bool) -> Trials:
     "the uniform row has theta = 1 for even L, 1 - 1/L^2 for odd L",
     ROUNDING,
     0.25,
-    printed=Printed("the uniform row has theta = 1", ROUNDING, 0.25),
+    printed=Printed("the uniform row has theta = 1"),
 )
 def uniform(draw: Draw, printed: bool) -> Trials:
     """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd.

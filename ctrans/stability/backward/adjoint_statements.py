@@ -59,7 +59,7 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
     "sigma_out bounded below and sigma_in >= s + b k, k = 0 .. D-1: the product is at most (1 + c/s)(1 + b (D-1)/s)^(c/b)",
     1e-9,
     0.5,
-    printed=Printed("the product is polynomial in depth for any sigma_in", 1e-9, 0.02),
+    printed=Printed("the product is polynomial in depth for any sigma_in", share=0.02),
 )
 def power_law(draw: Draw, printed: bool) -> Trials:
     """prod_k (1 + c/(s + b k)), k = 0 to D - 1, against (1 + c/s)(1 + b (D-1)/s)^(c/b): numbers up
@@ -119,7 +119,7 @@ def isometry(draw: Draw) -> Trials:
     "products of doubly stochastic M have |M_k ... M_0|_2 = 1: mixing lengthens no state and no costate; M = (1 + s) I: (1 + s)^k",
     1e-9,
     0.1,
-    printed=Printed("20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)", 1e-3, 0.1),
+    printed=Printed("20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)", 1e-3),
 )
 def mixing(draw: Draw, printed: bool) -> Trials:
     """Products of doubly stochastic matrices have norm 1 and keep the mean stream; free ones M = (1

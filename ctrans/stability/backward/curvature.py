@@ -89,12 +89,9 @@ class GaussNewton(Instrument):
     entropy of its eigenvalues' shares (Roy and Vetterli 2007).
 
     It needs a walk with a loss, and builds its own graph of the whole model. Each lambda_max takes
-    about 10 products to reach `tolerance`, each an evaluation and a few gradients. Raises
+    about 10 products to reach `TOLERANCE`, each an evaluation and a few gradients. Raises
     ConfigError if weights are made on demand.
     """
-
-    def __init__(self, *, tolerance: float = TOLERANCE):
-        self.tolerance = tolerance
 
     def head(self, model: Model, at: Turn) -> None:
         if model.depth.streamed:
@@ -103,7 +100,7 @@ class GaussNewton(Instrument):
             raise ConfigError("the Gauss-Newton matrix needs a cross-entropy of logits, and this model has another loss")
         if not math.isfinite(at.loss):
             raise SolveError("the loss is not finite, so its curvature is undefined")
-        self.found = curvature(model, at.tokens, at.targets, tolerance=self.tolerance)
+        self.found = curvature(model, at.tokens, at.targets)
 
 
 @checked

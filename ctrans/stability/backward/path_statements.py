@@ -193,7 +193,7 @@ def values_path(draw: Draw, printed: bool) -> Trials:
     "W_Q = W_K = W stands twice in the attention's path: it scales like b^4, and N^(-1/4) is the exponent as without sharing",
     0.02,
     0.1,
-    printed=Printed("shared W_Q = W_K have m = 3 maps, which scale like b^3 and need N^(-1/3)", 0.02, 0.02),
+    printed=Printed("shared W_Q = W_K have m = 3 maps, which scale like b^3 and need N^(-1/3)", share=0.02),
 )
 def shared_queries(draw: Draw, printed: bool) -> Trial:
     """|s - 4| of |J(b) - b^2 J(values)| ~ b^s, b = 0.01 to 0.02 the common scale of the maps, J

@@ -117,7 +117,7 @@ def sharper_is_attained(draw: Draw) -> Trial:
     "Kan, theorem 5",
     "an entry's variance over data is at most max over entries of E(|x_0| + growth of a token)^2, below the printed bound",
     share=0.5,
-    printed=Printed("an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2", share=0.5),
+    printed=Printed("an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2"),
 )
 def entries_over_data(draw: Draw, printed: bool) -> Trials:
     """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <=
@@ -183,7 +183,7 @@ def pre_bound(draw: Draw) -> Trials:
     "under pre with bounded weights states grow at most linearly in depth",
     0.0,
     0,
-    printed=Printed("theorem 3's exponential is the rate of growth (to half of it)", 0.0, 0),
+    printed=Printed("theorem 3's exponential is the rate of growth (to half of it)"),
 )
 def linear_growth(draw: Draw, printed: bool) -> Trials:
     """From 16 to 32 blocks under pre the bound on |X_D| grows by a factor of 1.8 to 2.2, |X_D|

@@ -74,7 +74,7 @@ def pre_growth(draw: Draw) -> Trials:
     "post: E|x|^2/d = 3/2 before the FFN's norm, and in [1, 2] before the attention's",
     0.0,
     0,
-    printed=Printed("post: 3/2 before each norm", 0.0, 0),
+    printed=Printed("post: 3/2 before each norm"),
 )
 def post_growth(draw: Draw, printed: bool) -> Trials:
     """E|x|^2/d = 3/2 before the FFN's norm, in [1, 2] before the attention's, in each of 6 post
@@ -96,7 +96,7 @@ def post_growth(draw: Draw, printed: bool) -> Trials:
     "for every initialisation: [1 + l f, 1 + l (a + f)], a = d^2 s_V^2 s_O^2, f = d d_ff s_1^2 s_2^2/2",
     0.0,
     0.03,
-    printed=Printed("[1 + l/2, 1 + 3l/2] whatever the initialisation", 0.0, 0),
+    printed=Printed("[1 + l/2, 1 + 3l/2] whatever the initialisation", share=0),
 )
 def every_initialisation(draw: Draw, printed: bool) -> Trials:
     """E|x_l|^2/d in [1 + l f, 1 + l (a + f)] after 3 pre blocks of a drawn initialisation, two
@@ -175,7 +175,7 @@ def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
     "number of layers, and d^2 G^2/3 under post, for any layer",
     0.0,
     0,
-    printed=Printed("it decays towards the input under post, and is the same in all layers under pre", 0.0, 0),
+    printed=Printed("it decays towards the input under post, and is the same in all layers under pre"),
 )
 def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
     """Means over 200 seeds at d = 64 of 6 layers, over theory's times 1 - 2/d for what the last
@@ -216,7 +216,7 @@ def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
     "at e = 0.5 it is below d G sqrt((1 + e)/((1 - e) 3)), 2 + 3 L for 3 under pre, with the printed probability",
     0.05,
     0,
-    printed=Printed("at most d sqrt(ln d) (post), d sqrt(ln d/L) (pre), with probability 0.99 - delta - e/(0.9 + e)", 0.0, 0),
+    printed=Printed("at most d sqrt(ln d) (post), d sqrt(ln d/L) (pre), with probability 0.99 - delta - e/(0.9 + e)", 0.0),
 )
 def scale_in_width(draw: Draw, printed: bool) -> Trials:
     """The root mean square gradient over d at d = 64 and 256, 3 layers, 100 seeds, against theory's
@@ -264,7 +264,7 @@ def concentration(draw: Draw, printed: bool) -> Trial:
     "|Z/EZ - 1| <= e with probability 1 - delta leaves Z >= 0.1 EZ with that probability, e <= 0.9",
     0.0,
     0.1,
-    printed=Printed("Z <= (1 + e) EZ with probability 1 - delta leaves Z >= 0.1 EZ with 1 - delta - e/(0.9 + e)", 0.0, 0.05),
+    printed=Printed("Z <= (1 + e) EZ with probability 1 - delta leaves Z >= 0.1 EZ with 1 - delta - e/(0.9 + e)", share=0.05),
 )
 def two_sided(draw: Draw, printed: bool) -> Trial:
     """P(Z < 0.1 EZ) of Z = 0 with probability q, else 1/(1 - q): it is q, and so is delta at e = 1/2,

@@ -33,7 +33,7 @@ from solvers.errors import look_up, shown
 
 Found = TypeVar("Found")
 
-__all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen", "visits"]
+__all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen"]
 
 
 STEPS.update(
@@ -104,7 +104,8 @@ def screen(
     - `other`: another text of the same shape, for the transport step
     - `seed`: seed of perturbations and of start vectors
     - `trained`: whether the weights differ from the configuration's initialisation
-    - `progress`: called with a word `visits(model)` times: after each segment forward and backward.
+    - `progress`: called with a word after each segment forward and backward, so twice for each
+      segment.
       Without a loss there is no backward walk, and those calls come at the end
 
     A step that does not support the model has the verdict "n/a" with the reason, and the others
@@ -146,12 +147,6 @@ def screen(
         steps,
         case.examination.conclude(),
     )
-
-
-@checked
-def visits(model: DescribedModel) -> int:
-    """How often `screen` calls `progress`: once per segment forward and once backward."""
-    return 2 * len(model.depth.sublayers)
 
 
 def _or_verdict(function: Callable[[], Found]) -> Found | StepVerdict:

@@ -177,7 +177,7 @@ def assignment(draw: Draw) -> Trial:
     "r(N, delta) ~ N^(-1/(nd)) is vacuous at real nd: 10^12 samples leave over 99% of it",
     0.0,
     0,
-    printed=Printed("the radius tells how well N samples represent the data (halving it, to say the least)", 0.0, 0),
+    printed=Printed("the radius tells how well N samples represent the data (halving it, to say the least)"),
 )
 def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
     """N^(-1/(nd)) for 10^12 samples of 64 tokens of width 128: relative to the radius of one.
@@ -233,7 +233,7 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
     "0 <= G <= M the excess is at most M sqrt(log(1/delta)/(2 N)) with probability 1 - delta (Hoeffding)",
     0.0,
     0.05,
-    printed=Printed("the bound tells how the network generalises: it tends to the mean loss", 0.0, 0.02),
+    printed=Printed("the bound tells how the network generalises: it tends to the mean loss", share=0.02),
 )
 def generalisation_bound(draw: Draw, printed: bool) -> Trials:
     """The excess of the true mean of a loss over that of N samples, in 400 draws of a fair coin's

@@ -31,10 +31,6 @@ ModelAndTraining = tuple[GPTConfig, TrainConfig]
 Values = Mapping[ModelAndTraining, float]
 
 
-def _mean(mine: Values, others: Values) -> float:
-    return statistics.fmean(mine.values())
-
-
 def _best(mine: Values, others: Values) -> float:
     """The value of the setting that is best on the other seeds. The lowest value of this seed would
     be too low, by its noise.
@@ -43,11 +39,11 @@ def _best(mine: Values, others: Values) -> float:
     return mine[min(known, key=known.__getitem__)]
 
 
-def _sensitivity(mine: Values, others: Values) -> float:
-    return statistics.fmean(mine.values()) - min(mine.values())
-
-
-OVER: dict[str, Callable[[Values, Values], float]] = {"mean": _mean, "best": _best, "sensitivity": _sensitivity}
+OVER: dict[str, Callable[[Values, Values], float]] = {
+    "mean": lambda mine, others: statistics.fmean(mine.values()),
+    "best": _best,
+    "sensitivity": lambda mine, others: statistics.fmean(mine.values()) - min(mine.values()),
+}
 """How the figures of a seed become one: functions of this seed's values by setting (learning rate
 and varied fields), and of the means of other seeds.
 """

@@ -42,16 +42,6 @@ def _trained(measure: str, name: str, figure: Callable[..., float | None], *, ch
     return of_run
 
 
-def _growth_exponent(sizes: Sequence[float]) -> float | None:
-    """p of mean|X_k| ~ k^p from the middle of the depth to its end: log_2 of their ratio."""
-    return math.log2(sizes[-1] / sizes[len(sizes) // 2]) if sizes[-1] > 0 else None
-
-
-def _size(sizes: Sequence[float]) -> float | None:
-    """log10 of the last state's mean absolute entry."""
-    return math.log10(sizes[-1]) if sizes[-1] > 0 else None
-
-
 def _decades(before: float, after: float) -> float | None:
     """The powers of ten by which a positive figure grew."""
     return math.log10(after / before) if before > 0 and after > 0 else None
@@ -69,12 +59,16 @@ def _logs(theta: Sequence[float]) -> list[float]:
 FIGURES: dict[str, Figure] = {
     "diverged": _diverged,
     "loss": _loss,
-    "growth exponent": _trained("moments", "mean_abs", _growth_exponent),
+    # p of mean|X_k| ~ k^p from the middle of the depth to its end
+    "growth exponent": _trained(
+        "moments", "mean_abs", lambda size: math.log2(size[-1] / size[len(size) // 2]) if size[-1] > 0 else None
+    ),
     # of the last state's variance
     "variance grown": _trained("moments", "variance", lambda before, after: _decades(before[-1], after[-1]), change=True),
     # of the largest ratio of a largest to a median entry
     "massive grown": _trained("massive", "ratio", lambda before, after: _decades(max(before), max(after)), change=True),
-    "size": _trained("moments", "mean_abs", _size),
+    # log10 of the last state's mean absolute entry
+    "size": _trained("moments", "mean_abs", lambda size: math.log10(size[-1]) if size[-1] > 0 else None),
     "theta": _trained("attention", "theta", fmean),
     "theta drift": _trained("attention", "theta", lambda before, after: _drift(_logs(before), _logs(after)), change=True),
     "S drift": _trained("attention", "log_S", _drift, change=True),

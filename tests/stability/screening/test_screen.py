@@ -11,7 +11,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.files import to_json
 from ctrans.stability.screening.case import StepPlan, StepVerdict
-from ctrans.stability.screening.screen import EFFORTS, STEPS, screen, visits
+from ctrans.stability.screening.screen import EFFORTS, STEPS, screen
 from ctrans.stability.screening.screening_checks import CHECKS, flags, limits_of, measured
 from ctrans.walk import Instrument, states_of
 from solvers import ConfigError, SolveError
@@ -41,7 +41,7 @@ def of_placement(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_answers_for_every_placement(name):
     result, done = of_placement(name)
-    assert done == visits(tiny(name))
+    assert done == 2 * len(tiny(name).depth.sublayers)
     assert list(result.steps) == list(STEPS)
     assert all(finding.verdict not in ("n/a", "unknown") for finding in result.steps.values())
     known = {what: value for finding in result.steps.values() for what, value in finding.quantities.items()}
@@ -359,7 +359,7 @@ def test_targets_without_a_loss_stop_only_what_looks_back():
 def test_progress_is_told_as_often_without_a_loss():
     text, told = tokens(2, 8), []
     screen(tiny("pre"), text, torch.full_like(text, -1), TINY, progress=told.append)
-    assert len(told) == visits(tiny("pre"))
+    assert len(told) == 2 * len(tiny("pre").depth.sublayers)
 
 
 @pytest.mark.slow
