@@ -32,10 +32,14 @@ SHOWN = 100
 """The most characters of a value in a message."""
 
 
-def shown(value: object, deep: int = 3) -> str:
+def shown(value: object) -> str:
     """The value for a message: numbers and texts as Python writes them, but shortened, and the kind
-    of anything else. Lists in lists are shown to a depth, as a list may contain itself.
+    of anything else. Lists in lists are shown to a depth of 3, as a list may contain itself.
     """
+    return _shown(value, 3)
+
+
+def _shown(value: object, deep: int) -> str:
     if isinstance(value, Tensor):
         where = " on meta" * value.is_meta
         layout = "" if value.layout is torch.strided and not value.is_nested else " that is not dense"
@@ -46,7 +50,7 @@ def shown(value: object, deep: int = 3) -> str:
         text = repr(value)
         return text if len(text) <= SHOWN else text[:SHOWN] + "..."
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(shown(each, deep - 1) for each in value[:3])}{', ...' * (len(value) > 3)}]" if deep else "[...]"
+        return f"[{', '.join(_shown(each, deep - 1) for each in value[:3])}{', ...' * (len(value) > 3)}]" if deep else "[...]"
     if type(value).__name__ == "ndarray":
         array: Any = value
         return f"an array of shape {array.shape} and {array.dtype}"

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from solvers.checked import checked, is_dense
+from solvers.checked import binds, checked, is_dense
 from solvers.controller import PI
 from solvers.error_norm import rms
 from solvers.errors import ConfigError, SolveError, check_positive, look_up, shown, unknown
@@ -164,6 +164,8 @@ class Problem:
         options: Mapping[str, Any] | None,
         gradient: str | Gradient = "backprop",
     ):
+        if isinstance(func, nn.Module) and not binds(func.forward, 0.0, y0):
+            raise ConfigError(f"func = {shown(func)} takes other arguments than a time and a state: give one with forward(t, y)")
         asked = self.asked = options or {}
         known = ADAPTIVE if method.adaptive else FIXED
         if strange := sorted(set(asked) - set(known)):

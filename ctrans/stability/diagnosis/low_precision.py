@@ -88,6 +88,7 @@ class PrecisionDiagnosis(Diagnosis):
     checks: ClassVar[Checks] = PRECISION_CHECKS
 
 
+@checked
 class InFormats:
     """What tensors would lose in formats, named with commas between them."""
 

@@ -380,3 +380,9 @@ def test_lazy_weights_are_measured_once_they_are_there():
     places = {reading.place for reading in found.diagnoses()["bf16"].readings["rounding error"]}
     assert "block 0: the output of 0" in places
     assert "block 0: the weight 0.weight" not in places
+
+
+@pytest.mark.parametrize("formats", [0, b"bf16", ["bf16"], torch.ones(2), None])
+def test_formats_are_a_text(formats):
+    with pytest.raises(ConfigError, match="formats = "):
+        InFormats(formats)
