@@ -24,7 +24,6 @@ from torch.func import grad, vmap
 import ctrans
 from ctrans.option import Count, NotNegative
 from ctrans.report.sections import percent
-from ctrans.residual import check_residual
 from ctrans.training.data import share_of
 from solvers import (
     PI,
@@ -312,9 +311,12 @@ def test_a_fraction_for_a_float_arrives_as_one(named):
 
 
 def test_a_nested_tensor_is_no_list_of_data():
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    with pytest.raises(ConfigError, match="placements = a tensor"):
-        unchecked(check_residual)("plain", nested, None, None)
+    @checked
+    def count(segments: Sequence[Segment]) -> int:
+        return len(segments)
+
+    with pytest.raises(ConfigError, match="segments = a tensor"):
+        count(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
 
 def test_a_module_with_another_forward_is_no_field_of_odeint():
