@@ -4,15 +4,17 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ctrans.depth import Depth
+from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.imported import Imported
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
@@ -90,6 +92,27 @@ class ModelWithLoss(ModelAround):
         return value.reshape(())
 
 
+class _Apart(Tensor):
+    """An output that is no function of the last state alone. Any use raises ConfigError."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise ConfigError(
+            "loss=: it reads an output of the model that is no function of the last state alone, such as the auxiliary loss of "
+            "experts, so its gradients along the depth are unknown: give a loss of the other outputs"
+        )
+
+
+def _of_last_state(loss: Loss, apart: Collection[int]) -> Loss:
+    """The loss, for which each output `apart` is an `_Apart`."""
+
+    def own(outputs: Any, targets: Any) -> Tensor:
+        unknown = {id(x) for i, x in enumerate(tensors_in(outputs)) if i in apart}
+        return loss(tree_map(lambda x: x.detach().as_subclass(_Apart) if id(x) in unknown else x, outputs), targets)
+
+    return own
+
+
 def _stand_in(tensor: Tensors, *, random: bool) -> Loss:
     """<P, y>/N for the model's output y of N entries: P = 1, or fixed Gaussian numbers. It
     ignores targets.
@@ -133,6 +156,8 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
     if loss is None:
         loss = ("next" if causal else "mlm") if predicts else "random"
     if not isinstance(loss, str):
+        if isinstance(model, Imported) and model.adapter.apart:
+            loss = _of_last_state(loss, model.adapter.apart)
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
         raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")

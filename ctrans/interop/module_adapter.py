@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -181,8 +182,8 @@ class ModuleAdapter(ModelAdapter):
                 )
 
     def _check_output(self, depth: Depth, tokens: Tensor) -> None:
-        whole = self.tensor(self.run(tokens))
-        rebuilt = self.tensor(self.outputs(depth(self.embed(tokens))))
+        outputs = self.run(tokens), self.outputs(depth(self.embed(tokens)))
+        whole, rebuilt = map(self.tensor, outputs)
         if whole is None or rebuilt is None or self.own_embed is not None or self.own_head is not None:
             return  # the user's embed or head may differ from the module's
         miss = difference(rebuilt, whole)
@@ -191,6 +192,8 @@ class ModuleAdapter(ModelAdapter):
                 f"head=: the output of {type(self.model).__name__} does not depend on its last block's state alone (relative difference "
                 f"{miss:.1g}), as when a head reads the input again: give head=, a function of that state"
             )
+        pairs = zip_longest(*map(tensors_in, outputs))
+        self.apart = {*self.apart, *(i for i, pair in enumerate(pairs) if not _agree(*pair))}
 
     def _calls(self, tokens: Tensor) -> list[Call]:
         """The calls that the module makes of its blocks for these inputs."""
@@ -279,6 +282,13 @@ class ModuleAdapter(ModelAdapter):
     def _start(self, tokens: Tensor) -> Tensor | None:
         calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
         return calls[0].x if calls else None
+
+
+def _agree(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether the two are equal up to rounding."""
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or (one.is_floating_point() and difference(one, other) <= tolerance(one.dtype))
 
 
 def _fits(model: nn.Module, named: Mapping[str, Any]) -> bool:

@@ -233,6 +233,9 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     predicts = model.adapter.predicts()
     model.forget()
     opened = Opened(model, directory, str(model.config), loss, model.vocabulary, causal=causal, predicts=predicts)
+    if model.adapter.apart:
+        which = ", ".join(map(str, sorted(model.adapter.apart)))
+        opened.described += f"; a loss must not read output {which} (from 0), which is no function of the last state alone"
     if model.vocabulary and not causal and opened.loss in BOTH_WAYS:
         opened.described += (
             f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its causal mask is missing"
