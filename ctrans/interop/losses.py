@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from ctrans.depth import Depth
 from ctrans.interop.block_calls import tensors_in
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.imported import Imported
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
@@ -85,7 +86,16 @@ class ModelWithLoss(ModelAround):
 
     def terminal_loss(self, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError for a loss that is not a number."""
-        value = self.loss(self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x), targets)
+        outputs = self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x)
+        try:
+            value = self.loss(outputs, targets)
+        except ConfigError:
+            raise
+        except FOREIGN_ERRORS as error:
+            raise ConfigError(
+                f"loss=: it does not run on {len(x)} sequences of {x.shape[-2]} tokens ({named_error(error)}): give a loss for batches "
+                "of any size"
+            ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise ConfigError(f"loss=: it returned {what}: return one number, such as a mean")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError
+from solvers.errors import shown
 
 Example = Tensor | Mapping[str, Any]
 Embed = Callable[[Tensor], Tensor]
@@ -53,8 +53,8 @@ class ModuleAdapter(ModelAdapter):
         main = next(iter(self.named.values())) if self.named else example
         if not isinstance(main, Tensor) or main.dim() < 2:
             raise ConfigError(
-                f"example=: {type(main).__name__} is no batch of inputs: give a tensor whose first axis counts sequences or images, or "
-                "the keyword arguments of a forward pass with such a tensor first"
+                f"example=: {shown(main)} is no batch of inputs: give a tensor whose first axis counts sequences or images, or "
+                "the keyword arguments of a forward pass with such a tensor first. One sequence is a batch as example[None]"
             )
         self.example, self.tokens_first = main, False
         self._find()
@@ -105,6 +105,10 @@ class ModuleAdapter(ModelAdapter):
             ) from error
 
     def embed(self, tokens: Tensor) -> Tensor:
+        if not isinstance(tokens, Tensor):
+            raise ConfigError(
+                f"the inputs are a {type(tokens).__name__}: give the tensor of the first argument in example= alone"
+            )
         axes = self.example.dim() - 1
         lead = tokens.shape[: tokens.dim() - axes]
         flat = tokens.reshape(-1, *tokens.shape[tokens.dim() - axes :])
@@ -192,8 +196,9 @@ class ModuleAdapter(ModelAdapter):
                 f"head=: the output of {type(self.model).__name__} does not depend on its last block's state alone (relative difference "
                 f"{miss:.1g}), as when a head reads the input again: give head=, a function of that state"
             )
-        pairs = zip_longest(*map(tensors_in, outputs))
-        self.apart = {*self.apart, *(i for i, pair in enumerate(pairs) if not _agree(*pair))}
+        for i, (x, y) in enumerate(zip(*map(tensors_in, outputs), strict=False)):
+            if not (torch.equal(x, y) or difference(x.double(), y.double()) <= tolerance(whole.dtype)):
+                self.apart = {*self.apart, i}
 
     def _calls(self, tokens: Tensor) -> list[Call]:
         """The calls that the module makes of its blocks for these inputs."""
@@ -282,13 +287,6 @@ class ModuleAdapter(ModelAdapter):
     def _start(self, tokens: Tensor) -> Tensor | None:
         calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
         return calls[0].x if calls else None
-
-
-def _agree(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether the two are equal up to rounding."""
-    if one is None or other is None or one.shape != other.shape:
-        return False
-    return torch.equal(one, other) or (one.is_floating_point() and difference(one, other) <= tolerance(one.dtype))
 
 
 def _fits(model: nn.Module, named: Mapping[str, Any]) -> bool:

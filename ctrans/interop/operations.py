@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +63,8 @@ class Graph:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self._made: dict[int, int] = {}
+        self._weights: list[list[nn.Parameter] | None] = []
+        """By operation, the parameters that alone make its output, such as a slice of one."""
 
     def number(self, tensor: Tensor) -> int:
         """The number of the operation that made the tensor, or changed it last."""
@@ -78,19 +80,23 @@ class Graph:
         if made:
             self._add(Operation(place, name, [self.number(x) for x in inputs], output), made)
         if not isinstance(output, Tensor):  # several outputs: each is an operation that reads the whole
-            whole = len(self.operations) - 1
             for i, x in enumerate(tensors_in(output)):
-                self._add(Operation((*place, i), "", [whole], x), [x])
+                self._add(Operation((*place, i), "", [self.number(x)], x), [x])
         return output
 
     def _add(self, operation: Operation, made: list[Tensor]) -> None:
+        own: Any = operation.output
+        parts = (
+            [self._weights[n] for n in operation.reads] if operation.place else [[own] if isinstance(own, nn.Parameter) else None]
+        )
+        self._weights.append(None if None in parts else [*dict.fromkeys(chain(*filter(None, parts)))])
         self._made.update(dict.fromkeys(map(id, made), len(self.operations)))
         self.operations.append(operation)
 
     def weights(self, first: int, last: int) -> list[nn.Parameter]:
-        """The parameters that the operations after `first`, up to `last`, read."""
-        read = dict.fromkeys(n for each in self.operations[first + 1 : last + 1] for n in each.reads)
-        return [weight for n in read if isinstance(weight := self.operations[n].output, nn.Parameter)]
+        """The parameters that the operations after `first`, up to `last`, read, or slices of them."""
+        read = dict.fromkeys(n for each in self.operations[first + 1 : last + 1] for n in each.reads if n != first)
+        return list(dict.fromkeys(weight for n in read for weight in self._weights[n] or ()))
 
     def after(self, source: int, without: int | None = None) -> set[int]:
         """The source and the operations that see it, other than through `without`."""

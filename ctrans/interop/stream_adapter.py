@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from types import MappingProxyType
 from typing import Any
 
@@ -120,9 +120,8 @@ class StreamAdapter(ModuleAdapter):
         def met(place: CallSite, name: str, inputs: Any, output: Any) -> Any:
             nonlocal found
             if not isinstance(output, Tensor):
-                several = enumerate(tensors_in(output))
-                put = {id(x): met((*place, i), name, inputs, x) for i, x in several if (*place, i) in self._places}
-                return tree_map(lambda x: put.get(id(x), x), output) if put else output
+                i = count()
+                return tree_map(lambda x: met((*place, next(i)), name, inputs, x) if isinstance(x, Tensor) else x, output)
             k = self._places.get(place)
             if k is None or (k != last and k not in given):
                 return output

@@ -97,7 +97,7 @@ def squared(output, targets):
 def test_a_loss_of_an_output_that_is_no_function_of_the_last_state_is_refused(kind):
     module, u, y = made(kind), drawn(2, 5, 6), drawn(2, 5, 3)
     opened = ctrans.open_model(module, example=u, loss=lambda o, t: squared(o, t) + 10 * o[1])
-    assert "a loss must not read output 1" in opened.described
+    assert "a loss must not read outputs [1]" in opened.described
     with pytest.raises(ConfigError, match=r"loss=: it reads an output .* no function of the last state"):
         ctrans.costate(opened, u, y)
     opened = ctrans.open_model(module, example=u, loss=squared)
@@ -240,3 +240,80 @@ def test_sums_in_place_have_the_states_and_gradients_of_the_module():
     assert torch.allclose(states[-1].relu(), last)  # the last state is the sum before its ReLU
     assert torch.allclose(ctrans.costate(opened, x, y).costates[0], kept[0].grad.flatten(2).mT)
     assert ctrans.diagnose(opened, x, y).readings
+
+
+class Sliced(nn.Module):
+    """The weights of three parts are one parameter; the map of the part `detached` has no gradients."""
+
+    def __init__(self, detached=None):
+        super().__init__()
+        self.into, self.out, self.flat = nn.Linear(6, D), nn.Linear(D, 3), nn.Parameter(torch.randn(3 * D * D) / 5)
+        self.detached = detached
+
+    def forward(self, u):
+        x, weights = self.into(u), self.flat.view(3, D, D)
+        for i in range(3):
+            y = torch.tanh(F.linear(F.layer_norm(x, (D,)), weights[i]))
+            x = x + (y.detach() if i == self.detached else y)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("detached", [None, 0])
+def test_a_screen_reads_slices_of_one_weight_and_detached_maps(detached):
+    module, u, y = made(Sliced, detached), drawn(2, 6, 6), drawn(2, 6, 3)
+    opened = ctrans.open_model(module, example=u, loss=F.mse_loss)
+    steps = ctrans.screen(opened, u, y, "quick").steps
+    found = [part.total for part in steps["backward"].result.gradients.sublayers]
+    (expected,) = torch.autograd.grad(F.mse_loss(module(u), y), module.flat)
+    assert torch.allclose(torch.tensor(found).double(), expected.view(3, -1).norm(dim=1), rtol=1e-6)
+    assert [k for k, r in enumerate(steps["updates"].result.updates["sgd"].values) if r == 0] == (
+        [] if detached is None else [detached]
+    )
+
+
+def test_a_loss_that_knows_the_size_of_its_batch_is_left_out_by_name():
+    def of_two(output, targets):
+        return F.ctc_loss(output.log_softmax(-1).transpose(0, 1), targets, torch.tensor([6, 5]), torch.tensor([2, 2]))
+
+    module, u, y = made(Plain), drawn(2, 6, 6), torch.tensor([[1, 2], [2, 1]])
+    opened = ctrans.open_model(module, example=u, loss=of_two)
+    expected = of_two(module(u), y)
+    assert torch.allclose(opened(u, y)[1], expected)
+    notes = [step.why for step in ctrans.screen(opened, u, y, "quick").steps.values()]
+    assert any("loss=: it does not run on 1 sequences of 6 tokens (RuntimeError: input_lengths" in note for note in notes)
+
+
+class Multiplied(nn.Module):
+    def __init__(self, first=False):
+        super().__init__()
+        self.into, self.f, self.first = nn.Linear(6, D), maps(3), first
+
+    def forward(self, u, c):
+        x = self.into(u)
+        for f in self.f:
+            x = x + f(x) * c
+        return x.transpose(0, 1) if self.first else x
+
+
+def test_a_mapping_of_inputs_is_opened_first():
+    inputs = {"u": drawn(2, 5, 6), "c": drawn(2, 1, 1)}
+    opened = ctrans.open_model(made(Multiplied), example=inputs, loss="mean")
+    for analysed in (opened, made(Multiplied)):
+        with pytest.raises(ConfigError, match=r"open_model.* then pass the tensor of its first argument alone"):
+            ctrans.diagnose(analysed, inputs)
+    with pytest.raises(ConfigError, match="give the tensor of the first argument"):
+        opened.trajectory(inputs)
+    assert "model" in ctrans.diagnose(opened, inputs["u"]).unknown
+
+
+def test_an_output_that_is_not_for_each_sequence_is_named():
+    inputs = {"u": drawn(2, 5, 6), "c": drawn(2, 1, 1)}
+    opened = ctrans.open_model(made(Multiplied, True), example=inputs, loss="mean")
+    with pytest.raises(ConfigError, match=r"the output \(5, 2, 16\) .* is not for 2 sequences"):
+        opened(inputs["u"])
+
+
+def test_a_row_of_ids_is_told_how_to_be_a_batch():
+    with pytest.raises(ConfigError, match=r"One sequence is a batch as example\[None\]") as raised:
+        ctrans.open_model(made(Decoder, True), example=torch.arange(14))
+    assert str(raised.value).count("is no batch of inputs") == 1
