@@ -5,7 +5,7 @@ another library is opened first.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ctrans.stability.diagnosis.diagnose import Diagnosis
 from ctrans.stability.forward import simulation
 from ctrans.stability.screening import screen as screening
 from ctrans.stability.screening.screen import Effort, Screening
+from solvers import ConfigError
 from solvers.checked import checked
 
 Options = ParamSpec("Options")
@@ -118,6 +119,11 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
     Some modules have an attribute `depth` that counts blocks. A Hugging Face model states what it
     reads, so it is opened by its family.
     """
+    if isinstance(tokens, Mapping):
+        raise ConfigError(
+            f"the inputs are a {type(tokens).__name__}: open the module first, open_model(module, example=inputs, loss=..), then pass the "
+            "tensor of its first argument alone"
+        )
     if isinstance(getattr(model, "depth", None), Depth) and loss is None:
         return model
     if not isinstance(model, nn.Module):

@@ -151,6 +151,11 @@ class Imported(nn.Module):
                 f"{self.config.model} returns {names}, not one of {', '.join(OUTPUTS)}: use the family's class with a "
                 "language-model head, or the one without a head"
             )
+        if len(result) != x.shape[:-2].numel():
+            raise ConfigError(
+                f"the output {tuple(result.shape)} of {self.config.model} is not for {x.shape[:-2].numel()} sequences: return them along "
+                "its first axis, or read outputs(x)"
+            )
         return result.reshape(*x.shape[:-2], *result.shape[1:])
 
     def outputs(self, x: TokenRows) -> Any:

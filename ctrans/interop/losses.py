@@ -4,15 +4,18 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ctrans.depth import Depth
+from ctrans.interop.block_calls import tensors_in
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.imported import Imported
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
@@ -83,11 +86,41 @@ class ModelWithLoss(ModelAround):
 
     def terminal_loss(self, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError for a loss that is not a number."""
-        value = self.loss(self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x), targets)
+        outputs = self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x)
+        try:
+            value = self.loss(outputs, targets)
+        except ConfigError:
+            raise
+        except FOREIGN_ERRORS as error:
+            raise ConfigError(
+                f"loss=: it does not run on {len(x)} sequences of {x.shape[-2]} tokens ({named_error(error)}): give a loss for batches "
+                "of any size"
+            ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise ConfigError(f"loss=: it returned {what}: return one number, such as a mean")
         return value.reshape(())
+
+
+class _Apart(Tensor):
+    """An output that is no function of the last state alone. Any use raises ConfigError."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise ConfigError(
+            "loss=: it reads an output of the model that is no function of the last state alone, such as the auxiliary loss of "
+            "experts, so its gradients along the depth are unknown: give a loss of the other outputs"
+        )
+
+
+def _of_last_state(loss: Loss, apart: Collection[int]) -> Loss:
+    """The loss, for which each output `apart` is an `_Apart`."""
+
+    def own(outputs: Any, targets: Any) -> Tensor:
+        unknown = {id(x) for i, x in enumerate(tensors_in(outputs)) if i in apart}
+        return loss(tree_map(lambda x: x.detach().as_subclass(_Apart) if id(x) in unknown else x, outputs), targets)
+
+    return own
 
 
 def _stand_in(tensor: Tensors, *, random: bool) -> Loss:
@@ -133,6 +166,8 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
     if loss is None:
         loss = ("next" if causal else "mlm") if predicts else "random"
     if not isinstance(loss, str):
+        if isinstance(model, Imported) and model.adapter.apart:
+            loss = _of_last_state(loss, model.adapter.apart)
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
         raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")

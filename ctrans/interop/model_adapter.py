@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ class ModelAdapter(ABC):
     vocabulary: int
     row: Tensor
     blocks_path: str
+    apart: Collection[int] = ()
+    """Which of its output's tensors are no function of the last state alone."""
     own_calls: tuple[bool, ...]
     """How the parts of its blocks are found, as in `recognise`."""
 

@@ -22,6 +22,7 @@ from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError
+from solvers.errors import shown
 
 Example = Tensor | Mapping[str, Any]
 Embed = Callable[[Tensor], Tensor]
@@ -52,8 +53,8 @@ class ModuleAdapter(ModelAdapter):
         main = next(iter(self.named.values())) if self.named else example
         if not isinstance(main, Tensor) or main.dim() < 2:
             raise ConfigError(
-                f"example=: {type(main).__name__} is no batch of inputs: give a tensor whose first axis counts sequences or images, or "
-                "the keyword arguments of a forward pass with such a tensor first"
+                f"example=: {shown(main)} is no batch of inputs: give a tensor whose first axis counts sequences or images, or "
+                "the keyword arguments of a forward pass with such a tensor first. One sequence is a batch as example[None]"
             )
         self.example, self.tokens_first = main, False
         self._find()
@@ -104,6 +105,10 @@ class ModuleAdapter(ModelAdapter):
             ) from error
 
     def embed(self, tokens: Tensor) -> Tensor:
+        if not isinstance(tokens, Tensor):
+            raise ConfigError(
+                f"the inputs are a {type(tokens).__name__}: give the tensor of the first argument in example= alone"
+            )
         axes = self.example.dim() - 1
         lead = tokens.shape[: tokens.dim() - axes]
         flat = tokens.reshape(-1, *tokens.shape[tokens.dim() - axes :])
@@ -181,8 +186,8 @@ class ModuleAdapter(ModelAdapter):
                 )
 
     def _check_output(self, depth: Depth, tokens: Tensor) -> None:
-        whole = self.tensor(self.run(tokens))
-        rebuilt = self.tensor(self.outputs(depth(self.embed(tokens))))
+        outputs = self.run(tokens), self.outputs(depth(self.embed(tokens)))
+        whole, rebuilt = map(self.tensor, outputs)
         if whole is None or rebuilt is None or self.own_embed is not None or self.own_head is not None:
             return  # the user's embed or head may differ from the module's
         miss = difference(rebuilt, whole)
@@ -191,6 +196,9 @@ class ModuleAdapter(ModelAdapter):
                 f"head=: the output of {type(self.model).__name__} does not depend on its last block's state alone (relative difference "
                 f"{miss:.1g}), as when a head reads the input again: give head=, a function of that state"
             )
+        for i, (x, y) in enumerate(zip(*map(tensors_in, outputs), strict=False)):
+            if not (torch.equal(x, y) or difference(x.double(), y.double()) <= tolerance(whole.dtype)):
+                self.apart = {*self.apart, i}
 
     def _calls(self, tokens: Tensor) -> list[Call]:
         """The calls that the module makes of its blocks for these inputs."""

@@ -184,6 +184,8 @@ def _by_its_sums(module: nn.Module, example: Example, dt: float, because: Except
         adapter.because += f"its blocks are not read: {one_line(because)}"
         return Imported(module, dt=dt, adapter=adapter)
     except ConfigError as error:
+        if str(error) == str(because):
+            raise
         raise ConfigError(f"{because}; nor is it read by its sums: {error}") from because
 
 
@@ -234,6 +236,9 @@ def open_imported(model: Imported, directory: Path | None = None, loss: str | Lo
     predicts = model.adapter.predicts()
     model.forget()
     opened = Opened(model, directory, str(model.config), loss, model.vocabulary, causal=causal, predicts=predicts)
+    if model.adapter.apart:
+        which = sorted(model.adapter.apart)
+        opened.described += f"; a loss must not read outputs {which} (from 0), which are no functions of the last state alone"
     if model.vocabulary and not causal and opened.loss in BOTH_WAYS:
         opened.described += (
             f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its causal mask is missing"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -63,6 +63,8 @@ class Graph:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self._made: dict[int, int] = {}
+        self._weights: list[list[nn.Parameter] | None] = []
+        """By operation, the parameters that alone make its output, such as a slice of one."""
 
     def number(self, tensor: Tensor) -> int:
         """The number of the operation that made the tensor, or changed it last."""
@@ -77,25 +79,38 @@ class Graph:
         made = [x for x in found if changes or all(x is not each for each in inputs)]
         if made:
             self._add(Operation(place, name, [self.number(x) for x in inputs], output), made)
+        if not isinstance(output, Tensor):  # several outputs: each is an operation that reads the whole
+            for i, x in enumerate(tensors_in(output)):
+                self._add(Operation((*place, i), "", [self.number(x)], x), [x])
         return output
 
     def _add(self, operation: Operation, made: list[Tensor]) -> None:
+        own: Any = operation.output
+        parts = (
+            [self._weights[n] for n in operation.reads] if operation.place else [[own] if isinstance(own, nn.Parameter) else None]
+        )
+        self._weights.append(None if None in parts else [*dict.fromkeys(chain(*filter(None, parts)))])
         self._made.update(dict.fromkeys(map(id, made), len(self.operations)))
         self.operations.append(operation)
 
     def weights(self, first: int, last: int) -> list[nn.Parameter]:
-        """The parameters that the operations after `first`, up to `last`, read."""
-        read = dict.fromkeys(n for each in self.operations[first + 1 : last + 1] for n in each.reads)
-        return [weight for n in read if isinstance(weight := self.operations[n].output, nn.Parameter)]
+        """The parameters that the operations after `first`, up to `last`, read, or slices of them."""
+        read = dict.fromkeys(n for each in self.operations[first + 1 : last + 1] for n in each.reads if n != first)
+        return list(dict.fromkeys(weight for n in read for weight in self._weights[n] or ()))
 
-    def stream(self, source: int, sink: int) -> list[int]:
+    def after(self, source: int, without: int | None = None) -> set[int]:
+        """The source and the operations that see it, other than through `without`."""
+        seen = {source}
+        for n in range(source, len(self.operations)):
+            if n != without and not seen.isdisjoint(self.operations[n].reads):
+                seen.add(n)
+        return seen
+
+    def stream(self, source: int, sink: int) -> tuple[list[int], int]:
         """The states from the source to the sink that have the commonest shape: the start of each
-        sum, and the end of the last.
+        sum, and the end of the last. Then the number of sums of other shapes.
         """
-        after, before = {source}, {sink}
-        for n in range(source, sink + 1):
-            if not after.isdisjoint(self.operations[n].reads):
-                after.add(n)
+        after, before = self.after(source), {sink}
         for n in range(sink, source, -1):
             if n in before:
                 before.update(self.operations[n].reads)
@@ -110,7 +125,7 @@ class Graph:
         ends = {x: y for x, y in pairwise(states) if len(readers[x]) > 1 and self.is_sum(x, y)}
         common = Counter(self.operations[x].shape for x in ends).most_common(1)
         starts = [x for x in ends if self.operations[x].shape == common[0][0]]
-        return [*starts, ends[starts[-1]]] if starts else []
+        return [*starts, ends[starts[-1]]] if starts else [], len(ends) - len(starts)
 
     def is_sum(self, x: int, y: int) -> bool:
         """Whether the states x and y are of one shape and y = x + .."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ctrans.as_found import as_found
 from ctrans.depth import Depth
 from ctrans.interop.attention_in_model import reference_kernel
-from ctrans.interop.block_calls import Seen
+from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_parts import mixes_tokens
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Graph, Met, Operations
@@ -61,21 +62,31 @@ class StreamAdapter(ModuleAdapter):
     def _find(self) -> None:
         graph = Graph()
         with torch.no_grad():
-            main = self.tensor(self._run(self.example, graph.met))
+            output = self._run(self.example, graph.met)
+        main = self.tensor(output)
         if main is None:
             raise ConfigError("none of its outputs is called logits: wrap it in a module that returns one tensor")
         operations, sink = graph.operations, graph.number(main)
-        found = graph.stream(1, sink)  # 0 is the example, 1 its copy
-        # the input may be the context of a stream that begins with weights, such as latents
-        leaves = [graph.stream(n, sink) for n, each in enumerate(operations) if each.place is None]
-        states = max((each for each in leaves if {*found} < {*each}), key=len, default=found)
+        states, others = graph.stream(1, sink)  # 0 is the example, 1 its copy
+        near, leaves = graph.after(1), [graph.stream(n, sink) for n, each in enumerate(operations) if each.place is None]
+        leaves = [each for each in leaves if len(each[0]) > FEWEST and each[0][-1] in near]
+        # the input may also be read elsewhere, or be the context of a stream that begins with weights, such as latents
+        for starts_near in (True, False):
+            longer = [each for each in leaves if {*states} < {*each[0]} and (each[0][0] in near) is starts_near]
+            states, others = max(longer, key=lambda each: len(each[0]), default=(states, others))
         if len(states) <= FEWEST:
-            raise ConfigError("no sums x + f(x) follow one another such that the output depends on each of them alone")
+            raise ConfigError(
+                "no sums x + f(x) of its first argument follow one another such that the output depends on each of them alone"
+            )
+        around = graph.after(1, states[-1]) | graph.after(states[0], states[-1])
+        self.apart = {i for i, x in enumerate(tensors_in(output)) if x is not main and graph.number(x) in around}
         self._places = {operations[n].place: k for k, n in enumerate(states)}
         self.weights = [graph.weights(*ends) for ends in pairwise(states)]
         more = sum(not graph.is_sum(*ends) for ends in pairwise(states))
         self.because = f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the state; " if more else ""
         raw: Any = operations[states[0]].shape
+        if others:
+            self.because += f"{others} more sums x + f(x) are not examined: their states are not {tuple(raw)}; "
         known = Counter(len(weight) for weight in self.model.parameters() if weight.dim() == 1)
         self._width = max((len(raw) - 1, 1), key=lambda axis: known[raw[axis]])
         example = self.example
@@ -108,13 +119,17 @@ class StreamAdapter(ModuleAdapter):
 
         def met(place: CallSite, name: str, inputs: Any, output: Any) -> Any:
             nonlocal found
+            if not isinstance(output, Tensor):
+                i = count()
+                return tree_map(lambda x: met((*place, next(i)), name, inputs, x) if isinstance(x, Tensor) else x, output)
             k = self._places.get(place)
             if k is None or (k != last and k not in given):
                 return output
             order = sorted(range(output.dim()), key=lambda axis: (axis != self._batch) + (axis == self._width))
             turned = output.permute(order)
             if k != last:
-                return given[k].reshape(turned.shape).permute([order.index(axis) for axis in range(len(order))])
+                # a copy, which the module may change in place
+                return given[k].reshape(turned.shape).permute([order.index(axis) for axis in range(len(order))]).clone()
             found = turned.reshape(len(turned) // self._copies, -1, turned.shape[-1])
             raise Seen
 

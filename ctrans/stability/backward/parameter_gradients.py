@@ -124,7 +124,7 @@ def _of_sublayer(at: StepContextBack) -> SublayerGradient:
         norms: list[float] = []
         by_matrix: dict[str, float] = {}
         with requiring_gradients(weights.values()), torch.enable_grad():
-            y = sublayer.step(at.x.detach(), at.h)
+            y = sublayer.step(at.x.detach().requires_grad_(), at.h)  # a detached map has gradient 0
             for name, weight in weights.items():
                 # one at a time: all gradients together are as large as the weights
                 (gradient,) = torch.autograd.grad(y, weight, at.p, retain_graph=True, materialize_grads=True)

@@ -85,6 +85,8 @@ class UpdateResponse(Instrument):
             self._found[name].insert(0, (at.k, moved / self._size if self._size else math.inf))
 
     def figures(self) -> dict[str, Responses]:
+        if not all(self._found.values()):
+            raise ConfigError("no segment has weights of its own: the response to an update is not known")
         return {
             name: Responses(self.updates[name].learning_rate, [k for k, _ in found], [response for _, response in found])
             for name, found in self._found.items()
@@ -92,13 +94,15 @@ class UpdateResponse(Instrument):
 
 
 def effects(at: StepContextBack, updates: Mapping[str, Update]) -> dict[str, Tensor]:
-    """dX_{k+1}/dW_k dW_k for each optimiser's dW_k = -lr u(dL/dW_k)."""
+    """dX_{k+1}/dW_k dW_k for each optimiser's dW_k = -lr u(dL/dW_k); empty without weights."""
     sublayer = at.sublayer
     with parametrize.cached(), reference_kernels(sublayer):
         with torch.no_grad():
             weights = list(used_weights(sublayer).values())
+        if not weights:
+            return {}
         with requiring_gradients(weights), torch.enable_grad():
-            y = sublayer.step(at.x.detach(), at.h)
+            y = sublayer.step(at.x.detach().requires_grad_(), at.h)
             push, pull = jacobian_products(y, weights)
             gradients = pull(at.p)
             return {

@@ -166,6 +166,9 @@ class Examination:
                 f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}: {note}; those of the others are known"
             )
             unknown["sensitivities"] = note if len(refused) == count else some
+        unread = getattr(getattr(self.model, "config", None), "unread", ())
+        if depth.sublayers[0].kind == "part" and unread:
+            unknown["model"] = "; ".join(unread)
         if not readings.get("least entropy of a head"):
             unknown.setdefault("heads", "this model's attention does not expose the rows of its heads")
         return Diagnosis(CHECKS.judge(readings), readings, unknown)

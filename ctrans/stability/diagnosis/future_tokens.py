@@ -18,8 +18,8 @@ class ReadsAhead(DiagnosticInstrument):
     """r_k = max over tokens i < N of |X'_i - X_i|/|X_i| after segment k, where X'_0 has -x_N in
     place of the last token's x_N.
 
-    Both states are in one batch, so that values that are equal in exact arithmetic have equal
-    rounding.
+    Both passes read the whole batch, so that each sequence keeps its context, such as a memory, and
+    values that are equal in exact arithmetic have equal rounding.
 
     In a causal model r_k is 0 up to rounding. The reading is r_k/sqrt(eps), with eps the precision
     of the states, 1e-7 in float32, at the first segment where it is above 1. It uses the first
@@ -40,16 +40,23 @@ class ReadsAhead(DiagnosticInstrument):
         self._differs: tuple[int, float] | None = None
         text = torch.ones(x0.shape[-2], dtype=torch.bool) if self.kept is None else self.kept[0]
         self._last = int(text.nonzero().max()) if text.any() else 0
-        self._pair = torch.cat([x0[:1], x0[:1]])
-        self._pair[1, self._last] *= -1
+        self._pair = x0, x0.clone()
+        self._pair[1][0, self._last] *= -1
         self._rounding, self._changes = torch.finfo(x0.dtype).eps ** 0.5, list[float]()
 
     def forward(self, at: StepContext) -> None:
-        before, self._pair = self._pair, at.sublayer.step(self._pair, at.h)
-        if self._differs is None and finite(self._pair) and (before[0] - at.x[0]).norm() <= self._rounding * at.x[0].norm():
-            apart = float((self._pair[0] - at.y[0]).double().norm() / at.y[0].double().norm())
+        before = self._pair[0][0]
+        self._pair = at.sublayer.step(self._pair[0], at.h), at.sublayer.step(self._pair[1], at.h)
+        first, other = (x[0].double() for x in self._pair)
+        if (
+            self._differs is None
+            and finite(first)
+            and finite(other)
+            and (before - at.x[0]).norm() <= self._rounding * at.x[0].norm()
+        ):
+            apart = float((first - at.y[0]).norm() / at.y[0].double().norm())
             self._differs = (at.k, apart) if apart > self._rounding else None
-        one, other = self._pair[:, : self._last].double()
+        one, other = first[: self._last], other[: self._last]
         if one.numel() and finite(one) and finite(other):
             size = torch.linalg.vector_norm(one, dim=-1).clamp(min=torch.finfo(one.dtype).tiny)
             change = float((torch.linalg.vector_norm(other - one, dim=-1) / size).max())
