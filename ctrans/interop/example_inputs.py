@@ -67,9 +67,7 @@ EXAMPLES: Mapping[str, Callable[..., Tensor]] = {
     "pixel_values": _images,
     "input_features": _sounds,
 }
-"""Functions that make a small input with a given batch size, by the name of the model's main
-argument.
-"""
+"""Functions that make an input of one sequence, by the name of the model's main argument."""
 
 
 def stand_in(model: Any, x: Tensor) -> dict[str, Any]:
@@ -78,7 +76,8 @@ def stand_in(model: Any, x: Tensor) -> dict[str, Any]:
     """
     name = main_input(model)
     if not reads_tokens(model):
-        return {name: EXAMPLES[name](model, len(x)).to(x)}
+        one = EXAMPLES[name](model).to(x)
+        return {name: one.expand(len(x), *one.shape[1:])}
     if "inputs_embeds" not in inspect.signature(model.forward).parameters:
         return {name: torch.ones(x.shape[:2], dtype=torch.int64, device=x.device)}
     # a map between the table and the blocks may change the width
