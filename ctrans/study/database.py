@@ -48,7 +48,8 @@ SCHEMA = {
 }
 """The tables, as SQLite keeps their definitions."""
 OBJECTS = ("model", "training", "curve", "trained", "environment")
-"""Columns of `runs` that are JSON."""
+TEXTS = ("key", "ending", "message", "commit", "finished")
+"""Columns of `runs` that are JSON, and that are texts."""
 
 Row = dict[str, Any]
 """A row by the names of its columns."""
@@ -118,7 +119,7 @@ class Store:
         found = {row[0]: row[0] for row in rows}
         for key, _, *texts, commit in rows:
             model, training, trained = map(json.loads, texts)
-            measure, fingerprint = tuple(trained.get("asked", ())), fingerprints.get(model["context"])
+            measure, fingerprint = tuple(trained.get("asked", ())), fingerprints.get(model.get("context"))
             if fingerprint is not None and run_key(model, training, fingerprint, measure) == key:
                 found[_planned(model, training, {}, measure, commit).key(fingerprint)] = key
         return found
@@ -267,7 +268,7 @@ def _legible(row: Row) -> bool:
         if "name" in row:
             value = json.loads(row["value"])
             return row["name"] != "data" or bool(_fingerprints(value))
-        if not _parses(row):
+        if not _parses(row) or not all(isinstance(row[name], str) for name in TEXTS):
             return False
         each = _read(row)
         each.run.case.encode()  # the runs of a case are found by it
@@ -276,8 +277,7 @@ def _legible(row: Row) -> bool:
         return True  # a field that this ctrans does not have: reading it says so
     except (ValueError, TypeError, LookupError, AttributeError):
         return False
-    texts = each.key, each.result.ending, each.result.message, each.commit, each.finished
-    return all(isinstance(number, (int, float)) for number in numbers) and all(isinstance(text, str) for text in texts)
+    return all(isinstance(number, (int, float)) for number in numbers)
 
 
 def _rows(connection: sqlite3.Connection, table: str, columns: str = "rowid, *") -> Iterator[Row]:
@@ -308,7 +308,7 @@ def _sound(row: Row) -> bool:
 def _parses(row: Row) -> bool:
     """Whether each column of a run that is JSON can be parsed."""
     try:
-        for name in OBJECTS if "key" in row else ():
+        for name in () if "name" in row else OBJECTS:
             json.loads(row[name])
     except (ValueError, TypeError, LookupError):
         return False

@@ -3,14 +3,17 @@
 `make fuzz` looks for more.
 """
 
+import contextlib
+import json
 import random
 import time
 
 import pytest
 
+from solvers import ConfigError
 from tests import typecheck
 from tests.campaigns import fuzzing
-from tests.campaigns.fuzz import TARGETS, Target, fault_of
+from tests.campaigns.fuzz import TARGETS, Target, database_rows, fault_of, study_row
 from tests.campaigns.fuzzing import corpus, flipped, keep_corpus, least, mutated
 
 SECONDS = 0.5
@@ -71,3 +74,18 @@ def test_a_corpus_has_the_shortest_inputs_that_reach_all_lines(tmp_path, monkeyp
     assert least("prepared", kept, tmp_path) == (kept, count)
     keep_corpus("prepared", kept)
     assert corpus("prepared") == kept
+
+
+@pytest.mark.parametrize(
+    ("change", "without"),
+    [
+        ({"model": "{}"}, ()),
+        ({"model": '{"nope": 1}'}, ("key",)),
+        ({"model": '{"nope": 1}'}, ("environment",)),
+        ({"seconds": "x"}, ()),
+    ],
+)
+def test_a_row_of_a_study_of_format_1_that_lacks_something_is_read_or_refused_in_a_line(change, without, tmp_path):
+    row = {**json.loads(database_rows()[0]), **change}
+    with contextlib.suppress(ConfigError):
+        study_row(json.dumps({name: value for name, value in row.items() if name not in without}).encode(), tmp_path)
