@@ -13,7 +13,6 @@ import os
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
@@ -77,7 +76,7 @@ def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
     @functools.wraps(made)
     def call(*arguments: Any, **named: Any) -> Any:
         if not torch.compiler.is_compiling():
-            checks, sizes, floats = _checks(annotated)
+            checks, sizes = _checks(annotated)
             try:
                 with jaxtyped("context") if sizes else NOTHING:  # in which names of sizes are bound
                     for name, value in (*zip(places, arguments, strict=False), *named.items()):
@@ -86,14 +85,6 @@ def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
             except ConfigError:
                 if binds(made, *arguments, **named):
                     raise  # else Python's own error for a missing or an unknown argument comes first
-            if Fraction in map(type, (*arguments, *named.values())):  # no tensor can be multiplied by one
-                given = dict(zip(places, arguments, strict=False)) | named
-                as_floats = {name: float(given[name]) for name in floats & given.keys() if type(given[name]) is Fraction}
-                arguments = (
-                    *(as_floats.pop(name, value) for name, value in zip(places, arguments, strict=False)),
-                    *arguments[len(places) :],
-                )
-                named |= as_floats
         return made(*arguments, **named)
 
     return call
@@ -115,15 +106,12 @@ Test = Callable[[Any], bool]
 
 
 @functools.cache
-def _checks(made: Callable[..., Any]) -> tuple[dict[str, Callable[[str, Any], None]], bool, set[str]]:
-    """A check for each annotated parameter but `*args` and `**options`, whether some name sizes, and
-    the names of those that may be floats.
-    """
+def _checks(made: Callable[..., Any]) -> tuple[dict[str, Callable[[str, Any], None]], bool]:
+    """A check for each annotated parameter but `*args` and `**options`, and whether some name sizes."""
     hints = typing.get_type_hints(made, include_extras=True)
     known = {name: each for name, each in inspect.signature(made).parameters.items() if hints.get(name, Any) is not Any}
     checks = {name: _check(hints[name]) for name, each in known.items() if each.kind not in SEVERAL}
-    floats = {name for name in checks if float in (hints[name], *typing.get_args(hints[name]))}
-    return checks, any("jaxtyping" in repr(hints[name]) for name in checks), floats
+    return checks, any("jaxtyping" in repr(hints[name]) for name in checks)
 
 
 def _check(hint: Any) -> Callable[[str, Any], None]:

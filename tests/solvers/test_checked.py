@@ -63,7 +63,7 @@ class Sized:
 
 RIGHT = [
     (int, [3, np.int64(3), np.uint8(3), torch.tensor(3), np.array(3), -(10**400)]),
-    (float, [3, 0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5)]),
+    (float, [3, 0.5, np.float32(0.5), np.float64(0.5), Fraction(1, 3), torch.tensor(0.5), np.array(0.5)]),
     (AnyFloat, [math.inf, -math.inf, math.nan, np.float32(math.nan), 1]),
     (complex, [1j, 1.0, 2]),
     (bool, [True, np.True_, 0, 1]),
@@ -293,21 +293,6 @@ def test_a_nested_tensor_has_no_entries_to_go_through():
 
     with pytest.raises(ConfigError, match="values = a tensor of shape"):
         count(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_a_fraction_for_a_float_arrives_as_one(named):
-    """No tensor can be multiplied by a Fraction."""
-
-    @checked
-    def scaled(x: Tensor, by: float, power: Fraction | int = 1, *rest: float) -> object:
-        return x * by, power, rest
-
-    third = Fraction(1, 3)
-    x, power, rest = scaled(torch.ones(2), by=third, power=third) if named else scaled(torch.ones(2), third, third, 0.5)
-    assert x.tolist() == pytest.approx([1 / 3] * 2)
-    assert power is third
-    assert rest == (() if named else (0.5,))
 
 
 def test_a_nested_tensor_is_no_list_of_data():

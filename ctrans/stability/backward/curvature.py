@@ -116,9 +116,9 @@ def curvature(model: Model, tokens: Tensor, targets: Tensor, *, tolerance: float
     with requiring_gradients(weights), reference_kernels(model):
         logits = _Logits(model, weights, tokens, targets)
         # Adam's edge has its first decay rate, plain gradient descent has none
-        plain = _spectrum(logits, None, edge(), tolerance)
+        plain = _spectrum(logits, None, edge(), float(tolerance))
         scales = [1 / (nu.sqrt() + ADAM_EPS) for nu in logits.second_moments()]
-        adam = _spectrum(logits, scales, edge(momentum=BETA), tolerance)
+        adam = _spectrum(logits, scales, edge(momentum=BETA), float(tolerance))
         del scales
         kernel = logits.tangent_kernel()
     return Curvature(plain, adam, effective_rank(kernel), len(kernel))
