@@ -46,6 +46,7 @@ from ctrans.model.gpt import GPT
 from ctrans.printable import one_line
 from solvers import ConfigError
 from solvers.checked import checked
+from solvers.errors import shown
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -108,7 +109,7 @@ def open_model(
     """
     dt, anatomy = 1.0 if dt is None else check_dt(dt), Anatomy(blocks, attention, ffn)
     if heads is not None and (isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED):
-        raise ConfigError(f"heads = {heads} is only for a bare state dict of nanoGPT: leave it out (--heads)")
+        raise ConfigError(f"heads = {shown(heads)} is only for a bare state dict of nanoGPT: leave it out (--heads)")
     if isinstance(model, nn.Module):
         own = unwrap_model(model)
         module = _ready(own, dtype)

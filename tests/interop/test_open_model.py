@@ -383,3 +383,8 @@ def test_a_pickled_checkpoint_takes_no_parts_of_a_module(tmp_path, option, value
     (tmp_path / "ckpt.pt").write_bytes(b"")
     with pytest.raises(ConfigError, match=f"^{option} given for"):
         open_model(tmp_path / "ckpt.pt", **{option: value})
+
+
+def test_a_number_of_heads_too_long_to_print_is_named():
+    with pytest.raises(ConfigError, match="heads = a number of 5001 digits"):
+        open_model(GPT(GPTConfig(vocab_size=8, context=8, depth=1, width=8, heads=2)), heads=10**5000)
