@@ -228,7 +228,7 @@ ALARMS = Checks(
             "adam_gradient_ratio",
             _MOMENTS,
             "note",
-            f"{OURS}",
+            OURS,
             "The second moments remember larger gradients, so a step is far smaller than the learning rate.",
             "Find out why the gradients became smaller: a loss near 0 (do targets leak?), data that repeat, or a loss scale. A smaller "
             "beta_2 makes the steps longer, and cures none of these.",

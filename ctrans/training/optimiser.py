@@ -55,8 +55,8 @@ class Muon(torch.optim.Optimizer):
     AdamW.
     """
 
-    def __init__(self, groups: Groups, learning_rate: float, betas: tuple[float, float]):
-        super().__init__(groups, {"lr": learning_rate, "betas": betas, "eps": EPS, "weight_decay": 0.0, "orthogonal": False})
+    def __init__(self, groups: Groups, lr: float, betas: tuple[float, float]):
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": EPS, "weight_decay": 0.0, "orthogonal": False})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -75,12 +75,12 @@ class Muon(torch.optim.Optimizer):
                     size = math.sqrt(max(1.0, weight.shape[-2] / weight.shape[-1]))
                     weight.add_(orthogonalised(weight.grad + first * momentum), alpha=-group["lr"] * size)
                     continue
-                state["step"] = state.get("step", 0) + 1
+                step = state.setdefault("step", torch.zeros(())).add_(1).item()  # a tensor, which checkpoints keep
                 mean = state.setdefault("exp_avg", torch.zeros_like(weight)).lerp_(weight.grad, 1 - first)
                 square = state.setdefault("exp_avg_sq", torch.zeros_like(weight)).mul_(second)
                 square.addcmul_(weight.grad, weight.grad, value=1 - second)
-                spread = (square / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
-                weight.addcdiv_(mean, spread, value=-group["lr"] / (1 - first ** state["step"]))
+                spread = (square / (1 - second**step)).sqrt_().add_(group["eps"])
+                weight.addcdiv_(mean, spread, value=-group["lr"] / (1 - first**step))
         return loss
 
 

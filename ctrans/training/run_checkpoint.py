@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -72,22 +73,24 @@ def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> No
                 f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of this model: use the checkpoint's model"
             )
         state.setdefault(order[parameters[name]], {})[key] = value
-    wanted = _quantities(optimiser)
+    wanted = [names for group in optimiser.param_groups for names in [_quantities(optimiser, group)] * len(group["params"])]
     for number, held in state.items():
-        if held.keys() != wanted:
+        if held.keys() != wanted[number]:
             raise ConfigError(
                 f"{str(directory)!r} has {', '.join(map(printable, sorted(held)))} of the optimiser for weight {number}, and "
-                f"{type(optimiser).__name__} needs {', '.join(sorted(wanted))}: use the checkpoint's settings, or an earlier one"
+                f"{type(optimiser).__name__} needs {', '.join(sorted(wanted[number]))}: use the checkpoint's settings, or an earlier one"
             )
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
 
-def _quantities(optimiser: torch.optim.Optimizer) -> set[str]:
-    """The names of the tensors that a step of such an optimiser keeps for a weight."""
-    weight = nn.Parameter(torch.zeros(1))
-    weight.grad = torch.ones(1)
+def _quantities(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> set[str]:
+    """The names of the tensors that a step of such an optimiser keeps for a weight of the group."""
+    weight = nn.Parameter(torch.zeros([1] * group["params"][0].dim()))
+    weight.grad = torch.ones_like(weight)
     takes = inspect.signature(type(optimiser)).parameters
-    other = type(optimiser)([weight], **{name: value for name, value in optimiser.defaults.items() if name in takes})
+    other = type(optimiser)(
+        [{**group, "params": [weight]}], **{name: value for name, value in optimiser.defaults.items() if name in takes}
+    )
     other.step()
     return {name for name, value in other.state[weight].items() if isinstance(value, Tensor)}
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import solve_ivp
+from torchdiffeq._impl.odeint import SOLVERS
 
 from solvers import (
     CONTROLLERS,
@@ -31,6 +32,7 @@ from solvers import (
 from solvers.controller import StepSize
 from solvers.run import Step
 from solvers.tableau import DOPRI5, RK4, TSIT5
+from solvers.torchdiffeq_methods import NAMES
 
 rules = pytest.mark.parametrize("rule", sorted(CONTROLLERS))
 
@@ -323,3 +325,7 @@ def test_bounds_of_steps_that_make_no_sense_are_refused(name):
     for method in ("rk4", "torchdiffeq:dopri5"):
         with pytest.raises(ConfigError, match=f"takes no {name}: "):
             solve(segments, X0, method=method, **{name: 0.1})
+
+
+def test_the_names_of_torchdiffeqs_methods_are_its_own():
+    assert tuple(SOLVERS) == NAMES

@@ -18,6 +18,7 @@ from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, carry_out
+from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
 from ctrans.training.run_checkpoint import OPTIMISER, optimiser_tensors, restore
@@ -204,7 +205,7 @@ def whole(tmp_path_factory):
 
 
 VARIANTS = {
-    "sgd": {"optimiser": "sgd"},
+    **{name: {"optimiser": name} for name in OPTIMISERS},
     "accumulated": {"accumulate": 2, "temperature_start": 3.0, "temperature_steps": 9},
     "through the ODE": {"method": "heun", "gradient": "checkpoint", "kinetic": 0.1},
     "bfloat16": {"dtype": "bfloat16"},
