@@ -65,7 +65,7 @@ _HOMES = {
     "train": "ctrans.training.train",
 }
 """The module of each name. A test compares it with the imports above."""
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "ATTENTIONS",
     "FFNS",
