@@ -7,7 +7,6 @@ The names below are imported on first use, so that `import ctrans` and `ctrans -
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
@@ -105,25 +104,9 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
-            from solvers.deprecated import old_names
-
-            return old_names(__name__)(name)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
         return value
-
-
-class _MovedModules:
-    """Imports `solvers.deprecated`, whose finder knows old module names, when ctrans has no module
-    of a name. It does so only then, because that module imports torch.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: object, target: object = None) -> None:
-        if name.startswith("ctrans."):
-            importlib.import_module("solvers.deprecated")
-
-
-sys.meta_path.append(_MovedModules)
 
 
 def __dir__() -> list[str]:

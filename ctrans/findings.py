@@ -17,12 +17,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from solvers import ConfigError
-from solvers.deprecated import old_member
 
 Severity = Literal["broken", "serious", "note"]
 SEVERITIES: tuple[Severity, ...] = ("broken", "serious", "note")
@@ -70,13 +68,6 @@ class Check:
     limits: Mapping[str, float] = dataclasses.field(default_factory=dict)
     measure: Callable[..., Any] | None = None
 
-    says = old_member("says", "description")
-    does = old_member("does", "impact")
-    helps = old_member("helps", "remediation")
-    needs = old_member("needs", "requires")
-    hides = old_member("hides", "suppresses")
-    check = old_member("check", "measure")
-
     def fails(self, value: float) -> bool:
         """Whether a value is outside of its limits; False for nan, which is an unknown value."""
         return value < self.low or value > self.high
@@ -119,8 +110,6 @@ class Reading:
     figure: str
     segment: int | None = None
 
-    said = old_member("said", "figure")
-
 
 Readings = dict[str, list[Reading]]
 """Readings by quantity."""
@@ -160,17 +149,6 @@ class Finding:
     texts: int | None = None
     values: list[float] | None = None
 
-    ailment = old_member("ailment", "check")
-    rule = old_member("rule", "check")
-    does = old_member("does", "impact")
-    helps = old_member("helps", "remediation")
-    says = old_member("says", "figure")
-
-    @property
-    def grade(self) -> str:
-        """The severity in the words of the previous version: danger or notice."""
-        return "notice" if self.severity == "note" else "danger"
-
     @property
     def worst(self) -> Reading:
         """The reading at the worst place."""
@@ -195,7 +173,6 @@ class Checks(dict[str, Check]):
     """The checks of a topic by name. Raises ConfigError for a new check without a measurement.
 
     - `measured`: whether this topic offers readings of the quantity of a check
-    - `renamed`: names of the previous version, which still work
     """
 
     def __init__(
@@ -203,10 +180,9 @@ class Checks(dict[str, Check]):
         topic: str,
         checks: Mapping[str, Check],
         measured: Callable[[Check], bool] = lambda check: True,
-        renamed: Mapping[str, str] | None = None,
     ):
         super().__init__(checks)
-        self.topic, self.measured, self.renamed = topic, measured, dict(renamed or {})
+        self.topic, self.measured = topic, measured
 
     def __setitem__(self, name: str, check: Check) -> None:
         if not self.measured(check):
@@ -215,21 +191,6 @@ class Checks(dict[str, Check]):
                 "measurement first, and use the same name"
             )
         super().__setitem__(name, check)
-
-    def __missing__(self, old: str) -> Check:
-        return self[self.name_now(old)]
-
-    def name_now(self, name: str) -> str:
-        """The present name of a check from its present or previous name, with a DeprecationWarning
-        for the latter. Raises KeyError for an unknown name.
-        """
-        if name not in self and name not in self.renamed:
-            raise KeyError(name)
-        if name not in self:
-            now = self.renamed[name]
-            warnings.warn(f"the check {name!r} is now {now!r}; the old name works until the next version", DeprecationWarning, 3)
-            return now
-        return name
 
     def finding(self, name: str, reading: Reading, **more: Any) -> Finding:
         """A finding of the check `name` at one place; `more` are further fields."""

@@ -8,7 +8,6 @@ from solvers.adjoint import Adjoint, AdjointError
 from solvers.checked import AnyFloat, Finite, checked, is_dense
 from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
-from solvers.deprecated import old_names
 from solvers.each import EachSolution, solve_each
 from solvers.error_norm import ERROR_NORMS, Norm
 from solvers.errors import ConfigError, SolveError, look_up, shown, unknown
@@ -95,5 +94,3 @@ __all__ = [
     "tableau",
     "unknown",
 ]
-
-__getattr__ = old_names(__name__)

@@ -12,7 +12,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch import Tensor
 from solvers.attempts import Attempts
 from solvers.checked import checked
 from solvers.controller import StepSize
-from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.method import Method
 from solvers.methods import get_method
@@ -68,7 +66,6 @@ def solve_each(
     atol: float | None = None,
     step_control: StepControl | None = None,
     throw: bool = True,
-    **old: Any,
 ) -> EachSolution:
     """`solve` for each row x0[i] alone, by an explicit adaptive method of the package. The rows
     take their steps in parallel.
@@ -92,7 +89,7 @@ def solve_each(
     chosen = get_method(method)
     if not (isinstance(chosen, RungeKutta) and chosen.adaptive and not chosen.implicit):
         raise ConfigError(f"method {method!r} has no steps by row: use an explicit adaptive method of the package, as tsit5")
-    control = with_old_keywords("solve_each", step_control or StepControl(), old).with_tolerances(rtol, atol)
+    control = (step_control or StepControl()).with_tolerances(rtol, atol)
     for name, tolerance in (("rtol", control.rtol), ("atol", control.atol)):
         if tolerance is not None and not isinstance(tolerance, Real):
             raise ConfigError(f"{name} = {shown(tolerance)}: give one number, for all entries of a row")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from solvers.checked import checked
 from solvers.dense import Curve, Times, check_times
-from solvers.deprecated import with_old_keywords
 from solvers.errors import ConfigError, SolveError, unknown
 from solvers.event import Event
 from solvers.gradients import GRADIENTS, get_gradient
@@ -51,7 +50,6 @@ def solve(
     on_step: OnStep | None = None,
     check: bool = True,
     progress: Progress | None = None,
-    **old: Any,
 ) -> Solution:
     """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k,
     for each k in turn.
@@ -105,7 +103,7 @@ def solve(
     tree = None if isinstance(x0, Tensor) else Tree(x0)
     x = x0 if tree is None else tree.flat("x0", x0)
     check_state(x)
-    control = with_old_keywords("solve", step_control or StepControl(), old).with_tolerances(rtol, atol)
+    control = (step_control or StepControl()).with_tolerances(rtol, atol)
     chosen = method_of(method, steps)
     # a steady state uses the norm with every method
     limits = control.limits(chosen, method, x, tree, norm_is_used=steady is not None)

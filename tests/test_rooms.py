@@ -109,7 +109,6 @@ def test_solvers_offers_by_name_all_that_ctrans_takes_from_it():
         if name.split(".")[0] == "solvers"
     }
     assert "solvers" not in taken, "import solvers hides what is taken of it: import the names"
-    taken = {name for name in taken if not name.startswith("solvers.deprecated.")}  # for the packages themselves, and nobody else
     assert {name for name in taken if name.rpartition(".")[2] not in solvers.__all__} == set()
 
 

@@ -105,7 +105,7 @@ def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> clic
     if default is dataclasses.MISSING:
         settings["required"] = True
     else:
-        settings |= {"default": default, "show_default": default not in (None, "")}
+        settings |= {"default": default, "show_default": default not in (None, "") and not about.default_words}
     if about.choices is not None:
         settings |= {"metavar": "NAME", "shell_complete": _completion(about.choices, own)}
     if own.kind is bool:

@@ -31,11 +31,6 @@ from solvers.errors import unknown
 CAUSES = 5
 """The largest number of failures that are printed; the store has all."""
 TOML = ".toml"
-PREDICT = "predict"
-MOVED = (
-    "the study of prediction moved to the repository: in a checkout, python -m benchmarks.prediction --help shows its stages; "
-    "docs/why/prediction.md has the results"
-)
 
 
 @command_of(StudyRequest, "study")
@@ -53,8 +48,6 @@ def command(request: StudyRequest) -> None:
     ctrans study xiong-warmup --scale paper --bin data/openwebtext --dry-run
     ctrans study placements.toml --workers 2 --export csv
     """
-    if request.name == PREDICT:
-        raise ConfigError(MOVED)
     directory = _directory(request)
     _check(request, directory)
     study = _study(request)
@@ -104,7 +97,7 @@ def _preset(request: StudyRequest) -> Preset:
         return PRESETS[request.name]
     if Path(request.name + TOML).is_file():
         raise ConfigError(f"ctrans has no study {request.name!r}: for the file in this directory give {request.name + TOML!r}")
-    raise unknown("study", request.name, [*PRESETS, PREDICT])
+    raise unknown("study", request.name, PRESETS)
 
 
 def _directory(request: StudyRequest) -> Path:
@@ -116,8 +109,6 @@ def _directory(request: StudyRequest) -> Path:
 
 def _check(request: StudyRequest, directory: Path) -> None:
     """Raises ConfigError for options that exclude each other or that this machine cannot follow."""
-    if moved := {"stage", "regime"} & request.typed:
-        raise ConfigError(f"--{min(moved)}: {MOVED}")
     check_exclusive(request, ("file", "bin"), ("dry_run", "report"), ("workers", "ray"))
     if request.ray is not None:
         check_ray()

@@ -28,7 +28,6 @@ class StudyRequest(WrittenRequest):
 
     - `name`: a preset, or a TOML file
     - `scale`, `file`, `bin`, `budget`: changes of a preset
-    - `stage`, `regime`: options of the study of prediction, which moved to `benchmarks.prediction`
     - `workers`, `ray`: where runs take place
     """
 
@@ -39,8 +38,6 @@ class StudyRequest(WrittenRequest):
     budget: float | None = option(
         None, "Total processor hours after which no new run begins. The same command continues the study."
     )
-    stage: str | None = option(None, "", hidden=True)
-    regime: str | None = option(None, "", hidden=True)
     workers: int | None = option(
         None, "Processes, each with one thread.", limits=Range(1, 1024), default_words="the number of processors"
     )

@@ -16,7 +16,6 @@ from ctrans.control.regularization import GainDecay, KineticCost
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
 from ctrans.control.tangent import TangentSpace, WholeSpace
-from solvers.deprecated import old_names
 
 __all__ = [
     "VERDICTS",
@@ -54,5 +53,3 @@ __all__ = [
     "gap_of_rank",
     "maximum_principle",
 ]
-
-__getattr__ = old_names(__name__)

@@ -349,11 +349,6 @@ class EllipsoidProduct(NormImage):
         return groups
 
 
-def convex_hull(image: NormImage) -> NormImage:
-    """The convex hull of a norm's image."""
-    return image.hull
-
-
 @checked
 def ellipsoid_value(norm: SphereNorm, P: TokenRows) -> PerBatch:
     """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for both norms (eq. 99); for

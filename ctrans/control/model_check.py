@@ -25,7 +25,6 @@ from ctrans.norm import RMSNorm
 from ctrans.placement import Placement
 from ctrans.walk import Model
 from solvers import ConfigError, SolveError
-from solvers.deprecated import renamed_keyword
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +128,6 @@ def why_not_applicable(placement: Placement, regularization: Regularization) -> 
     return None
 
 
-@renamed_keyword("remedy", "regularization")
 @leaving_as_found
 def check_model(
     model: Model,

@@ -19,12 +19,10 @@ from ctrans.placement import Placement, get_placement
 from ctrans.shapes import TokenRows
 from solvers import ConfigError
 from solvers.checked import Finite, checked
-from solvers.deprecated import renamed_keyword
 
 Given = TypeVar("Given")
 
 
-@renamed_keyword("moving", "active_channels")
 @checked
 def admissible_set(
     norm: Norm | None,

@@ -42,7 +42,6 @@ from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions
 from ctrans.fields.spectral_norm import norm_of_product, norms_found_once, spectral_norm
 from ctrans.fields.tables import ATTENTIONS, FFNS, FIELDS, MapEntry, MapSettings
-from solvers.deprecated import old_names
 
 __all__ = [
     "ACTIVATIONS",
@@ -103,5 +102,3 @@ __all__ = [
     "spectral_norm",
     "why_not",
 ]
-
-__getattr__ = old_names(__name__)

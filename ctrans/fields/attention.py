@@ -23,7 +23,6 @@ from ctrans.option import Count, Range
 from ctrans.shapes import SequenceRows, TokenRows
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.deprecated import old_member, old_names
 from solvers.errors import look_up, shown
 
 TEMPERATURES = Range(1e-12, 1e30, "a number from 1e-12 to 1e+30; 1 is the usual one")
@@ -67,7 +66,6 @@ class SoftmaxAttention(JoinedHeads):
     """
 
     shows_heads: ClassVar[bool] = False
-    plain = old_member("plain", "use_reference_kernel")
 
     def __init__(
         self,
@@ -313,6 +311,3 @@ def reference_kernels(module: nn.Module) -> Iterator[None]:
     finally:
         for part, plain in zip(attentions, before, strict=True):
             part.use_reference_kernel = plain
-
-
-__getattr__ = old_names(__name__)

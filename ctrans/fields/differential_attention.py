@@ -16,7 +16,6 @@ from ctrans.option import Count
 from ctrans.shapes import TokenRows
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.deprecated import old_member
 
 FIRST_SHARE = 0.8
 """The initial lambda, as in the paper's deeper layers."""
@@ -33,7 +32,6 @@ class DifferentialAttention(JoinedHeads):
     unless `use_reference_kernel` is set (see `reference_kernels`).
     """
 
-    plain = old_member("plain", "use_reference_kernel")
     why_not = "its rows are differences of two softmaxes and sum to 1 - lambda"
 
     def __init__(self, width: Count, heads: Count, *, causal: bool = True, temperature: float = 1.0, bias: bool = True):

@@ -21,7 +21,6 @@ from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count
 from ctrans.shapes import Scalar, TokenRows, UnbatchedRows
 from solvers.checked import checked
-from solvers.deprecated import old_member
 from solvers.errors import look_up
 
 SCORES_SLOPE = math.sqrt(0.5)
@@ -57,7 +56,6 @@ class MixtureOfExperts(ProjectedMap):
     """
 
     projection = "down"
-    plain = old_member("plain", "use_reference_kernel")
     why_not = "its gates choose between experts, so it is no sum of units"
 
     def __init__(

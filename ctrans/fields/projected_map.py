@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ctrans.memory import check_matrices_fit
 from ctrans.shapes import TokenRows
-from solvers.deprecated import old_member
 
 
 class ProjectedMap(nn.Module):
@@ -21,8 +20,6 @@ class ProjectedMap(nn.Module):
     """
 
     projection: ClassVar[str]
-    features = old_member("features", "pre_projection")
-    last = old_member("last", "output_projection")
 
     def __init__(self, entries: int = 0):
         super().__init__()

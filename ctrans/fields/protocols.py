@@ -37,7 +37,6 @@ from ctrans.fields.activations import Activation
 from ctrans.fields.branch import Branch
 from ctrans.shapes import Scalar, SequenceRows, TokenRows
 from solvers.checked import checked
-from solvers.deprecated import adopt_old_members, old_names
 
 Kind = Literal["attention", "ffn", "parallel", "part"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
@@ -107,28 +106,6 @@ class Units(NamedTuple):
     number: int
 
 
-OLD_MEMBERS = {
-    "HasOutputProjection": {"features": "pre_projection", "last": "output_projection"},
-    "HasReferenceKernel": {"plain": "use_reference_kernel"},
-}
-"""Former names of protocols' members."""
-
-
-class _AcceptsOldMembers(type(Protocol)):  # type: ignore[misc]  # typing's own metaclass of protocols
-    """`isinstance` accepts a map that has all members by their old names, and adds the new names to
-    its class.
-    """
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        if super().__instancecheck__(instance):
-            return True
-        renamed = OLD_MEMBERS[cls.__name__]
-        old = all(hasattr(instance, name) for name in renamed) and not any(hasattr(instance, name) for name in renamed.values())
-        if old:
-            adopt_old_members(type(instance), renamed)
-        return old
-
-
 class _AsksTheInstance(type(Protocol)):  # type: ignore[misc]  # typing's own metaclass of protocols
     """`isinstance` asks the map itself. Python's rule asks the class, where a property counts even
     if it raises AttributeError, as those of `ParallelMaps` do.
@@ -141,7 +118,7 @@ class _AsksTheInstance(type(Protocol)):  # type: ignore[misc]  # typing's own me
 
 
 @runtime_checkable
-class HasOutputProjection(Protocol, metaclass=_AcceptsOldMembers):
+class HasOutputProjection(Protocol):
     """A map with an output projection: f(x) = output_projection(pre_projection(x))."""
 
     output_projection: nn.Linear
@@ -219,7 +196,7 @@ class HasTemperature(Protocol):
 
 
 @runtime_checkable
-class HasReferenceKernel(Protocol, metaclass=_AcceptsOldMembers):
+class HasReferenceKernel(Protocol):
     """A map that can avoid fused kernels and shapes that depend on values."""
 
     use_reference_kernel: bool
@@ -310,6 +287,3 @@ class ExplainsUnsupported(Protocol):
 def why_not(field: object) -> str:
     """Why the map lacks protocols: ": its reason", to append to a sentence, or ""."""
     return f": {field.why_not}" if isinstance(field, ExplainsUnsupported) and field.why_not else ""
-
-
-__getattr__ = old_names(__name__)

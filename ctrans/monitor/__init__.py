@@ -16,7 +16,6 @@ from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.monitor.monitor import Monitor
 from ctrans.monitor.rate_sweep import RateSweep, largest_rate
 from ctrans.monitor.reactions import REACTIONS
-from solvers.deprecated import old_names
 
 if TYPE_CHECKING:
     from ctrans.monitor.lightning import LightningCallback
@@ -38,9 +37,7 @@ _HOMES = {"LightningCallback": "ctrans.monitor.lightning", "TrainerCallback": "c
 
 if not TYPE_CHECKING:
 
-    def _callback(name: str) -> Any:
+    def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'ctrans.monitor' has no attribute {name!r}")
         return getattr(importlib.import_module(_HOMES[name]), name)
-
-    __getattr__ = old_names(__name__, _callback)

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ctrans.findings import OURS, SEVERITIES, Check, Checks, Finding, Reading, Severity, tried
+from ctrans.findings import OURS, SEVERITIES, Check, Checks, Finding, Reading, tried
 from ctrans.monitor import past_checks
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.past import Array, Past
-from ctrans.monitor.past_checks import Limits, PastCheck, Sighting
+from ctrans.monitor.past_checks import Limits, Sighting
 from solvers import ConfigError
-from solvers.deprecated import old_names
 from solvers.errors import shown, unknown
 
 SET = "our choice, set on one half of the runs of benchmarks/warning_study.py and tested on the other"
@@ -308,15 +307,6 @@ ALARMS = Checks(
         ),
     },
     _measured,
-    renamed={
-        "hidden states outrun their law": "hidden states grow too large",
-        "output logits adrift": "output logits drift",
-        "second moments lag": "Adam's second moments too small",
-        "second moments remember too long": "Adam's second moments too large",
-        "edge of stability left": "beyond the edge of stability",
-        "gradients die by depth": "gradients vanish by depth",
-        "discrete step far from the ODE's": "step larger than the state",
-    },
 )
 """Alarms by name, in the order of reports: causes before their consequences."""
 
@@ -327,15 +317,14 @@ def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
     """
     now = {}
     for name, limits in given.items():
-        if name not in ALARMS and name not in ALARMS.renamed:
+        if name not in ALARMS:
             raise unknown("alarm", name, ALARMS)
-        present = ALARMS.name_now(name)
-        now[present] = limits
+        now[name] = limits
         for key, value in limits.items():
-            if key not in ALARMS[present].limits:
-                raise unknown(f"limit of {present!r}", key, ALARMS[present].limits)
+            if key not in ALARMS[name].limits:
+                raise unknown(f"limit of {name!r}", key, ALARMS[name].limits)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-                raise ConfigError(f"limit {key!r} of {present!r} is {shown(value)}: give a number")
+                raise ConfigError(f"limit {key!r} of {name!r} is {shown(value)}: give a number")
     return {name: {**check.limits, **now.get(name, {})} for name, check in ALARMS.items()}
 
 
@@ -355,7 +344,7 @@ class Watch:
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Continues from a result of `memory`."""
-        self._last = {ALARMS.renamed.get(name, name): when for name, when in memory["last"].items()}
+        self._last = dict(memory["last"])
         self._count = int(memory["count"])
 
     def look(self, past: Past) -> list[Finding]:
@@ -386,12 +375,3 @@ def _finding(name: str, sighting: Sighting, step: int) -> Finding:
         doubling=sighting.doubling if sighting.doubling < 1e6 else None,
         crossing=round(sighting.crossing) if sighting.crossing < 1e9 else None,
     )
-
-
-def old_rule(says: str, check: PastCheck, limits: Limits, grade: str, source: str, does: str, helps: str) -> Check:
-    """A check from the arguments of a rule of the previous version."""
-    severity: Severity = "note" if grade == "notice" else "serious"
-    return Check("loss", says, severity, source, does, helps, limits=limits, measure=check)
-
-
-__getattr__ = old_names(__name__)

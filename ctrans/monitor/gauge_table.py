@@ -12,7 +12,6 @@ from torch import Tensor
 from ctrans.monitor.reductions import length, sample_rows
 from ctrans.monitor.scores import largest_score, row_entropy, weight_ahead
 from solvers import ConfigError
-from solvers.deprecated import old_member
 
 Scope = Literal["run", "state", "sublayer", "head"]
 Figures = dict[str, float | list[float]]
@@ -42,8 +41,6 @@ class Gauge:
     description: str
     scope: Scope
     measure: Callable[[Any], Tensor | float] | None = None
-
-    says = old_member("says", "description")
 
 
 class GaugeTable(dict[str, Gauge]):
@@ -119,7 +116,7 @@ GAUGES = GaugeTable({
 })  # fmt: skip
 """All gauges. A new gauge is one entry."""
 RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient_ratio_outside"}
-"""Gauges by their names in logs of the previous version."""
+"""Gauges by their names in logs of version 0.2."""
 
 
 def measures_of(scope: Scope) -> dict[str, Callable[[Any], Tensor | float]]:

@@ -42,7 +42,6 @@ from ctrans.monitor.log_lines import (
 from ctrans.training.log import append_line, writing
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.deprecated import old_member
 
 LOGGER = logging.getLogger("ctrans.monitor")
 Made = TypeVar("Made")
@@ -68,8 +67,6 @@ class MonitorLog:
     findings: list[dict[str, Any]]
     probes: list[dict[str, Any]]
     ended: str = ""
-
-    alarms = old_member("alarms", "findings")
 
     def series(self, name: str) -> NDArray[np.float64]:
         """A gauge over time: (reports,) for one of the run, else (reports, places); nan is unknown."""

@@ -17,7 +17,6 @@ import numpy as np
 
 from ctrans.findings import SEVERITIES, Finding
 from ctrans.json_values import is_number, is_step, plain
-from ctrans.monitor.alarms import ALARMS
 from ctrans.monitor.gauge_table import GAUGES, RENAMED, Figures
 
 LogLine = dict[str, Any]
@@ -122,14 +121,26 @@ def finding_of(line: LogLine) -> dict[str, Any] | None:
     return {name: known.get(name) for name in fields} if all(fits(known.get(name)) for name, fits in FINDING.items()) else None
 
 
+OLDER_ALARMS = {
+    "hidden states outrun their law": "hidden states grow too large",
+    "output logits adrift": "output logits drift",
+    "second moments lag": "Adam's second moments too small",
+    "second moments remember too long": "Adam's second moments too large",
+    "edge of stability left": "beyond the edge of stability",
+    "gradients die by depth": "gradients vanish by depth",
+    "discrete step far from the ODE's": "step larger than the state",
+}
+"""Alarms by their names in logs of version 0.2."""
+
+
 def _of_before(alarm: Mapping[str, Any]) -> dict[str, Any]:
-    """An alarm in a log of the previous version, as a finding."""
+    """An alarm in a log of version 0.2, as a finding."""
     rule, limit, says = (alarm.get(name) for name in ("rule", "limit", "says"))
     texts = {"impact": alarm.get("does", ""), "remediation": alarm.get("helps"), "source": alarm.get("source", "")}
     return {
         **{name: alarm[name] for name in ("step", "place", "value", "since", "doubling", "crossing") if name in alarm},
         **texts,
-        "check": ALARMS.renamed.get(rule, rule) if isinstance(rule, str) else rule,
+        "check": OLDER_ALARMS.get(rule, rule) if isinstance(rule, str) else rule,
         "topic": "training",
         "severity": {"danger": "serious", "notice": "note"}.get(str(alarm.get("grade"))),
         "figure": f"{says} = {alarm.get('value'):.3g}" if is_finite(alarm.get("value")) else str(says or alarm.get("value")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -19,10 +19,6 @@ from torch import Tensor, nn
 from ctrans.option import COUNT, WEIGHT, Range
 from ctrans.shapes import BatchMask, PerBatch, PerChannel, Vectors
 from solvers import ConfigError
-from solvers.deprecated import adopt_old_members, old_member
-
-OLD_MEMBERS = {"residual": "constraint_violation", "undo": "preimage", "off_copies": "outside_domain"}
-"""Former names of methods."""
 
 
 class Norm(nn.Module, abc.ABC):
@@ -50,10 +46,6 @@ class Norm(nn.Module, abc.ABC):
     """Why the image has no tangent space and no retraction, if so. A norm around the state then has
     the discrete model only.
     """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        adopt_old_members(cls, {old: new for old, new in OLD_MEMBERS.items() if old in vars(cls)})
 
     @property
     @abc.abstractmethod
@@ -284,10 +276,6 @@ class ConstantGain(nn.Module):
     def gamma(self) -> PerChannel:
         one: Tensor = self.get_buffer("one")
         return self.constant * one
-
-
-for _old, _new in OLD_MEMBERS.items():
-    setattr(Norm, _old, old_member(_old, _new))
 
 
 def row_length(x: Vectors, *, keepdim: bool = False) -> Float[Tensor, "..."]:

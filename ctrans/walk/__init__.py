@@ -14,7 +14,6 @@ from ctrans.walk.model import (
     terminal_loss,
 )
 from ctrans.walk.passes import Lane, observe, states_of, value_and_pullback, walk, walk_depth, walk_lanes
-from solvers.deprecated import old_names
 
 __all__ = [
     "Attempt",
@@ -41,5 +40,3 @@ __all__ = [
     "walk_depth",
     "walk_lanes",
 ]
-
-__getattr__ = old_names(__name__)

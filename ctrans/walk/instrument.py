@@ -14,7 +14,6 @@ from ctrans.shapes import TokenMask, TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.walk.model import Model
 from solvers import ConfigError, SolveError
-from solvers.deprecated import call_old_hook, old_names
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,7 +141,6 @@ class Attempt(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self.instrument.kept = self.kept
-        call_old_hook(self.instrument, "of_text", "kept")
         self._try("begin", depth, x0)
 
     def forward(self, at: StepContext) -> None:
@@ -168,6 +166,3 @@ class Attempt(Instrument):
         except (ConfigError, SolveError) as error:
             self.note = str(error)
             return None
-
-
-__getattr__ = old_names(__name__)

@@ -27,7 +27,6 @@ from ctrans.walk.instrument import Instrument, States, StepContext, StepContextB
 from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.deprecated import call_old_hook
 from solvers.errors import shown
 from solvers.segment import Map
 
@@ -163,7 +162,6 @@ def _begin(instruments: Sequence[Instrument], depth: Depth, x0: Tensor, kept: Te
     """Begins a walk from X_0. `kept` is expanded to its batch."""
     for instrument in instruments:
         instrument.kept = None if kept is None else kept.to(x0.device).expand(x0.shape[:-1])
-        call_old_hook(instrument, "of_text", "kept")
         instrument.begin(depth, x0)
 
 

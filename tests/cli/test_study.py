@@ -135,22 +135,12 @@ def test_a_report_after_a_kill_has_outcomes_and_no_verdict_of_half_a_study(tmp_p
     assert (tmp_path / "outcomes.csv").read_text().count("best loss") == 4
 
 
-@pytest.mark.parametrize("options", [(), ("--stage", "sealed", "--report"), ("--dry-run",)], ids=" ".join)
-def test_predict_says_where_the_experiment_is_now(options, tmp_path):
-    result = run("study", "predict", *options, "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "python -m benchmarks.prediction" in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 WRONG = {
     ("nope",): "unknown study 'nope'",
     ("kim-growth", "--scale", "tiny"): "small or paper",
     ("kim-growth", "--dry-run", "--report"): "exclude each other",
     ("kim-growth", "--workers", "0"): "workers = 0",
     ("kim-growth", "--export", "xls"): "csv",
-    ("kim-growth", "--stage", "build"): "--stage: the study of prediction",
     ("kim-growth", "--file", "a", "--bin", "b"): "exclude each other",
     ("vision", "--file", "a"): "leave out --file and --bin",
     ("kim-growth", "--report", "--out", "/proc/none"): "give the --out of a study",

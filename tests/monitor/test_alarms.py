@@ -188,9 +188,7 @@ def test_an_alarm_that_nothing_measures_is_refused():
             ALARMS["mine"] = check
 
 
-def test_limits_by_the_name_of_the_version_before():
-    with pytest.warns(DeprecationWarning, match="now 'hidden states grow too large'"):
-        assert Watch({"hidden states outrun their law": {"low": 2.0}}).limits["hidden states grow too large"]["low"] == 2
+def test_limits_of_an_unknown_alarm_are_refused():
     with pytest.raises(ConfigError, match="unknown alarm"):
         Watch({"loss spikes": {}})
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from solvers import ERROR_NORMS, GRADIENTS, METHODS, ConfigError, Event, RungeKutta, Segment, Status, StepControl, solve
-from solvers.deprecated import OLD_KEYWORDS
 from solvers.method import BOUNDED, options_of
 from tests.helpers import unchecked
 
@@ -26,13 +25,17 @@ VALUES = {
 }
 
 
+CONTROL = ("norm", "first_step", "min_step", "max_step", "max_steps")
+"""Options that are fields of `StepControl`."""
+
+
 def field(t, x):
     return torch.cos(20 * t) * x + torch.stack([x[0] * 0, x[0] ** 2])
 
 
 def asked(**options):
     """The arguments of `solve` for these options."""
-    control = {name: options.pop(name) for name in OLD_KEYWORDS if name in options}
+    control = {name: options.pop(name) for name in CONTROL if name in options}
     return {**options, **({"step_control": StepControl(**control)} if control else {})}
 
 
@@ -200,15 +203,6 @@ def test_whatever_is_asked_of_whatever_method_and_gradient_is_given_or_refused(n
     assert torch.allclose(solution.x1, x * right, rtol=0.05)
     # an event at a given time, and a steady state, move with nothing
     assert torch.allclose(gradient, torch.full_like(x, right), rtol=0.05)
-
-
-@pytest.mark.parametrize("option", OLD_KEYWORDS)
-def test_an_option_of_step_control_is_still_a_keyword_for_a_version(option):
-    request = {"method": "tsit5", "rtol": 1e-2, "atol": 1e-2}
-    with pytest.warns(DeprecationWarning, match=rf"solve\({option}=...\) is now solve\(step_control="):
-        old = solve([Segment(0, 1, field)], X0, throw=False, **request, **{option: VALUES[option]})
-    new = solve([Segment(0, 1, field)], X0, throw=False, **request, step_control=StepControl(**{option: VALUES[option]}))
-    assert (old.x1.tolist(), old.stats, old.status) == (new.x1.tolist(), new.stats, new.status)
 
 
 def test_a_tolerance_is_given_once_and_a_keyword_that_never_was_is_none():

@@ -27,7 +27,6 @@ from ctrans.stability.diagnosis.weight_readings import weight_readings
 from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.deprecated import old_member, old_names
 from solvers.errors import shown
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
@@ -54,8 +53,6 @@ class Diagnosis:
     texts: int = 1
 
     checks: ClassVar[Checks] = CHECKS
-
-    symptoms = old_member("symptoms", "findings")
 
     @property
     def healthy(self) -> bool:
@@ -234,6 +231,3 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
             findings.append(dataclasses.replace(worst, seen=len(own), texts=count, values=values))
     unknown = {name: why for each in diagnoses for name, why in each.unknown.items()}
     return Diagnosis(CHECKS.ordered(findings), first.readings, unknown, count)
-
-
-__getattr__ = old_names(__name__)

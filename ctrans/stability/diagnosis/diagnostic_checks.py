@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ctrans.findings import OURS, Check, Checks, tried
-from ctrans.stability.diagnosis.earlier_names import EARLIER_NAMES
 from ctrans.stability.diagnosis.forward_instruments import DEAD, LEAST_ENTROPY, OUTLIER
 from ctrans.stability.diagnosis.instruments import INSTRUMENTS as INSTRUMENTS
 from ctrans.stability.diagnosis.instruments import offered
@@ -390,6 +389,5 @@ CHECKS = Checks(
         ),
     },
     offered,
-    renamed=EARLIER_NAMES,
 )
 """The checks by name. Within a severity, the finding farthest outside its limits comes first."""

@@ -24,7 +24,6 @@ from ctrans.stability.screening.screening_checks import flags
 from ctrans.stability.transport.perturbations import AT_ONCE, worst_directions
 from ctrans.walk import Attempt, DescribedModel, Instrument, StepContext
 from solvers import ConfigError, SolveError
-from solvers.deprecated import old_names
 from solvers.run import finite
 
 Value = TypeVar("Value")
@@ -252,6 +251,3 @@ def three(value: float) -> str:
 def largest(values: Sequence[float | None]) -> float:
     """The largest known value; nan if there is none."""
     return max((value for value in values if value is not None and not math.isnan(value)), default=math.nan)
-
-
-__getattr__ = old_names(__name__)

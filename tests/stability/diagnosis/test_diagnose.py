@@ -12,7 +12,7 @@ from torch import nn
 from ctrans.cli import main
 from ctrans.control.costate import ZERO_GRADIENT, costate
 from ctrans.control.maximum_principle import maximum_principle
-from ctrans.findings import SEVERITIES, Check, Checks
+from ctrans.findings import SEVERITIES, Check
 from ctrans.json_values import plain
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -368,15 +368,6 @@ def test_a_check_that_nothing_measures_is_refused():
         CHECKS["mine"] = check
     assert "mine" not in CHECKS
     assert all(map(CHECKS.measured, CHECKS.values()))
-
-
-def test_a_check_has_its_old_name_too():
-    with pytest.warns(DeprecationWarning, match="now 'reads future tokens'"):
-        assert CHECKS["reads ahead"] is CHECKS["reads future tokens"]
-    with pytest.raises(KeyError):
-        Checks("mine", {})["nobody's"]
-    with pytest.warns(DeprecationWarning, match="remediation"):
-        assert CHECKS["not finite"].helps
 
 
 def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
