@@ -33,7 +33,7 @@ def field(t, x):
     return torch.cos(20 * t) * x + torch.stack([x[0] * 0, x[0] ** 2])
 
 
-def asked(**options):
+def controlled(**options):
     """The arguments of `solve` for these options."""
     control = {name: options.pop(name) for name in CONTROL if name in options}
     return {**options, **({"step_control": StepControl(**control)} if control else {})}
@@ -45,7 +45,7 @@ def outcome(method, **request):
     if "norm" in request:
         norm = ERROR_NORMS[request["norm"]]
         request["norm"] = lambda e: seen.append(1) or norm(e)
-    solution = solve([Segment(0, 1, field)], X0, method=method, throw=False, **asked(**request))
+    solution = solve([Segment(0, 1, field)], X0, method=method, throw=False, **controlled(**request))
     return solution.x1.tolist(), solution.stats, solution.status, bool(seen)
 
 
@@ -60,7 +60,7 @@ def test_an_option_is_heeded_or_refused(name, option):
         assert outcome(method, **plain, **{option: value}) != outcome(method, **plain)
         return
     with pytest.raises(ConfigError, match=option if option not in ("rtol", "atol") else "rtol or atol"):
-        unchecked(solve)([Segment(0, 1, field)], X0, method=method, **asked(**{option: value}))
+        unchecked(solve)([Segment(0, 1, field)], X0, method=method, **controlled(**{option: value}))
 
 
 @pytest.mark.cases(19)
@@ -190,7 +190,7 @@ def test_whatever_is_asked_of_whatever_method_and_gradient_is_given_or_refused(n
     segments = [Segment(0, 0.5, decay), Segment(0.5, 1, decay)]
 
     def given():
-        solution = unchecked(solve)(segments, x, method=method, gradient=kind, **{**size, **request})
+        solution = unchecked(solve)(segments, x, method=method, gradient=kind, **controlled(**{**size, **request}))
         return solution, *torch.autograd.grad(solution.x1.sum(), x)
 
     if reasons := [words for words, holds in REFUSED.items() if holds(name, kind, asked)]:
