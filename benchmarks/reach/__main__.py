@@ -79,23 +79,30 @@ def figure(job: tuple[str, str, int]) -> dict[str, Any]:
     return {"task": task, "name": name, "seed": seed, "figures": found}
 
 
+def in_time(work: Callable[[Any], dict[str, Any]], end: float, job: Any) -> dict[str, Any] | None:
+    """The row of a job that begins before `end`, a time of the monotonic clock."""
+    return work(job) if time.monotonic() < end else None
+
+
 def add(path: Path, work: Callable[[Any], dict[str, Any]], jobs: Sequence[Any], options: argparse.Namespace) -> None:
-    """Appends the rows of jobs to a file until the time is over."""
-    end = time.monotonic() + 60 * options.minutes
+    """Appends the rows of jobs to a file. No job begins when the time is over. Those in progress end: a pool that is stopped may hang."""
+    timed = functools.partial(in_time, work, time.monotonic() + 60 * options.minutes)
     path.parent.mkdir(parents=True, exist_ok=True)
     with multiprocessing.get_context("fork").Pool(options.workers) as pool, path.open("a") as file:
-        for number, row in enumerate(pool.imap(work, jobs), 1):
+        for number, row in enumerate(pool.imap(timed, jobs), 1):
+            if row is None:
+                continue
             file.write(f"{json.dumps(row)}\n")
             file.flush()
             print(f"\r{number} of {len(jobs)}", end="", flush=True)
-            if time.monotonic() > end:
-                break
+        pool.close()
+        pool.join()
     print()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60, help="then the runs in progress are dropped")
+    parser.add_argument("--minutes", type=float, default=60, help="no run begins after them")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument("--figures", action="store_true", help="the early figures of H4 in place of trainings")
