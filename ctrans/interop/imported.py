@@ -133,6 +133,10 @@ class Imported(nn.Module):
         Raises ConfigError for token ids outside the vocabulary and for sequences longer than the
         model's context.
         """
+        if not isinstance(tokens, Tensor):
+            raise ConfigError(
+                f"the inputs are a {type(tokens).__name__}: give the tensor that is the first argument in example=, without the others"
+            )
         if self.vocabulary:
             self._check_tokens(tokens)
         return self.adapter.embed(tokens)

@@ -105,10 +105,6 @@ class ModuleAdapter(ModelAdapter):
             ) from error
 
     def embed(self, tokens: Tensor) -> Tensor:
-        if not isinstance(tokens, Tensor):
-            raise ConfigError(
-                f"the inputs are a {type(tokens).__name__}: give the tensor of the first argument in example= alone"
-            )
         axes = self.example.dim() - 1
         lead = tokens.shape[: tokens.dim() - axes]
         flat = tokens.reshape(-1, *tokens.shape[tokens.dim() - axes :])

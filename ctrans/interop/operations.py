@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ Met = Callable[[CallSite, str, Any, Any], Any]
 BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
 """Modules whose code is between a call and its operation; jaxtyping's if it checks types in use."""
 SUMS = ("add", "add_", "sub", "sub_", "addcmul")
+PRODUCTS = ("matmul", "linear", "bmm", "addmm", "einsum", "conv", "attention")
+"""Parts of the names of operations that multiply by matrices."""
 
 
 class Operations(TorchFunctionMode):
@@ -106,14 +108,19 @@ class Graph:
                 seen.add(n)
         return seen
 
-    def stream(self, source: int, sink: int) -> tuple[list[int], int]:
+    def before(self, sink: int) -> set[int]:
+        """The sink and the operations that it sees."""
+        seen = {sink}
+        for n in range(sink, 0, -1):
+            if n in seen:
+                seen.update(self.operations[n].reads)
+        return seen
+
+    def stream(self, source: int, sink: int) -> list[int]:
         """The states from the source to the sink that have the commonest shape: the start of each
-        sum, and the end of the last. Then the number of sums of other shapes.
+        sum, and the end of the last.
         """
-        after, before = self.after(source), {sink}
-        for n in range(sink, source, -1):
-            if n in before:
-                before.update(self.operations[n].reads)
+        after, before = self.after(source), self.before(sink)
         readers: dict[int, list[int]] = {n: [] for n in sorted(after & before)}
         for n in readers:
             for read in {*self.operations[n].reads} & readers.keys():
@@ -125,7 +132,32 @@ class Graph:
         ends = {x: y for x, y in pairwise(states) if len(readers[x]) > 1 and self.is_sum(x, y)}
         common = Counter(self.operations[x].shape for x in ends).most_common(1)
         starts = [x for x in ends if self.operations[x].shape == common[0][0]]
-        return [*starts, ends[starts[-1]]] if starts else [], len(ends) - len(starts)
+        return [*starts, ends[starts[-1]]] if starts else []
+
+    def inner_sums(self, states: list[int], sink: int) -> int:
+        """How many sums x + f(x) that the sink sees, with a product of matrices in f, are not one
+        of those from state to state.
+        """
+        before = self.before(sink)
+        read = Counter(chain(*({*self.operations[n].reads} for n in before)))
+        sums = [n for n in sorted(before) if self.operations[n].name in SUMS and self._adds_map(n, read)]
+        return len(sums) - sum(any(x < n <= y for n in sums) for x, y in pairwise(states))
+
+    def _adds_map(self, n: int, read: Mapping[int, int]) -> bool:
+        """Whether operation n adds f(x) to x, where f has a product. `read` counts who reads x."""
+        own = self.operations[n]
+        for x in own.reads:
+            if read[x] > 1 and self.operations[x].place and self.operations[x].shape == own.shape:
+                seen, multiplied = {x}, set[int]()
+                for m in range(x + 1, n):
+                    reads, name = self.operations[m].reads, self.operations[m].name
+                    if not seen.isdisjoint(reads):
+                        seen.add(m)
+                        if not multiplied.isdisjoint(reads) or any(word in name for word in PRODUCTS):
+                            multiplied.add(m)
+                if not multiplied.isdisjoint(own.reads):
+                    return True
+        return False
 
     def is_sum(self, x: int, y: int) -> bool:
         """Whether the states x and y are of one shape and y = x + .."""

@@ -67,13 +67,13 @@ class StreamAdapter(ModuleAdapter):
         if main is None:
             raise ConfigError("none of its outputs is called logits: wrap it in a module that returns one tensor")
         operations, sink = graph.operations, graph.number(main)
-        states, others = graph.stream(1, sink)  # 0 is the example, 1 its copy
+        states = graph.stream(1, sink)  # 0 is the example, 1 its copy
         near, leaves = graph.after(1), [graph.stream(n, sink) for n, each in enumerate(operations) if each.place is None]
-        leaves = [each for each in leaves if len(each[0]) > FEWEST and each[0][-1] in near]
+        leaves = [each for each in leaves if len(each) > FEWEST and each[-1] in near]
         # the input may also be read elsewhere, or be the context of a stream that begins with weights, such as latents
         for starts_near in (True, False):
-            longer = [each for each in leaves if {*states} < {*each[0]} and (each[0][0] in near) is starts_near]
-            states, others = max(longer, key=lambda each: len(each[0]), default=(states, others))
+            longer = [each for each in leaves if {*states} < {*each} and (each[0] in near) is starts_near]
+            states = max(longer, key=len, default=states)
         if len(states) <= FEWEST:
             raise ConfigError(
                 "no sums x + f(x) of its first argument follow one another such that the output depends on each of them alone"
@@ -85,8 +85,10 @@ class StreamAdapter(ModuleAdapter):
         more = sum(not graph.is_sum(*ends) for ends in pairwise(states))
         self.because = f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the state; " if more else ""
         raw: Any = operations[states[0]].shape
-        if others:
-            self.because += f"{others} more sums x + f(x) are not examined: their states are not {tuple(raw)}; "
+        if inner := graph.inner_sums(states, sink):
+            self.because += (
+                f"at least {inner} of its sums x + f(x) are not examined by themselves, as they are inside these parts or beside them; "
+            )
         known = Counter(len(weight) for weight in self.model.parameters() if weight.dim() == 1)
         self._width = max((len(raw) - 1, 1), key=lambda axis: known[raw[axis]])
         example = self.example

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
+from ctrans.interop.imported import Imported
 from solvers import ConfigError
+from tests.helpers import unchecked
 
 D = 16
 
@@ -209,7 +211,51 @@ def test_sums_of_another_width_are_counted():
     u = drawn(2, 5, 6)
     opened = ctrans.open_model(made(nn.Sequential, *parts), example=u, loss=F.mse_loss)
     assert len(opened.depth.sublayers) == 3
-    assert "2 more sums x + f(x) are not examined: their states are not (2, 5, 16)" in opened.described
+    assert "at least 2 of its sums x + f(x)" in opened.described
+
+
+class LongSkip(nn.Module):
+    """Three sums, a map of the first and the last state, and three more sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.join = nn.Linear(6, D), nn.Linear(2 * D, D)
+        self.down, self.up = (nn.ModuleList(Residual(D) for _ in range(3)) for _ in range(2))
+
+    def forward(self, u):
+        first = x = self.embed(u)
+        for each in self.down:
+            x = each(x)
+        x = self.join(torch.cat([first, x], -1))
+        for each in self.up:
+            x = each(x)
+        return x.tanh()
+
+
+class Masked(nn.Module):
+    """Its mask has the length of the example."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.parts = nn.Embedding(7, D), nn.ModuleList(maps(4, D))
+
+    def forward(self, tokens, mask):
+        x = self.embed(tokens)
+        for each in self.parts:
+            x = x + each(x * mask[..., None])
+        return x @ self.embed.weight.T
+
+
+def test_sums_inside_a_part_are_counted():
+    opened = ctrans.open_model(made(LongSkip), example=drawn(2, 5, 6), loss=F.mse_loss)
+    assert len(opened.depth.sublayers) == 5, "the first of the six sums is beside them"
+    assert "at least 1 of its sums x + f(x)" in opened.described
+
+
+def test_a_model_that_runs_at_its_examples_length_alone_is_screened():
+    tokens = torch.arange(10).reshape(2, 5) % 7
+    opened = ctrans.open_model(made(Masked), example={"tokens": tokens, "mask": torch.ones(2, 5)}, loss="mlm")
+    assert "|J| = " in ctrans.screen(opened, tokens, tokens, "quick").steps["backward"].figure
 
 
 class InPlace(nn.Module):
@@ -301,8 +347,8 @@ def test_a_mapping_of_inputs_is_opened_first():
     for analysed in (opened, made(Multiplied)):
         with pytest.raises(ConfigError, match=r"open_model.* then pass the tensor of its first argument alone"):
             ctrans.diagnose(analysed, inputs)
-    with pytest.raises(ConfigError, match="give the tensor of the first argument"):
-        opened.trajectory(inputs)
+    with pytest.raises(ConfigError, match="give the tensor that is the first argument"):
+        unchecked(Imported.embed)(opened.model, inputs)
     assert "model" in ctrans.diagnose(opened, inputs["u"]).unknown
 
 

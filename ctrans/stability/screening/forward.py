@@ -157,7 +157,11 @@ class InitialLoss(Instrument):
         if own_loss(model) is not None:
             self._found: tuple[float, float | None] = at.loss, None
             return
-        self._found = at.loss, math.log(model.head(at.x[..., :1, :]).shape[-1])
+        try:
+            logits = model.head(at.x[..., :1, :])
+        except ConfigError:  # a model that knows its other arguments, such as a mask, at full length only
+            logits = model.head(at.x[:1])
+        self._found = at.loss, math.log(logits.shape[-1])
 
     def figures(self) -> tuple[float, float | None]:
         return self._found

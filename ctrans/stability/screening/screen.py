@@ -19,7 +19,6 @@ from ctrans.as_found import leaving_as_found
 from ctrans.findings import Finding
 from ctrans.option import Seed
 from ctrans.stability.diagnosis.diagnose import Diagnosis, lane_of_attempts
-from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.screening.attention import plan_attention, plan_initialisation
 from ctrans.stability.screening.backward import plan_backward, plan_transport
 from ctrans.stability.screening.case import EFFORTS, Case, Effort, LaneName, StepPlan, StepVerdict
@@ -120,7 +119,7 @@ def screen(
             raise ConfigError(
                 f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give the same shape"
             )
-    state = model.embed(cut(tokens, 1, 1))
+    state = model.embed(tokens[:1])
     if state.dtype not in (torch.float32, torch.float64):
         kind = str(state.dtype).removeprefix("torch.")
         raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: use float32 or float64")
