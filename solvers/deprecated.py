@@ -14,7 +14,7 @@ import importlib.util
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -195,7 +195,7 @@ def with_old_keywords(function: str, control: Options, old: Mapping[str, Any]) -
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Replaces removed modules by empty ones, which look up their names at the new place."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Iterable[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         gone = any(old.startswith(f"{name}.") for old in ALIASES)
         return importlib.util.spec_from_loader(name, self, is_package=True) if gone else None
 
