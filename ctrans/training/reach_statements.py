@@ -85,8 +85,8 @@ def step_of_adam(draw: Draw, printed: bool) -> Trials:
     "reach-of-training",
     11,
     "ctrans",
-    "behind output norms AdamW with rates eta_t moves X_D at most T (g + b + 2 sum_t eta_t c_t) from X_0 (rms), whatever the gradients "
-    "are, for eta_t times the weight decay up to 2",
+    "behind output norms and plain sums AdamW with rates eta_t moves X_D at most T (g + b + 2 sum_t eta_t c_t) from X_0 (rms), whatever "
+    "the gradients are, for eta_t times the weight decay up to 2",
     share=0.1,
 )
 def reach_of_training(draw: Draw) -> Trials:

@@ -67,7 +67,7 @@ def plan_updates(case: Case) -> StepPlan:
                 errors[name] = seen.learning_rate * seen.largest_error if math.isfinite(seen.learning_rate) else 0.0
             why += (
                 f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)} and Adam "
-                f"{three(curvature.adam.learning_rate)}"
+                f"{three(curvature.adam.learning_rate)}, if the loss were quadratic"
             )
         figure = f"r = {three(min(adam.values))} to {three(max(adam.values))}"
         return StepVerdict(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)
