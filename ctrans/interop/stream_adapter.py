@@ -86,7 +86,9 @@ class StreamAdapter(ModuleAdapter):
         self.because = f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the state; " if more else ""
         raw: Any = operations[states[0]].shape
         if inner := graph.inner_sums(states, sink):
-            self.because += f"at least {inner} of its sums x + f(x) are not examined by themselves, as they are inside these parts or beside them; "
+            self.because += (
+                f"at least {inner} of its sums x + f(x), inside these parts or beside them, are not examined by themselves; "
+            )
         known = Counter(len(weight) for weight in self.model.parameters() if weight.dim() == 1)
         self._width = max((len(raw) - 1, 1), key=lambda axis: known[raw[axis]])
         example = self.example
