@@ -190,7 +190,8 @@ class Monitor:
                 alarms = self._report(step, optimizer, batch, loss)
         with self._errors_as_warnings(step):
             if reports:  # even if the report failed, as other processes wait for this one
-                self.reactions.react(alarms, step, optimizer)
+                moved = torch.tensor(self.past.of("update")[1][-1:]).nanmedian()
+                self.reactions.react(alarms, step, optimizer, float(moved.nan_to_num()))
         with self._errors_as_warnings(step):
             if self._reports(step + 1):
                 self.gauges.sample_weights()

@@ -1,0 +1,280 @@
+"""The trial of TREATMENT.md: `python -m benchmarks.clinic.treatment --minutes 25`, and `--report` for its table.
+
+Each control and each patient is a line of benchmarks/results/clinic/treatment.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from torch import Tensor
+
+from benchmarks.clinic.course import EVERY, STEPS, Course, course
+from benchmarks.clinic.examine import MORE, findings_of, number, trained_on
+from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS
+from benchmarks.clinic.judging import outcome, wilson
+from benchmarks.clinic.seal import of_half, task_of
+from ctrans.monitor import Monitor
+from ctrans.monitor.reactions import LOWERED
+from ctrans.stability.diagnosis.treatment import Act, acts_for
+from solvers import ConfigError
+
+ROWS = Path(__file__).parents[1] / "results" / "clinic" / "treatment.jsonl"
+SEEDS = (30, 31)
+EPS = {30: "Adam's eps of 1", 31: "loss scaled down to 1e-9"}
+BACK = {30: "rate 100 times too large", 31: "moments lost on resumption"}
+NAN = "nan in one batch"
+REACTIONS = {**dict.fromkeys(EPS.values(), "eps"), **dict.fromkeys(BACK.values(), "back"), NAN: "skip"}
+"""The reaction that is tried on each fault of a training."""
+MODELS = ("a gain of 100", "attention output 50 times too large", "FFN output 50 times too large", "a massive channel")
+
+
+def drawn(key: str, below: int) -> int:
+    return int(hashlib.sha256(f"treatment:{key}".encode()).hexdigest(), 16) % below
+
+
+def ran(made: Course, react: str) -> float:
+    """Trains to the end with a reaction, or to three losses in a row that are not finite. `skip` needs no reports."""
+    options: dict[str, Any] = {} if made.body.example is None else {"example": made.body.example, "loss": made.body.loss}
+    monitor = Monitor(made.body.model, every=STEPS if react == "skip" else EVERY, clip=made.clip, react=[react], **options)
+    while made.step < STEPS and not (made.step > 3 and not any(map(math.isfinite, made.losses[-3:]))):
+        made.advance(monitor)
+    monitor.close()
+    return made.evaluate()
+
+
+class Heard(list[str]):
+    """The lines that reactions log."""
+
+    def __enter__(self) -> Heard:
+        import ctrans.monitor.reactions as home
+
+        self.home, self.say = home, home.say
+        home.say = lambda step, words: self.append(f"{step}: {words}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.home.say = self.say
+
+
+def treated(made: Course, react: str) -> tuple[float, list[str]]:
+    with Heard() as heard:
+        return ran(made, react), list(heard)
+
+
+@functools.lru_cache(2)
+def healthy(architecture: str, task: str, seed: int) -> tuple[float, dict[str, Any]]:
+    made = course(architecture, task, seed)
+    return made.run(STEPS).evaluate(), {name: each.clone() for name, each in made.body.model.state_dict().items()}
+
+
+def as_trained(architecture: str, task: str, seed: int) -> Course:
+    made = course(architecture, task, seed)
+    made.body.model.load_state_dict(healthy(architecture, task, seed)[1])
+    made.step = STEPS
+    made.make_optimiser()
+    return made
+
+
+def checks_of(made: Course) -> list[Any]:
+    torch.manual_seed(0)
+    try:
+        return findings_of(made)
+    except ConfigError:
+        return []
+
+
+@functools.lru_cache(2)
+def known(architecture: str, task: str, seed: int) -> tuple[frozenset[str], float]:
+    """What `diagnose` finds in the healthy model, and its loss after `MORE` steps."""
+    made = as_trained(architecture, task, seed)
+    return frozenset(each.check for each in checks_of(made)), trained_on(made).evaluate()
+
+
+def acts(made: Course, found: list[Any]) -> list[Act]:
+    weights = {name: functools.partial(Tensor.clone, each) for name, each in made.body.model.state_dict().items()}
+    return acts_for(found, weights)
+
+
+@torch.no_grad()
+def put(made: Course, changes: list[Act]) -> Course:
+    state = made.body.model.state_dict()
+    for act in changes:
+        state[act.weight].copy_(act.new)
+    return made
+
+
+@torch.no_grad()
+def elsewhere(made: Course, changes: list[Act], key: str) -> Course:
+    """The same factors on the same weights of another block."""
+    from ctrans.stability.diagnosis.weights_only import BLOCK
+
+    state = made.body.model.state_dict()
+    for act in changes:
+        kind = BLOCK.sub(".", act.weight, count=1)
+        others = [each for each in state if each != act.weight and BLOCK.sub(".", each, count=1) == kind]
+        if others:
+            factor = act.new / torch.where(state[act.weight] == 0, 1.0, state[act.weight])
+            state[others[drawn(key, len(others))]].mul_(factor)
+    return made
+
+
+def training(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]:
+    own, react = TRAINING_FAULTS[fault], REACTIONS[fault]
+    base, _ = healthy(architecture, task, seed)
+
+    def start(seed: int = seed) -> Course:
+        made = course(architecture, task, seed)
+        own.put(made)
+        return made
+
+    found: dict[str, Any] = {"reaction": react, "healthy": number(base), "arms": {}, "acts": []}
+    none = start().run(STEPS).evaluate()
+    found["arms"]["none"] = number(none)
+    if outcome(none, none, base) == "healed":
+        return found
+    loss, found["acts"] = treated(start(), react)
+    found["arms"]["treatment"] = number(loss)
+    steps = [int(line.split(":")[0]) for line in found["acts"]] or [own.start + EVERY]
+    found["arms"]["placebo"] = number(placebo(start(), react, steps[0], f"{fault}/{architecture}/{seed}", own.start))
+    if react == "back":
+        found["arms"]["lower"] = number(treated(start(), "lower")[0])
+    return found
+
+
+def placebo(made: Course, react: str, acted: int, key: str, start: int) -> float:
+    if react == "eps":
+        made.run(acted - 1).rate *= LOWERED
+    elif react == "back":
+        kept = made.run(max(1, acted - EVERY) - 1).copy()
+        made.run(acted)
+        made.body.model.load_state_dict(kept.body.model.state_dict())
+        made.optimiser.load_state_dict(kept.optimiser.state_dict())
+    else:
+        before = made.run(drawn(key, start)).copy()
+        made.advance()
+        made.body.model.load_state_dict(before.body.model.state_dict())
+        made.optimiser.load_state_dict(before.optimiser.state_dict())
+    return made.run(STEPS).evaluate()
+
+
+def model(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]:
+    own = MODEL_FAULTS[fault]
+    if not own.fits(course(architecture, task, seed)):
+        return {"ending": "does not fit"}
+
+    def ill() -> Course:
+        made = as_trained(architecture, task, seed)
+        own.put(made)
+        return made
+
+    usual, base = known(architecture, task, seed)
+    made = ill()
+    found = [each for each in checks_of(made) if each.check not in usual]
+    changes = acts(made, found)
+    none = trained_on(ill()).evaluate()
+    arms: dict[str, float] = {"none": none}
+    if outcome(none, none, base) != "healed":
+        arms["treatment"] = trained_on(put(ill(), changes)).evaluate() if changes else none
+        arms["placebo"] = trained_on(elsewhere(ill(), changes, f"{fault}/{architecture}/{seed}")).evaluate() if changes else none
+        arms["restart"] = course(architecture, task, seed + 50).run(MORE).evaluate()
+    return {
+        "healthy": number(base),
+        "found": [each.check for each in found][:6],
+        "arms": {name: number(value) for name, value in arms.items()},
+        "acts": [f"{act.weight}: {act.words}" for act in changes],
+    }
+
+
+def planned() -> Iterator[tuple[str, str, str, str, int]]:
+    """Models and `eps`, then `back`, then `skip`; each by seeds and then architectures."""
+    where = [(own, task_of(own, seed, "treatment"), seed) for seed in SEEDS for own in of_half("sealed")["architecture"]]
+    for each in where:
+        yield from (("model", fault, *each) for fault in MODELS)
+        yield "training", EPS[each[-1]], *each
+    yield from (("training", BACK[each[-1]], *each) for each in where)
+    yield from (("training", NAN, *each) for each in where)
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ROWS.read_text().splitlines() if line.endswith("}")] if ROWS.exists() else []
+
+
+def result(row: dict[str, Any], arm: str) -> str | None:
+    """The outcome of an arm; a loss that is None is not finite."""
+    if arm not in row["arms"]:
+        return None
+    value, none = (math.inf if row["arms"][name] is None else row["arms"][name] for name in (arm, "none"))
+    return outcome(value, none, row["healthy"])
+
+
+def kinds(kept: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """By kind: its patients that do not heal without treatment."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in kept:
+        if "arms" in row and result(row, "none") != "healed":
+            usual = "gain too large" if row["fault"] == MODELS[0] else "sublayer output too large"
+            found.setdefault(row.get("reaction", usual), []).append(row)
+    return found
+
+
+def share(results: list[str | None], wanted: str) -> str:
+    hits, of = results.count(wanted), len(results)
+    low, high = wilson(hits, of)
+    return f"{hits} of {of} ({100 * low:.0f} to {100 * high:.0f}%)"
+
+
+def passes(treated: list[str | None], placebo: list[str | None]) -> bool:
+    """The rule of TREATMENT.md, without its line on healthy controls."""
+    return (
+        len(treated) >= 8
+        and wilson(treated.count("healed"), len(treated))[0] > wilson(placebo.count("healed"), len(placebo))[1]
+    )
+
+
+def report(kept: list[dict[str, Any]]) -> list[str]:
+    lines = ["| kind | did not act | healed | harmed | placebo healed | restart healed | `lower` healed | passes |", "| --- " * 8 + "|"]
+    for name, patients in kinds(kept).items():
+        acted = [row for row in patients if row["acts"]]
+        arms = {arm: [result(row, arm) for row in acted if arm in row["arms"]] for arm in ("treatment", "placebo", "restart", "lower")}
+        shares = [share(arms[arm], which) for arm, which in (("treatment", "healed"), ("treatment", "harm"), ("placebo", "healed"))]
+        shares += [share(arms[arm], "healed") if arms[arm] else "" for arm in ("restart", "lower")]
+        told = "yes" if passes(arms["treatment"], arms["placebo"]) else "no"
+        lines.append(f"| {name} | {len(patients) - len(acted)} of {len(patients)} | {' | '.join(shares)} | {told} |")
+    lines.append(f"healthy without treatment: {sum(result(row, 'none') == 'healed' for row in kept if 'arms' in row)}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--report", action="store_true", help="examine nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    end, names = time.monotonic() + 60 * options.minutes, ("kind", "fault", "architecture", "task", "seed")
+    done = {tuple(row[name] for name in names) for row in rows()}
+    for patient in () if options.report else planned():
+        if patient in done or time.monotonic() > end:
+            continue
+        started, (kind, fault, *where) = time.process_time(), patient
+        found = {"model": model, "training": training}[kind](fault, *where)  # type: ignore[arg-type]
+        row = dict(zip(names, patient, strict=True)) | found | {"seconds": round(time.process_time() - started, 2)}
+        with ROWS.open("a") as file:
+            file.write(f"{json.dumps(row)}\n")
+    print("\n".join(report(rows())))
+
+
+if __name__ == "__main__":
+    main()
