@@ -199,13 +199,11 @@ def model(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]
 
 
 def planned() -> Iterator[tuple[str, str, str, str, int]]:
-    """Models and `eps`, then `back`, then `skip`; each by seeds and then architectures."""
+    """Models, then `eps`, `back` and `skip`; each by seeds and then architectures."""
     where = [(own, task_of(own, seed, "treatment"), seed) for seed in SEEDS for own in of_half("sealed")["architecture"]]
-    for each in where:
-        yield from (("model", fault, *each) for fault in MODELS)
-        yield "training", EPS[each[-1]], *each
-    yield from (("training", BACK[each[-1]], *each) for each in where)
-    yield from (("training", NAN, *each) for each in where)
+    yield from (("model", fault, *each) for each in where for fault in MODELS)
+    for faults in (EPS, BACK, dict.fromkeys(SEEDS, NAN)):
+        yield from (("training", faults[each[-1]], *each) for each in where)
 
 
 def rows() -> list[dict[str, Any]]:
