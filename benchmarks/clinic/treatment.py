@@ -1,6 +1,6 @@
 """The trial of TREATMENT.md: `python -m benchmarks.clinic.treatment --minutes 25`, and `--report` for its table.
 
-Each control and each patient is a line of benchmarks/results/clinic/treatment.jsonl.
+Each patient is a line of benchmarks/results/clinic/treatment.jsonl.
 """
 
 from __future__ import annotations
@@ -21,57 +21,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from torch import Tensor
 
-from benchmarks.clinic.course import EVERY, STEPS, Course, course
+from benchmarks.clinic.acts import Act, acts_for
+from benchmarks.clinic.course import STEPS, Course, course
 from benchmarks.clinic.examine import MORE, findings_of, number, trained_on
-from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS
+from benchmarks.clinic.faults import MODEL_FAULTS
 from benchmarks.clinic.judging import outcome, wilson
 from benchmarks.clinic.seal import of_half, task_of
-from ctrans.monitor import Monitor
-from ctrans.monitor.reactions import LOWERED
-from ctrans.stability.diagnosis.treatment import Act, acts_for
+from ctrans.stability.diagnosis.weights_only import BLOCK
 from solvers import ConfigError
 
 ROWS = Path(__file__).parents[1] / "results" / "clinic" / "treatment.jsonl"
 SEEDS = (30, 31)
-EPS = {30: "Adam's eps of 1", 31: "loss scaled down to 1e-9"}
-BACK = {30: "rate 100 times too large", 31: "moments lost on resumption"}
-NAN = "nan in one batch"
-REACTIONS = {**dict.fromkeys(EPS.values(), "eps"), **dict.fromkeys(BACK.values(), "back"), NAN: "skip"}
-"""The reaction that is tried on each fault of a training."""
 MODELS = ("a gain of 100", "attention output 50 times too large", "FFN output 50 times too large", "a massive channel")
 
 
 def drawn(key: str, below: int) -> int:
     return int(hashlib.sha256(f"treatment:{key}".encode()).hexdigest(), 16) % below
-
-
-def ran(made: Course, react: str) -> float:
-    """Trains to the end with a reaction, or to three losses in a row that are not finite. `skip` needs no reports."""
-    options: dict[str, Any] = {} if made.body.example is None else {"example": made.body.example, "loss": made.body.loss}
-    monitor = Monitor(made.body.model, every=STEPS if react == "skip" else EVERY, clip=made.clip, react=[react], **options)
-    while made.step < STEPS and not (made.step > 3 and not any(map(math.isfinite, made.losses[-3:]))):
-        made.advance(monitor)
-    monitor.close()
-    return made.evaluate()
-
-
-class Heard(list[str]):
-    """The lines that reactions log."""
-
-    def __enter__(self) -> Heard:
-        import ctrans.monitor.reactions as home
-
-        self.home, self.say = home, home.say
-        home.say = lambda step, words: self.append(f"{step}: {words}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.home.say = self.say
-
-
-def treated(made: Course, react: str) -> tuple[float, list[str]]:
-    with Heard() as heard:
-        return ran(made, react), list(heard)
 
 
 @functools.lru_cache(2)
@@ -119,8 +84,6 @@ def put(made: Course, changes: list[Act]) -> Course:
 @torch.no_grad()
 def elsewhere(made: Course, changes: list[Act], key: str) -> Course:
     """The same factors on the same weights of another block."""
-    from ctrans.stability.diagnosis.weights_only import BLOCK
-
     state = made.body.model.state_dict()
     for act in changes:
         kind = BLOCK.sub(".", act.weight, count=1)
@@ -129,45 +92,6 @@ def elsewhere(made: Course, changes: list[Act], key: str) -> Course:
             factor = act.new / torch.where(state[act.weight] == 0, 1.0, state[act.weight])
             state[others[drawn(key, len(others))]].mul_(factor)
     return made
-
-
-def training(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]:
-    own, react = TRAINING_FAULTS[fault], REACTIONS[fault]
-    base, _ = healthy(architecture, task, seed)
-
-    def start(seed: int = seed) -> Course:
-        made = course(architecture, task, seed)
-        own.put(made)
-        return made
-
-    found: dict[str, Any] = {"reaction": react, "healthy": number(base), "arms": {}, "acts": []}
-    none = start().run(STEPS).evaluate()
-    found["arms"]["none"] = number(none)
-    if outcome(none, none, base) == "healed":
-        return found
-    loss, found["acts"] = treated(start(), react)
-    found["arms"]["treatment"] = number(loss)
-    steps = [int(line.split(":")[0]) for line in found["acts"]] or [own.start + EVERY]
-    found["arms"]["placebo"] = number(placebo(start(), react, steps[0], f"{fault}/{architecture}/{seed}", own.start))
-    if react == "back":
-        found["arms"]["lower"] = number(treated(start(), "lower")[0])
-    return found
-
-
-def placebo(made: Course, react: str, acted: int, key: str, start: int) -> float:
-    if react == "eps":
-        made.run(acted - 1).rate *= LOWERED
-    elif react == "back":
-        kept = made.run(max(1, acted - EVERY) - 1).copy()
-        made.run(acted)
-        made.body.model.load_state_dict(kept.body.model.state_dict())
-        made.optimiser.load_state_dict(kept.optimiser.state_dict())
-    else:
-        before = made.run(drawn(key, start)).copy()
-        made.advance()
-        made.body.model.load_state_dict(before.body.model.state_dict())
-        made.optimiser.load_state_dict(before.optimiser.state_dict())
-    return made.run(STEPS).evaluate()
 
 
 def model(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]:
@@ -199,11 +123,9 @@ def model(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]
 
 
 def planned() -> Iterator[tuple[str, str, str, str, int]]:
-    """Models, then `eps`, `back` and `skip`; each by seeds and then architectures."""
+    """By seeds, then architectures, then faults."""
     where = [(own, task_of(own, seed, "treatment"), seed) for seed in SEEDS for own in of_half("sealed")["architecture"]]
     yield from (("model", fault, *each) for each in where for fault in MODELS)
-    for faults in (EPS, BACK, dict.fromkeys(SEEDS, NAN)):
-        yield from (("training", faults[each[-1]], *each) for each in where)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -224,7 +146,7 @@ def kinds(kept: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     for row in kept:
         if "arms" in row and result(row, "none") != "healed":
             usual = "gain too large" if row["fault"] == MODELS[0] else "sublayer output too large"
-            found.setdefault(row.get("reaction", usual), []).append(row)
+            found.setdefault(usual, []).append(row)
     return found
 
 
@@ -237,18 +159,17 @@ def share(results: list[str | None], wanted: str) -> str:
 def passes(treated: list[str | None], placebo: list[str | None]) -> bool:
     """The rule of TREATMENT.md, without its line on healthy controls."""
     return (
-        len(treated) >= 8
-        and wilson(treated.count("healed"), len(treated))[0] > wilson(placebo.count("healed"), len(placebo))[1]
+        len(treated) >= 8 and wilson(treated.count("healed"), len(treated))[0] > wilson(placebo.count("healed"), len(placebo))[1]
     )
 
 
 def report(kept: list[dict[str, Any]]) -> list[str]:
-    lines = ["| kind | did not act | healed | harmed | placebo healed | restart healed | `lower` healed | passes |", "| --- " * 8 + "|"]
+    lines = ["| kind | did not act | healed | harmed | placebo healed | restart healed | passes |", "| --- " * 7 + "|"]
     for name, patients in kinds(kept).items():
         acted = [row for row in patients if row["acts"]]
-        arms = {arm: [result(row, arm) for row in acted if arm in row["arms"]] for arm in ("treatment", "placebo", "restart", "lower")}
-        shares = [share(arms[arm], which) for arm, which in (("treatment", "healed"), ("treatment", "harm"), ("placebo", "healed"))]
-        shares += [share(arms[arm], "healed") if arms[arm] else "" for arm in ("restart", "lower")]
+        arms = {arm: [result(row, arm) for row in acted if arm in row["arms"]] for arm in ("treatment", "placebo", "restart")}
+        counted = (("treatment", "healed"), ("treatment", "harm"), ("placebo", "healed"), ("restart", "healed"))
+        shares = [share(arms[arm], which) for arm, which in counted]
         told = "yes" if passes(arms["treatment"], arms["placebo"]) else "no"
         lines.append(f"| {name} | {len(patients) - len(acted)} of {len(patients)} | {' | '.join(shares)} | {told} |")
     lines.append(f"healthy without treatment: {sum(result(row, 'none') == 'healed' for row in kept if 'arms' in row)}")
@@ -266,9 +187,8 @@ def main() -> None:
     for patient in () if options.report else planned():
         if patient in done or time.monotonic() > end:
             continue
-        started, (kind, fault, *where) = time.process_time(), patient
-        found = {"model": model, "training": training}[kind](fault, *where)  # type: ignore[arg-type]
-        row = dict(zip(names, patient, strict=True)) | found | {"seconds": round(time.process_time() - started, 2)}
+        started = time.process_time()
+        row = dict(zip(names, patient, strict=True)) | model(*patient[1:]) | {"seconds": round(time.process_time() - started, 2)}
         with ROWS.open("a") as file:
             file.write(f"{json.dumps(row)}\n")
     print("\n".join(report(rows())))

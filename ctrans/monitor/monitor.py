@@ -190,8 +190,7 @@ class Monitor:
                 alarms = self._report(step, optimizer, batch, loss)
         with self._errors_as_warnings(step):
             if reports:  # even if the report failed, as other processes wait for this one
-                moved = torch.tensor(self.past.of("update")[1][-1:]).nanmedian()
-                self.reactions.react(alarms, step, optimizer, float(moved.nan_to_num()))
+                self.reactions.react(alarms, step, optimizer)
         with self._errors_as_warnings(step):
             if self._reports(step + 1):
                 self.gauges.sample_weights()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from safetensors.torch import save_model
 from torch import nn
 
 from ctrans.findings import Finding
-from ctrans.monitor.updates import adam_states
-from ctrans.monitor.waiting import LOGGER
 from solvers import ConfigError
 from solvers.errors import unknown
 
@@ -22,18 +20,11 @@ LOWERED = 0.5
 """The factor of the learning rate at each danger."""
 LOWEST = 1 / 64
 """The smallest product of these factors."""
-MOVED = 0.01
-"""The share of the median sublayer's length that a step may change after "back"."""
-EPS = 0.01
-"""Adam's eps after "eps", over the root mean square of the gradients of a weight."""
 
 REACTIONS: dict[str, str] = {
     "skip": "skip a step whose gradient spikes or is not finite: its gradients become None. Needs every step's gradient norm",
     "save": "save the weights at a danger, before the step",
     "lower": "halve the learning rate at each danger, inside the optimiser's step, so that schedules are not changed",
-    "back": "at updates too large, restore the weights and moments of the last report without a danger, drop this step's gradients, and "
-    "lower the learning rate so that a step changes at most 1% of the median sublayer, then and at later reports",
-    "eps": "at updates near zero, lower Adam's eps to a hundredth of the size of the gradients",
     "stop": "ask for the end of the training: `monitor.stopped`",
 }
 """Reactions by name. A danger is an alarm that is more severe than a note."""
@@ -56,60 +47,24 @@ class Reactions:
         self.asked = check_reactions(react)
         self.root, self.out, self.save = root, out, save
         self.factor, self.stopped, self.skipped = 1.0, False, list[int]()
-        self.kept: tuple[int, Any, Any] | None = None
-        """The step, weights and optimiser state of the last report without a danger."""
 
-    def react(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None, moved: float = 0.0) -> None:
-        """Reacts before the optimiser's step, in all processes if one of them sees a danger. `moved` is
-        |W' - W|/|W| of the step before, for the median sublayer."""
+    def react(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None) -> None:
+        """Reacts before the optimiser's step, in all processes if one of them sees a danger."""
         if not self.asked - {"skip"}:
             return
         dangers = _of_all_processes([alarm for alarm in alarms if alarm.severity != "note"])
-        values = {alarm.check: alarm.value for alarm in dangers}
         if not dangers:
-            if "back" in self.asked and optimizer is not None:
-                moved = max(_of_all_processes([moved]))
-                if self.factor < 1 and moved > MOVED:  # the schedule may raise the rate after an act
-                    self.lower(step, optimizer, MOVED / moved, LOWEST**3)
-                self.keep(step, optimizer)
             return
-        if "stop" in self.asked and not self.stopped:
-            self.stopped = True
-            say(step, "asked for the end of the training")
+        self.stopped = self.stopped or "stop" in self.asked
         if "lower" in self.asked and optimizer is not None:
-            self.lower(step, optimizer, LOWERED)
-        if "back" in self.asked and optimizer is not None and "updates too large" in values:
-            self.go_back(step, optimizer)
-            self.lower(step, optimizer, MOVED / max(MOVED, values["updates too large"]), LOWEST**3)
-        if "eps" in self.asked and optimizer is not None and "updates near zero" in values:
-            smaller_eps(step, optimizer)
+            self.factor = max(LOWEST, self.factor * LOWERED)
+            self.attach(optimizer)
         if "save" not in self.asked:
             return
         if self.save is not None:  # last, as it may fail in one process only
             self.save(dangers[0])
         elif self.out is not None:
             save_model(self.root, str(self.out / f"before-step-{step:08d}.safetensors"))
-
-    def lower(self, step: int, optimizer: torch.optim.Optimizer, by: float, lowest: float = LOWEST) -> None:
-        """Lowers the factor of the learning rate, until `detach`."""
-        self.factor = max(lowest, self.factor * by)
-        self.attach(optimizer)
-        say(step, f"the learning rate is {self.factor:.3g} times the schedule's")
-
-    def keep(self, step: int, optimizer: torch.optim.Optimizer) -> None:
-        """Copies weights and optimiser state, for `go_back`."""
-        self.kept = step, _clone(self.root.state_dict()), _clone(optimizer.state)
-
-    def go_back(self, step: int, optimizer: torch.optim.Optimizer) -> None:
-        """Restores what was kept, if anything was, and drops the gradients."""
-        self.skip(step)
-        if self.kept is None:
-            return
-        back, weights, state = self.kept
-        self.root.load_state_dict(weights)
-        optimizer.state.clear()
-        optimizer.state.update(_clone(state))
-        say(step, f"restored weights and moments of step {back}")
 
     def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Lowers the optimiser's rates inside its steps, once a danger has lowered the factor."""
@@ -128,7 +83,6 @@ class Reactions:
     def skip(self, step: int) -> None:
         """Removes the gradients, so that the optimiser's step does nothing."""
         self.skipped.append(step)
-        say(step, "skipped")
         for parameter in self.root.parameters():
             parameter.grad = None
 
@@ -172,38 +126,13 @@ class Lowered:
 _LOWERED: weakref.WeakKeyDictionary[torch.optim.Optimizer, Lowered] = weakref.WeakKeyDictionary()
 
 
-def say(step: int, words: str) -> None:
-    """Logs an act."""
-    LOGGER.warning("step %d: reaction: %s", step, words)
-
-
-def smaller_eps(step: int, optimizer: torch.optim.Optimizer) -> None:
-    """eps <= `EPS` times the rms of a weight's gradients, from Adam's second moments, for each weight
-    that has any: eps then changes a step by at most 1%, whatever the scale of the loss."""
-    before = [group.get("eps") for group in optimizer.param_groups]
-    for state, group in adam_states(optimizer).values():
-        moment = float(state["exp_avg_sq"].mean()) / (1 - float(group["betas"][1]) ** float(state["step"]))
-        if moment > 0:
-            group["eps"] = min(group["eps"], EPS * math.sqrt(moment))
-    for old, group in zip(before, optimizer.param_groups, strict=True):
-        if group.get("eps") != old:
-            say(step, f"Adam's eps is {group['eps']:.3g}; it was {old:.3g}")
-
-
-def _clone(value: Any) -> Any:
-    """A copy of nested dictionaries of tensors, with the same keys."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return {key: _clone(each) for key, each in value.items()} if isinstance(value, Mapping) else value
-
-
 def distributed() -> bool:
     """Whether torch.distributed connects this process to others."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _of_all_processes(dangers: list[Any]) -> list[Any]:
-    """The dangers, or figures, of all processes. Each sees other batches, and all must react alike to keep equal
+def _of_all_processes(dangers: list[Finding]) -> list[Finding]:
+    """The dangers of all processes. Each sees other batches, and all must react alike to keep equal
     weights.
     """
     if not distributed() or torch.distributed.get_world_size() == 1:

@@ -1,4 +1,4 @@
-"""Changes of a checkpoint's weights that treat findings of `diagnose`; nothing is written here."""
+"""Changes of a checkpoint's weights that treat findings of `diagnose`; the trial of TREATMENT.md tries them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def size_of_neighbours(weights: WeightReaders) -> Iterator[Act]:
         for name, size in alike.items():
             usual = statistics.median([other for own, other in alike.items() if own != name] or [0.0])
             if usual > 0 and size > LARGER * usual:
-                yield Act(name, weights[name]() * (usual / size), f"multiplied by {usual / size:.3g}, to the size in other blocks")
+                yield Act(
+                    name, weights[name]() * (usual / size), f"multiplied by {usual / size:.3g}, to the size in other blocks"
+                )
 
 
 TREATMENTS: dict[str, Callable[[WeightReaders], Iterator[Act]]] = {
