@@ -44,7 +44,7 @@ def kept(directory, study, loss, trained=None, only=lambda each: True):
 def test_a_name_that_is_none_is_refused_with_what_may_be_meant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(TOML)
-    for name, meant in (("kan-table1", "kan-table-1"), ("predikt", "predict"), ("mine", "mine.toml")):
+    for name, meant in (("kan-table1", "kan-table-1"), ("mine", "mine.toml")):
         result = run("study", name)
         assert result.exit_code == 2
         assert meant in result.output

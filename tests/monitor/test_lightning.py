@@ -136,7 +136,7 @@ def test_a_training_that_is_resumed_goes_on_as_if_it_had_not_stopped(tmp_path):
     assert same(whole, resumed)
     logs = [read_log(tmp_path / name) for name in ("whole", "resumed")]
     assert logs[0].steps == logs[1].steps == [1, 4, 8, 12]
-    assert logs[0].alarms == logs[1].alarms
+    assert logs[0].findings == logs[1].findings
     for name in ("rms", "gradient", "update"):  # the sample of the weights before a step among it
         assert logs[0].reports[2].figures[name] == logs[1].reports[2].figures[name]
 

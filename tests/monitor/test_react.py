@@ -71,7 +71,7 @@ def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, ofte
     assert skipped(tmp_path / "killed") == skipped(tmp_path / "whole")
     logs = [read_log(tmp_path / name) for name in ("whole", "killed")]
     assert logs[0].steps == logs[1].steps
-    assert logs[0].alarms == logs[1].alarms
+    assert logs[0].findings == logs[1].findings
     rates = [row["learning_rate"] for row in rows(tmp_path / "killed")]
     assert rates == [row["learning_rate"] for row in rows(tmp_path / "whole")]
 

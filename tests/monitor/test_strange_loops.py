@@ -128,7 +128,8 @@ def test_a_pass_inside_vmap_costs_its_figures_and_no_report():
 def test_a_model_can_be_traced_on_a_step_that_reports():
     model, _ = small()
     monitor = Monitor(model, every=1)
-    traced = torch.jit.trace(model, (tokens()[:, :-1], tokens()[:, 1:]))
+    # no check of names: the tests' type checker, where it is on, gives tensors other ones
+    traced = torch.jit.trace(model, (tokens()[:, :-1], tokens()[:, 1:]), check_trace=False)
     monitor.close()
     assert torch.equal(traced(tokens(1)[:, :-1], tokens(1)[:, 1:])[1], model(tokens(1)[:, :-1], tokens(1)[:, 1:])[1])
 

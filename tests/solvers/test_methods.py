@@ -321,10 +321,10 @@ def test_bounds_of_steps_that_make_no_sense_are_refused(name):
     segments = [Segment(0, 1, lambda t, x: -x)]
     for wrong in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match=f"{name} = "):
-            solve(segments, X0, method="tsit5", **{name: wrong})
+            solve(segments, X0, method="tsit5", step_control=StepControl(**{name: wrong}))
     for method in ("rk4", "torchdiffeq:dopri5"):
         with pytest.raises(ConfigError, match=f"takes no {name}: "):
-            solve(segments, X0, method=method, **{name: 0.1})
+            solve(segments, X0, method=method, step_control=StepControl(**{name: 0.1}))
 
 
 def test_the_names_of_torchdiffeqs_methods_are_its_own():

@@ -6,7 +6,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from solvers import METHODS, ConfigError, Event, RungeKutta, Segment, SolveError, odeint, solve
+from solvers import METHODS, ConfigError, Event, RungeKutta, Segment, SolveError, StepControl, odeint, solve
 from solvers.tree import Tree, leaves, mapped
 from tests.helpers import unchecked
 
@@ -55,7 +55,7 @@ def both(structure, request, **maps):
         chosen = field if nested else flat_field(w)
         segments = [Segment(0, 0.6, chosen), Segment(0.6, end, chosen)]
         start = make(a, b) if nested else torch.cat([a.reshape(-1), b])
-        norm = {} if nested or not METHODS[request["method"]].adaptive else {"norm": largest_rms}
+        norm = {} if nested or not METHODS[request["method"]].adaptive else {"step_control": StepControl(norm=largest_rms)}
         solution = solve(segments, start, save="segments", **norm, **request)
         states = [torch.cat([p.reshape(-1) for p in take(s)]) if nested else s for s in solution.states]
         loss = sum(((i + 1) * state.square()).sum() for i, state in enumerate(states))
@@ -105,7 +105,7 @@ def test_projections_events_callbacks_times_and_norms_meet_the_structure():
         return e["place"].abs().max() + e["speed"].abs().max()
 
     start = {"place": torch.ones(2).double(), "speed": torch.zeros(2).double()}
-    request = {"method": "tsit5", "rtol": 1e-9, "atol": 1e-9, "norm": norm}
+    request = {"method": "tsit5", "rtol": 1e-9, "atol": 1e-9, "step_control": StepControl(norm=norm)}
     ended = solve(
         [Segment(0, 9, field)],
         start,
@@ -135,7 +135,7 @@ def test_a_norm_by_name_is_the_largest_of_the_tensors(name):
         return mapped(lambda x: torch.cos(9 * t) * x, s)
 
     still, fast = torch.zeros(10_000).double(), torch.ones(1).double()
-    request = {"method": "tsit5", "rtol": 1e-6, "atol": 1e-6, "norm": name}
+    request = {"method": "tsit5", "rtol": 1e-6, "atol": 1e-6, "step_control": StepControl(norm=name)}
     alone = solve([Segment(0, 2, field)], fast, **request).stats
     beside = solve([Segment(0, 2, field)], (still, fast), **request).stats
     hidden = solve([Segment(0, 2, field)], torch.cat([still, fast]), **request).stats

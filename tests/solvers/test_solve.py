@@ -271,7 +271,11 @@ def test_the_step_limit_is_a_status(method):
         ({"steps": 0}, "steps = 0: give a whole number of at least 1", {"steps": 1}),
         ({"steps": -3}, "steps = -3", {"steps": 3}),
         ({"steps": True}, "steps = True", {"steps": 1}),
-        ({"method": "tsit5", "max_steps": 0}, "max_steps = 0", {"max_steps": 100}),
+        (
+            {"method": "tsit5", "step_control": StepControl(max_steps=0)},
+            "max_steps = 0",
+            {"step_control": StepControl(max_steps=100)},
+        ),
         ({"gradient": "backpropp"}, "unknown gradient 'backpropp': did you mean 'backprop'", {"gradient": "backprop"}),
         ({"save": "step"}, "unknown save 'step': did you mean 'steps'", {"save": "steps"}),
     ],
@@ -373,7 +377,7 @@ def test_a_request_is_refused_for_what_is_wrong_with_it_and_else_carried_out(met
 
     def solved(**request):
         if getattr(METHODS.get(request["method"]), "adaptive", False) and request["method"] != "torchdiffeq:scipy_solver":
-            request["max_steps"] = 200
+            request["step_control"] = StepControl(max_steps=200)
         return solve([Segment(k, k + 1, field) for k, field in enumerate(fields)], x0, **request)
 
     expected = faults(method, steps, rtol)
