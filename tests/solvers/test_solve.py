@@ -271,11 +271,6 @@ def test_the_step_limit_is_a_status(method):
         ({"steps": 0}, "steps = 0: give a whole number of at least 1", {"steps": 1}),
         ({"steps": -3}, "steps = -3", {"steps": 3}),
         ({"steps": True}, "steps = True", {"steps": 1}),
-        (
-            {"method": "tsit5", "step_control": StepControl(max_steps=0)},
-            "max_steps = 0",
-            {"step_control": StepControl(max_steps=100)},
-        ),
         ({"gradient": "backpropp"}, "unknown gradient 'backpropp': did you mean 'backprop'", {"gradient": "backprop"}),
         ({"save": "step"}, "unknown save 'step': did you mean 'steps'", {"save": "steps"}),
     ],
@@ -284,6 +279,13 @@ def test_a_request_that_makes_no_sense_is_named_and_what_it_advises_works(reques
     with pytest.raises(ConfigError, match=re.escape(words)):
         unchecked(solve)(switched(), torch.ones(2), **request_)
     assert solve(switched(), torch.ones(2), **{**request_, **mended}).status is Status.SUCCESS
+
+
+@pytest.mark.parametrize("wrong", [0, -3, True])
+def test_a_number_of_attempts_below_one_is_named(wrong):
+    with pytest.raises(ConfigError, match=f"max_steps = {wrong}: give a whole number of at least 1"):
+        unchecked(StepControl)(max_steps=wrong)
+    assert solve(switched(), torch.ones(2), method="tsit5", step_control=StepControl(max_steps=100)).status is Status.SUCCESS
 
 
 def test_segments_that_do_not_meet_are_named():
