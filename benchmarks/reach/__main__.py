@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.reach.cases import SEEDS, STUDIED, architectures, planned
 from benchmarks.reach.figures import Case, figures
-from benchmarks.reach.report import between, largest_rates, report
+from benchmarks.reach.report import between, largest_rates, logs_of, report
 from ctrans.model.config import GPTConfig
 from ctrans.study.training import train_run
 from ctrans.training.tasks import TASKS
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--exploration", action="store_true", help="H1 for the runs before the registration")
     options = parser.parse_args()
     if options.exploration:
-        print("\n".join(between({task: largest_rates(task, explored()) for task in STUDIED[:2]})))
+        print("\n".join(between({task: logs_of(largest_rates(task, explored())) for task in STUDIED[:2]})))
         return
     if not options.report and not options.figures:
         done = {key(*(row[each] for each in KEYS)) for row in rows(FILE)}

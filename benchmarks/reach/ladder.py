@@ -21,7 +21,7 @@ import torch
 from benchmarks.prediction.predicted_rate import predicted_rate
 from benchmarks.reach.__main__ import FIGURES, FILE, add, data, rows
 from benchmarks.reach.cases import RATES, SEEDS, SETTINGS, STUDIED, architectures
-from benchmarks.reach.report import DRAWS, ends, rho
+from benchmarks.reach.report import DRAWS, ends, of_placement, rho
 from ctrans import screen
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -95,6 +95,7 @@ def rivals(task: str, runs: Sequence[Mapping[str, Any]], truth: Mapping[str, Map
     made: dict[str, dict[str, float]] = {
         "constant of the task": {name: statistics.median([here[one] for one in here if one != name]) for name in here},
         "one constant": dict.fromkeys(here, all_tasks),
+        "median of the placement": of_placement(here),
         "predicted from a screening": predicted(task),
     }
     for row in rows(ROWS):

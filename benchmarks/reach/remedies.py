@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from benchmarks.reach.__main__ import FILE, KEYS, add, data, key, rows
@@ -221,8 +222,11 @@ def _beside(of: dict[float, dict[int, float]], plain: dict[float, dict[int, floa
     drawn = [figures([seeds[k] for k in draws.integers(0, len(seeds), len(seeds))])[:2] for _ in range(DRAWS)]
     ratio, change, at_least = figures(seeds)
     low, high = np.nanquantile(np.array(drawn), (0.025, 0.975), axis=0)
+    logs = [math.log(figures([seed])[0]) for seed in seeds]
+    middle, around = np.mean(logs), stats.t.ppf(0.975, len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))
     return (
-        f"rate {'>= ' if at_least else ''}x{ratio:.2f} ({low[0]:.2f} to {high[0]:.2f}), "
+        f"rate {'>= ' if at_least else ''}x{ratio:.2f} ({low[0]:.2f} to {high[0]:.2f}; "
+        f"by t {math.exp(middle):.2f}, {math.exp(middle - around):.2f} to {math.exp(middle + around):.2f}), "
         f"best loss {change:+.2f} ({low[1]:+.2f} to {high[1]:+.2f}), {len(seeds)} seeds"
     )
 
@@ -236,7 +240,9 @@ def main() -> None:
     if not options.report:
         done = {key(*(row[each] for each in KEYS)) for row in rows(ROWS)}
         add(ROWS, train, [job for job in planned() if key(*job) not in done], options)
-    print("Remedies beside the plain model, with 95% intervals of a bootstrap over seeds")
+    print(
+        "Remedies beside the plain model, with 95% intervals of a bootstrap over seeds, and of Student's t over their logarithms"
+    )
     for task in TRIED_ON:
         print("\n".join(table(task, rows(FILE) + rows(ROWS))))
 

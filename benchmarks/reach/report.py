@@ -22,8 +22,40 @@ DRAWS = 2000
 def report(rows: Sequence[Mapping[str, Any]], early: Sequence[Mapping[str, Any]]) -> None:
     """Prints the tables of the runs and their early figures."""
     found = {task: largest_rates(task, rows) for task in STUDIED}
-    lines = [*_table(found), "", *between(found), "", *_lengths(found), "", *_remedies(found, rows), "", *_early(found, early)]
+    logs = {task: logs_of(rates) for task, rates in found.items()}
+    lines = [
+        *_table(found),
+        "",
+        "H1: largest stable rates",
+        *between(logs),
+        "",
+        *_lengths(found),
+        "",
+        *_remedies(found, rows),
+        "",
+    ]
+    lines += ["H4: largest stable rates", *_early(logs, early, placed=True)]
+    for title, outcome in (("rates from 0.03 on, less the mean loss", _high), ("best mean losses", _best)):
+        other = {task: outcome(task, rows) for task in STUDIED}
+        lines += ["", f"Not registered: {title}", *between(other), *_early(other, early)]
     print("\n".join(lines))
+
+
+def _means(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, float]]:
+    """The mean loss by name and rate; a loss that is not finite counts as a guess."""
+    guess = TASKS[task].data().guess_loss()
+    return {
+        name: {rate: float(np.mean([x if math.isfinite(x) else guess for x in losses])) for rate, losses in each.items()}
+        for name, each in ends(task, rows).items()
+    }
+
+
+def _high(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {name: -float(np.mean([x for rate, x in of.items() if rate > 0.03])) for name, of in _means(task, rows).items()}
+
+
+def _best(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {name: min(of.values()) for name, of in _means(task, rows).items()}
 
 
 def ends(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, list[float]]]:
@@ -51,7 +83,7 @@ def _table(found: Mapping[str, Rates]) -> list[str]:
     return lines + [f"{name:28s}" + "".join(f"{cell(found[task].get(name)):>12s}" for task in found) for name in architectures()]
 
 
-def _logs(rates: Rates) -> dict[str, float]:
+def logs_of(rates: Rates) -> dict[str, float]:
     return {name: math.log10(each.rate) for name, each in rates.items() if each.rate is not None}
 
 
@@ -63,11 +95,11 @@ def rho(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
     return float(spearmanr(x, y)[0]), float(low), float(high)
 
 
-def between(found: Mapping[str, Rates]) -> list[str]:
-    """H1 in words."""
-    lines = ["H1: Spearman's rho over architectures, between tasks"]
+def between(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """rho of an outcome between tasks, in words."""
+    lines = ["Spearman's rho over architectures, between tasks"]
     for one, other in itertools.combinations(found, 2):
-        x, y = _logs(found[one]), _logs(found[other])
+        x, y = found[one], found[other]
         both = sorted(x.keys() & y.keys())
         if len(both) > 4:
             value, low, high = rho([x[name] for name in both], [y[name] for name in both])
@@ -79,7 +111,7 @@ def _lengths(found: Mapping[str, Rates]) -> list[str]:
     """The exponent of T = 2 D dt at D = 4, dt from 0.1 to 3, by least squares."""
     lines = ["H2: exponent of the rate in T at 4 blocks, T = 0.8 to 24"]
     for task, placement in itertools.product(found, PLACEMENTS):
-        points = [(math.log10(8 * dt), _logs(found[task]).get(f"{placement} D=4 dt={dt:g}")) for dt in (0.1, 0.3, 1.0, 3.0)]
+        points = [(math.log10(8 * dt), logs_of(found[task]).get(f"{placement} D=4 dt={dt:g}")) for dt in (0.1, 0.3, 1.0, 3.0)]
         known = [(x, y) for x, y in points if y is not None]
         if len(known) > 2:
             slope = np.polyfit(*zip(*known, strict=True), 1)[0]
@@ -95,7 +127,7 @@ def _remedies(found: Mapping[str, Rates], rows: Sequence[Mapping[str, Any]]) -> 
             name: min(float(np.mean([x if math.isfinite(x) else math.inf for x in losses])) for losses in each.values())
             for name, each in ends(task, rows).items()
         }
-        logs = _logs(found[task])
+        logs = logs_of(found[task])
         for name in architectures():
             option, *around = name.split(" ")
             plain = (
@@ -108,23 +140,28 @@ def _remedies(found: Mapping[str, Rates], rows: Sequence[Mapping[str, Any]]) -> 
     return lines
 
 
-def _early(found: Mapping[str, Rates], early: Sequence[Mapping[str, Any]]) -> list[str]:
-    """rho of each figure, a mean over seeds, with the largest stable rate; and that of the other models of the placement, their median."""
-    lines = ["H4: rho of early figures with the largest stable rate, with 95% intervals over architectures"]
-    for task in found:
-        logs = _logs(found[task])
+def _early(found: Mapping[str, Mapping[str, float]], early: Sequence[Mapping[str, Any]], *, placed: bool = False) -> list[str]:
+    """rho of each figure, a mean over seeds, with the outcome; and if `placed` that of the other models of the placement, their median."""
+    lines = ["rho of early figures with it, with 95% intervals over architectures"]
+    for task, logs in found.items():
         values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for row in early:
             if row["task"] == task and row["name"] in logs:
                 for figure, value in row["figures"].items():
                     values[figure][row["name"]].append(math.nan if value is None else value)
         means = {figure: {name: float(np.mean(each)) for name, each in of.items()} for figure, of in values.items()}
-        placed = {name: architectures()[name]["placement"] for name in logs}
-        others = {name: [logs[one] for one in logs if placed[one] == placed[name] and one != name] for name in logs}
-        means["placement"] = {name: float(np.median(each)) for name, each in others.items() if each}
+        if placed:
+            means["placement"] = of_placement(logs)
         for figure, of in means.items():
             known = [name for name, value in of.items() if math.isfinite(value)]
             if len(known) > 4 and len({of[name] for name in known}) > 1:
                 value, low, high = rho([of[name] for name in known], [logs[name] for name in known])
                 lines.append(f"  {task}, {figure}: {value:.2f} ({low:.2f} to {high:.2f}), {len(known)} architectures")
     return lines
+
+
+def of_placement(values: Mapping[str, float]) -> dict[str, float]:
+    """The median of the other architectures of the same placement."""
+    placed = {name: architectures()[name]["placement"] for name in values}
+    others = {name: [values[one] for one in values if placed[one] == placed[name] and one != name] for name in values}
+    return {name: float(np.median(each)) for name, each in others.items() if each}

@@ -25,7 +25,7 @@ Met = Callable[[CallSite, str, Any, Any], Any]
 BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
 """Modules whose code is between a call and its operation; jaxtyping's if it checks types in use."""
 SUMS = ("add", "add_", "sub", "sub_", "addcmul")
-PRODUCTS = ("matmul", "linear", "bmm", "addmm", "einsum", "conv", "attention")
+PRODUCTS = ("mm", "matmul", "linear", "einsum", "tensordot", "conv", "attention")
 """Parts of the names of operations that multiply by matrices."""
 
 

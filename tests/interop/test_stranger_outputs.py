@@ -2,6 +2,8 @@
 are those of hooks and of plain autograd, or a line says what is not read.
 """
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -215,15 +217,18 @@ def test_sums_of_another_width_are_counted():
 
 
 class LongSkip(nn.Module):
-    """Three sums, a map of the first and the last state, and three more sums."""
+    """`before` sums, three sums, a map of the states before and after these, and three more sums."""
 
-    def __init__(self):
+    def __init__(self, before):
         super().__init__()
         self.embed, self.join = nn.Linear(6, D), nn.Linear(2 * D, D)
-        self.down, self.up = (nn.ModuleList(Residual(D) for _ in range(3)) for _ in range(2))
+        self.first, self.down, self.up = (nn.ModuleList(Residual(D) for _ in range(count)) for count in (before, 3, 3))
 
     def forward(self, u):
-        first = x = self.embed(u)
+        x = self.embed(u)
+        for each in self.first:
+            x = each(x)
+        first = x
         for each in self.down:
             x = each(x)
         x = self.join(torch.cat([first, x], -1))
@@ -246,16 +251,24 @@ class Masked(nn.Module):
         return x @ self.embed.weight.T
 
 
-def test_sums_inside_a_part_are_counted():
-    opened = ctrans.open_model(made(LongSkip), example=drawn(2, 5, 6), loss=F.mse_loss)
+def test_sums_beside_the_parts_are_counted():
+    opened = ctrans.open_model(made(LongSkip, 0), example=drawn(2, 5, 6), loss=F.mse_loss)
     assert len(opened.depth.sublayers) == 5, "the first of the six sums is beside them"
     assert "at least 1 of its sums x + f(x)" in opened.described
+
+
+def test_sums_inside_a_part_are_counted():
+    opened = ctrans.open_model(made(LongSkip, 2), example=drawn(2, 5, 6), loss=F.mse_loss)
+    assert len(opened.depth.sublayers) == 5, "four of the eight sums are in one part"
+    assert "at least 3 of its sums x + f(x)" in opened.described
 
 
 def test_a_model_that_runs_at_its_examples_length_alone_is_screened():
     tokens = torch.arange(10).reshape(2, 5) % 7
     opened = ctrans.open_model(made(Masked), example={"tokens": tokens, "mask": torch.ones(2, 5)}, loss="mlm")
-    assert "|J| = " in ctrans.screen(opened, tokens, tokens, "quick").steps["backward"].figure
+    loss = F.cross_entropy(opened.head(opened.trajectory(tokens).x1).flatten(0, 1), tokens.flatten())
+    found = ctrans.screen(opened, tokens, tokens, "quick").steps["forward"].result
+    assert (found.loss, found.guessing) == pytest.approx((float(loss), math.log(7)), rel=1e-6)
 
 
 class InPlace(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Plot, table
 
-SHORT = "The trainings were shorter than --iterations. In our study such answers (1%, 4% and 20%) were no better than a constant."
+SHORT = "The trainings were shorter than --iterations. At 1%, 4% and 20% of it, answers were no better than a constant."
 LOSS = "mean training loss of its last steps; inf if a loss or a gradient was not finite"
 
 
