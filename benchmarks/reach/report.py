@@ -38,6 +38,9 @@ def report(rows: Sequence[Mapping[str, Any]], early: Sequence[Mapping[str, Any]]
     for title, outcome in (("rates from 0.03 on, less the mean loss", _high), ("best mean losses", _best)):
         other = {task: outcome(task, rows) for task in STUDIED}
         lines += ["", f"Not registered: {title}", *between(other), *_early(other, early)]
+    for task in STUDIED:
+        lowest = [min(of, key=of.__getitem__) == min(of) for of in _means(task, rows).values()]
+        lines.append(f"  {task}: the lowest rate has the best mean loss for {sum(lowest)} of {len(lowest)} architectures")
     print("\n".join(lines))
 
 
