@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,8 +37,9 @@ def solving(quick: bool) -> list[Row]:
         shape = make()
         with torch.no_grad():
             exact = shape.exact()
-            field, t = shape.segments[0].field, torch.tensor(shape.segments[0].start, dtype=shape.x0.dtype)
-            evaluation = best(lambda field=field, t=t, shape=shape: field(t, shape.x0))
+            starts = [torch.tensor(segment.start, dtype=shape.x0.dtype) for segment in shape.segments[:2]]  # attention and FFN
+            each = [best(partial(segment.field, t, shape.x0)) for segment, t in zip(shape.segments, starts, strict=False)]
+            evaluation = statistics.fmean(each)
             for name, ours, peer, theirs, evaluations in comparisons(key, shape):
                 found = pairs(ours, theirs, 4 if quick else 12)
                 errors = [float((x().double() - exact).norm() / exact.norm()) for x in (ours, theirs)]

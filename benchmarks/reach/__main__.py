@@ -1,7 +1,7 @@
 """The registered study of PROTOCOL.md: `python -m benchmarks.reach --minutes 60` trains, goes on where it was stopped, and reports.
 
-Each run is a line of benchmarks/results/study-reach/runs.jsonl, with its loss at the end. `--figures` computes the early figures of H4, one
-line of figures.jsonl for each model. `--report` prints the tables from these lines.
+Each run is a line of benchmarks/results/study-reach/runs.jsonl, with its loss at the end. `--figures` computes the early figures of H4, in
+lines of figures.jsonl. `--report` prints the tables from these lines.
 `--exploration` prints H1 for the exploration before the registration, from exploration.jsonl beside them: a line for each architecture,
 with two losses for each rate.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import multiprocessing
@@ -24,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from benchmarks.reach.cases import SEEDS, STUDIED, architectures, planned
+from benchmarks.reach.figures import FIGURES as EARLY
 from benchmarks.reach.figures import Case, figures
 from benchmarks.reach.report import between, largest_rates, logs_of, report
 from ctrans.model.config import GPTConfig
@@ -70,12 +72,12 @@ def train(job: tuple[str, str, Any]) -> dict[str, Any]:
     return {"task": task, "name": name, "rate": run.training.learning_rate, "seed": run.training.seed, "loss": kept, **about}
 
 
-def figure(job: tuple[str, str, int]) -> dict[str, Any]:
-    """The early figures of one model as a row."""
+def figure(job: tuple[str, str, int, list[str]]) -> dict[str, Any]:
+    """These early figures of one model as a row."""
     torch.set_num_threads(1)
-    task, name, seed = job
+    task, name, seed, names = job
     case = Case(GPTConfig(**TASKS[task].architecture, **architectures()[name]), data(task), seed)
-    found = {key: value if math.isfinite(value) else None for key, value in figures(case).items()}
+    found = {key: value if math.isfinite(value) else None for key, value in figures(case, names).items()}
     return {"task": task, "name": name, "seed": seed, "figures": found}
 
 
@@ -116,9 +118,10 @@ def main() -> None:
         left = [job for job in planned() if key(job[0], job[1], job[2].training.learning_rate, job[2].training.seed) not in done]
         add(FILE, train, left, options)
     elif options.figures:
-        known = {(row["task"], row["name"], row["seed"]) for row in rows(FIGURES)}
-        each = [(task, name, seed) for seed in SEEDS for task in STUDIED for name in architectures()]
-        add(FIGURES, figure, [job for job in each if job not in known], options)
+        known = {(row["task"], row["name"], row["seed"], each) for row in rows(FIGURES) for each in row["figures"]}
+        cases = itertools.product(STUDIED, architectures(), SEEDS[:1])
+        jobs = [(*case, [each for each in EARLY if (*case, each) not in known]) for case in cases]
+        add(FIGURES, figure, [job for job in jobs if job[-1]], options)
     report(rows(FILE), rows(FIGURES))
 
 

@@ -10,13 +10,14 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from benchmarks.prediction.hessian import hessian_edges
 from benchmarks.prediction.predictors import descent
+from benchmarks.prediction.scores import gradient_scores, naswot, synflow
 from benchmarks.reach.cases import SETTINGS
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -93,15 +94,35 @@ def kappa(case: Case) -> float:
         return moments(model.depth(model.embed(case.batch(10)[0]))).common
 
 
-def steepest_fall(case: Case) -> float:
-    """The rate at which a ramp's loss, smoothed over five steps, falls the most in a step: lr_find's rule."""
+def ramp(case: Case) -> tuple[list[float], list[float]]:
+    """Rates of a ramp, and its losses smoothed over five steps."""
     low, high, steps = RAMP
     rates = [low * (high / low) ** (step / (steps - 1)) for step in range(steps)]
     losses: list[float] = []
     case.probe(rates, lambda model, loss, tokens, before: losses.append(loss))
-    smooth = [statistics.fmean(losses[max(0, k - 2) : k + 3]) for k in range(len(losses))]
+    return rates, [statistics.fmean(losses[max(0, k - 2) : k + 3]) for k in range(len(losses))]
+
+
+def steepest_fall(case: Case) -> float:
+    """The rate at which a ramp's loss falls the most in a step: lr_find's rule."""
+    rates, smooth = ramp(case)
     falls = [smooth[k + 1] - smooth[k] for k in range(len(smooth) - 1)]
     return rates[min(range(len(falls)), key=falls.__getitem__)] if falls else math.nan
+
+
+def valley(case: Case) -> float:
+    """fastai's rule, as its documentation describes it: the middle of the longest run of ever lower losses of a ramp, in steps."""
+    rates, smooth = ramp(case)
+    longest: list[list[int]] = []
+    for k, loss in enumerate(smooth):
+        longest.append([*max((run for run in longest if smooth[run[-1]] > loss), key=len, default=[]), k])
+    best = max(longest, key=len)
+    return rates[(best[0] + best[-1]) // 2]
+
+
+def score(name: str) -> Callable[[Case], float]:
+    """A score of architecture search that needs no training."""
+    return lambda case: gradient_scores(GPT(case.config, seed=case.seed), *case.batch(0))[name]
 
 
 def share_of_others(case: Case) -> float:
@@ -168,16 +189,20 @@ FIGURES: Mapping[str, Callable[[Case], float]] = {
     "38/sharpness": adam_edge,
     "critical rate": critical_rate,
     "RKSP": near_the_circle,
+    "fastai's valley": valley,
+    **{name: score(name) for name in ("SNIP", "GradNorm")},
+    "SynFlow": lambda case: synflow(GPT(case.config, seed=case.seed).double()),
+    "NASWOT": lambda case: naswot(GPT(case.config, seed=case.seed), case.batch(0)[0]),
 }
 """The figures, by their names in tables. The median of the placement needs the outcomes: `report`."""
 
 
-def figures(case: Case) -> dict[str, float]:
-    """All figures of a case."""
+def figures(case: Case, names: Iterable[str]) -> dict[str, float]:
+    """These figures of a case."""
     found = {}
-    for name, figure in FIGURES.items():
+    for name in names:
         try:
-            found[name] = figure(case)
+            found[name] = FIGURES[name](case)
         except (ConfigError, SolveError):  # it says nothing of this model
             found[name] = math.nan
     return found

@@ -3,13 +3,14 @@
 For each architecture and task of the study: the answer from five trainings that together cost 5%, 20%, 100% and 500% of one whole
 training, at a seed that the study does not use (500%: every third architecture). It is compared with the largest stable rate of the
 study's whole trainings. So are rivals: a constant (the median of the task's other architectures, and one for all tasks), the study's ramp
-with lr_find's rule, the prediction of `benchmarks.prediction` from a quick screening, and the study's whole sweep of one other seed. In the
-rows up to 100% a loss is a mean over the last fifth of the steps. Those of 500% have not been made yet.
+with the rules of lr_find and fastai, the prediction of `benchmarks.prediction` from a quick screening, and the study's whole sweep of one
+other seed. A ladder's loss is a mean over the last fifth of the steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -101,11 +102,10 @@ def rivals(task: str, runs: Sequence[Mapping[str, Any]], truth: Mapping[str, Map
     for row in rows(ROWS):
         if row["task"] == task and (rate := answer(row)) is not None:
             made.setdefault(f"ctrans rate, {row['budget']:.0%}", {})[row["name"]] = rate
-    ramps: dict[str, list[float]] = {}
-    for row in rows(FIGURES):
-        if row["task"] == task and row["figures"]["lr_find"] is not None:
-            ramps.setdefault(row["name"], []).append(row["figures"]["lr_find"])
-    return {**made, "lr_find": {name: statistics.median(each) for name, each in ramps.items()}}
+    for row, rule in itertools.product(rows(FIGURES), ("lr_find", "fastai's valley")):
+        if row["task"] == task and row["figures"].get(rule) is not None:
+            made.setdefault(rule, {})[row["name"]] = row["figures"][rule]
+    return made
 
 
 def line(estimates: Mapping[str, float], truth: Mapping[str, float]) -> str:

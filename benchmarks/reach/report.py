@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from benchmarks.reach.cases import PLACEMENTS, STUDIED, architectures
 from ctrans.study.outcomes import Floor, StableRate, rate_by_floor
@@ -93,7 +93,10 @@ def logs_of(rates: Rates) -> dict[str, float]:
 def rho(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
     """Spearman's correlation with the 95% interval of a bootstrap over architectures, seed 0."""
     draws, pairs = np.random.default_rng(0), np.array([x, y])
-    again = [spearmanr(*pairs[:, draws.integers(0, len(x), len(x))])[0] for _ in range(DRAWS)]
+    drawn = np.stack([draws.integers(0, len(x), len(x)) for _ in range(DRAWS)])
+    first, second = (rankdata(values[drawn], axis=1) - (len(x) + 1) / 2 for values in pairs)
+    with np.errstate(invalid="ignore"):  # a draw of equal values has no correlation
+        again = (first * second).sum(1) / np.sqrt((first**2).sum(1) * (second**2).sum(1))
     low, high = np.nanquantile(again, (0.025, 0.975))
     return float(spearmanr(x, y)[0]), float(low), float(high)
 
@@ -159,8 +162,19 @@ def _early(found: Mapping[str, Mapping[str, float]], early: Sequence[Mapping[str
             known = [name for name, value in of.items() if math.isfinite(value)]
             if len(known) > 4 and len({of[name] for name in known}) > 1:
                 value, low, high = rho([of[name] for name in known], [logs[name] for name in known])
-                lines.append(f"  {task}, {figure}: {value:.2f} ({low:.2f} to {high:.2f}), {len(known)} architectures")
+                inside = "".join(f"; within {placement} {_within(placement, of, logs):.2f}" for placement in ("pre", "peri"))
+                lines.append(f"  {task}, {figure}: {value:.2f} ({low:.2f} to {high:.2f}), {len(known)} architectures{inside}")
     return lines
+
+
+def _within(placement: str, of: Mapping[str, float], values: Mapping[str, float]) -> float:
+    """rho over the architectures of a placement."""
+    own = [name for name, value in of.items() if math.isfinite(value) and architectures()[name]["placement"] == placement]
+    return (
+        float(spearmanr([of[name] for name in own], [values[name] for name in own])[0])
+        if len(own) > 4 and len({of[name] for name in own}) > 1
+        else math.nan
+    )
 
 
 def of_placement(values: Mapping[str, float]) -> dict[str, float]:

@@ -79,11 +79,16 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
     fitting = {name: lists[name] for name in forms if all(sum(map(has_matrix, block.modules())) > 1 for block in lists[name])}
     fitting = {name: part for name, part in fitting.items() if not _within_larger(name, part, fitting)}
     if len(fitting) != 1:
-        candidates = _described(fitting or lists)
-        why = "several lists could be" if fitting else "no list has modules that act in sequence on one state"
+        if fitting:
+            raise ConfigError(
+                f"blocks=: give the path of the list of blocks: several lists could be; candidates: {_described(fitting)}"
+            )
         reasons = [f"{name!r}: {form}" for name, form in found.items() if isinstance(form, str)]
-        why += f" ({'; '.join(reasons[:2])})" if reasons and not fitting else ""
-        raise ConfigError(f"blocks=: give the path of the list of blocks: {why}; candidates: {candidates}")
+        why = f" ({'; '.join(reasons[:2])})" if reasons else ""
+        raise ConfigError(
+            f"{type(model).__name__} has no list of modules that act in sequence on one state{why}, so no blocks= can name one; its lists "
+            f"are {_described(lists)}: make each step of its forward pass a module of one list, which gets what the one before returned"
+        )
     (name,) = fitting
     return name, forms[name]
 

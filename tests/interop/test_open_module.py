@@ -331,7 +331,7 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
     ("module", "example", "words"),
     [
         (Of(TwoAttentions), None, "attention=: several modules of TwoAttentions mix tokens"),
-        (Apart(), None, "blocks=: give the path of the list of blocks"),
+        (Apart(), None, "so no blocks= can name one"),
         (Of(InTheBlock), None, "no module of InTheBlock mixes tokens"),
         (Of(OddActivation), None, "ffn=: between grow and shrink of OddActivation acts none of gelu"),
         (ReadsTheInputAgain(), None, "head=: the output of ReadsTheInputAgain does not depend on its last block's state alone"),

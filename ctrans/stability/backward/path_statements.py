@@ -54,7 +54,9 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
     "pre: J = prod (I + dt J_k), c_k = dt |J_f| slope(N): |J - I - sum dt J_k| <= prod (1 + c_k) - 1 - sum c_k, and all singular "
     "values are between prod max(0, 1 - c_k) and prod (1 + c_k); attained",
     share=0.25,
-    printed=Printed("the identity term keeps gradients from decaying exponentially with depth, in every direction", 0.0, 0.02),
+    printed=Printed(
+        "read as a bound: the identity term keeps gradients from decaying exponentially with depth, in any direction", 0.0, 0.02
+    ),
 )
 def identity_path(draw: Draw, printed: bool) -> Trials:
     """The dense Jacobian of the whole depth against its expansion, and its extreme singular values
@@ -71,11 +73,11 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
         return at_most(
             1 / segments, least, f"pre, dt J_k = -(I - ee')/2, {segments} segments: 1/N against the least singular value"
         )
-    if draw.integer(CONSTRUCTED):
+    sign = 0 if draw.integer(CONSTRUCTED) else draw.choice((-1, 1))
+    if sign == 0:
         made = random_model(draw, "pre", width=4)
         depth, x, words = made.depth, draw.log_uniform(-0.5, 1) * draw.normal(3, 4), described(made)
     else:
-        sign = draw.choice((-1, 1))
         depth, x = _across(draw, [sign * draw.uniform(0.05, 0.9) for _ in range(2 + 2 * draw.integer(3))])
         words = "multiples of one projection"
     c, eye = [], torch.eye(x.numel(), dtype=x.dtype)
@@ -87,29 +89,31 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
     values = torch.linalg.svdvals(whole)
     grown, left = math.prod(1 + each for each in c), math.prod(max(0.0, 1 - each) for each in c)
     rest = torch.linalg.matrix_norm(whole - eye - torch.stack(parts).sum(0), 2)
+    above, below = equal if sign > 0 else at_most, equal if sign < 0 else at_most
     return [
         *(at_most(torch.linalg.matrix_norm(part, 2), each, f"dt |J_k|, {words}") for part, each in zip(parts, c, strict=True)),
-        at_most(rest, grown - 1 - sum(c), f"|J - I - sum dt J_k|, {words}"),
-        at_most(values[0], grown, f"the largest singular value, {words}"),
-        at_most(left, values[-1], f"the least value allowed against the least singular value, {words}"),
+        above(rest, grown - 1 - sum(c), f"|J - I - sum dt J_k|, {words}"),
+        above(values[0], grown, f"the largest singular value, {words}"),
+        below(left, values[-1], f"the least value allowed against the least singular value, {words}"),
     ]
 
 
-def _turning(draw: Draw, c: float, segments: int, d: int = 6) -> tuple[Depth, Tensor, Tensor]:
+def _turning(draw: Draw, c: float, segments: int, norm: type[Norm], others: int) -> tuple[Depth, Tensor]:
     """A post depth of constant fields b_k, |b_k| = c sqrt(d), each at right angles to the state in
-    one plane of mean zero: sigma(X + b_k)^2 = 1 + c^2. With the state, and a direction that neither
-    the plane nor the mean contains.
+    one plane: sigma(X + b_k)^2 = 1 + c^2. With the state. The norm leaves `others` directions at
+    right angles to that plane; LayerNorm's plane has mean 0.
     """
-    basis = torch.linalg.qr(torch.cat([torch.ones(d, 1, dtype=torch.float64), draw.normal(d, 3)], 1)).Q
-    first, second, other = basis[:, 1], basis[:, 2], basis[:, 3]
+    lost = int(norm is LayerNorm)
+    d = lost + 2 + others
+    first, second = torch.linalg.qr(torch.cat([torch.ones(d, lost, dtype=torch.float64), draw.normal(d, 2)], 1)).Q.T[lost:]
     angle, parts = 0.0, []
     for k in range(segments):
         field = nn.Linear(d, d)
         field.weight = nn.Parameter(torch.zeros(d, d, dtype=torch.float64))
         field.bias = nn.Parameter(c * math.sqrt(d) * (math.cos(angle) * second - math.sin(angle) * first))
-        parts.append(Sublayer(field, "ffn" if k % 2 else "attention", state_norm=LayerNorm(d, 0.0).double()))
+        parts.append(Sublayer(field, "ffn" if k % 2 else "attention", state_norm=norm(d, 0.0).double()))
         angle += math.atan(c)
-    return Depth(parts, 1.0).requires_grad_(False), math.sqrt(d) * first.reshape(1, 1, d), other
+    return Depth(parts, 1.0).requires_grad_(False), math.sqrt(d) * first.reshape(1, 1, d)
 
 
 @statement(
@@ -117,25 +121,30 @@ def _turning(draw: Draw, c: float, segments: int, d: int = 6) -> tuple[Depth, Te
     9,
     "Emadi, theorem 5.5",
     "post, eps = 0: J = prod J_N(Y_k)(I + dt J_k) has rank n (d - 2) at most (RMSNorm: d - 1) from the first norm on, and |J| <= "
-    "prod g/sigma(Y_k) |I + dt J_k|; this is (1 + c^2)^(-N/2) for g = 1 and constant vectors dt f_k of length c sqrt(d) at right angles "
-    "to the state (LayerNorm: of mean 0)",
+    "prod g/sigma(Y_k) |I + dt J_k|; constant vectors dt f_k of length c sqrt(d) at right angles to the state attain it at g = 1: "
+    "(1 + c^2)^(-N/2), if a direction (LayerNorm: of mean 0) is at right angles to all Y_k; in one plane it is (1 + c^2)^(1/2 - N)",
     share=0.25,
-    printed=Printed("the norms' Jacobians are projection-like, so that their product decays exponentially with depth", 0.0, 0.02),
+    printed=Printed(
+        "the norms' Jacobians are like projections: their product decays exponentially with depth (along certain directions)",
+        0.0,
+        0.02,
+    ),
 )
 def no_identity_path(draw: Draw, printed: bool) -> Trials:
     """The dense Jacobian of a post depth: its rank, its norm against the product over segments, and
-    (1 + c^2)^(-N/2) for constant fields at right angles to the state, which attain it.
+    its norm for constant fields. Without a direction that all norms keep (RMSNorm of width 2,
+    LayerNorm of 3) N - 1 projections by the angle atan c follow one another.
 
     Fields that are not constant may undo it: c R x, R a quarter turn, leaves |J| = 1 of RMSNorm.
 
     Printed: without a field N(N(x)) = N(x), so that singular values are 0 or 1, after 2 norms as
-    after 40; exponential decay would leave less than half. The paper also says "along certain
-    directions". For eps > 0 that holds: each norm multiplies x_hat by eps/sigma^3.
+    after 40; exponential decay would leave less than half. "Along certain directions" holds for
+    eps > 0: each norm multiplies x_hat by eps/sigma^3.
     """
     if printed:
         kept = []
         for segments in (2, 40):
-            depth, x, _ = _turning(draw, 0.0, segments)
+            depth, x = _turning(draw, 0.0, segments, LayerNorm, 3)
             kept.append(float(torch.linalg.svdvals(dense_matrix(depth, x))[x.numel() - 3]))
         return at_most(kept[1], kept[0] / 2, "no field: the least positive singular value of 40 norms against half of that of 2")
     made = random_model(draw, "post", width=4, eps=0.0)
@@ -147,12 +156,17 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
         )
     values, lost = torch.linalg.svdvals(dense_matrix(made.depth, x)), 2 if made.config.norm == "layernorm" else 1
     c, segments = draw.uniform(0.2, 2), 2 * (1 + draw.integer(5))
-    depth, state, other = _turning(draw, c, segments)
-    passed = dense_matrix(depth, state) @ other
+    norm, others = draw.choice((LayerNorm, RMSNorm)), draw.integer(3)
+    depth, state = _turning(draw, c, segments, norm, others)
+    factors = segments / 2 if others else segments - 1 / 2
     return [
         Trial(float(values[3 * (4 - lost)] / values[0]), f"the singular value {3 * (4 - lost) + 1} of 12, {described(made)}"),
         at_most(values[0], bound, f"|J|, {described(made)}"),
-        equal(passed.norm(), (1 + c * c) ** (-segments / 2), f"constant fields, c = {c:.3g}, N = {segments}: what passes"),
+        equal(
+            torch.linalg.matrix_norm(dense_matrix(depth, state), 2),
+            (1 + c * c) ** -factors,
+            f"|J| of constant fields, c = {c:.3g}, N = {segments}, {norm.__name__} of width {state.shape[-1]}",
+        ),
     ]
 
 
