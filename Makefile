@@ -35,7 +35,7 @@ fuzz: setup
 architectures: setup
 	$(BIN)/python benchmarks/architectures.py
 
-# times of ctrans, its peers and the machine's limit on one page: 15 minutes on two quiet processors, QUICK=1 two. PARTS="hjb train" for
+# times of ctrans, its peers and the machine's limit on one page: half an hour on two quiet processors, QUICK=1 minutes. PARTS="hjb train" for
 # some. It goes on where it was stopped; NANOGPT=PATH for a checkout to train beside. A peer that cannot be installed is left out
 bench: setup
 	-$(BIN)/pip install --quiet --constraint constraints.txt --requirement benchmarks/bench/requirements.txt

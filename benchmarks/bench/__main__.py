@@ -1,6 +1,6 @@
 """Measures ctrans next to its peers and next to the machine's limit: python -m benchmarks.bench, or make bench.
 
-It takes 15 minutes on two quiet processors, with --quick two. Each part is a process of its own. The result is kept after each part, in
+It takes half an hour on two quiet processors, with --quick a few minutes. Each part is a process of its own. The result is kept after each part, in
 benchmarks/results/bench-DATE-HARDWARE.json, .txt and .png, and a part that this commit has there already is not run again. It reports and
 does not judge: the exit code is 1 only if a part failed. NANOGPT=PATH names a checkout of nanoGPT to train beside.
 """
@@ -89,7 +89,7 @@ def keep(result: Result, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"these alone: {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help=f"two minutes, smaller sizes: {', '.join(QUICK)}")
+    parser.add_argument("--quick", action="store_true", help=f"a few minutes, smaller sizes: {', '.join(QUICK)}")
     parser.add_argument("--again", action="store_true", help="run parts again that are kept")
     parser.add_argument("--out", type=Path, help="where the result goes; benchmarks/results, or out/bench with --quick")
     parser.add_argument("--words", default="", help="a line on the machine that is kept with the result")

@@ -24,16 +24,16 @@ class Part:
 
 
 PARTS = {
-    "peaks": Part("What this machine can do", "peaks", "peaks", 10),
-    "start": Part("Start", "start", "start", 60),
-    "euler": Part("Euler over a loop", "depth", "euler", 10),
-    "gradients": Part("Gradients through 48 blocks", "depth", "gradients", 80),
-    "train": Part("Training steps", "trainings", "train", 180),
-    "populations": Part("Populations", "trainings", "populations", 60),
-    "solvers": Part("Solvers on three shapes", "solving", "solving", 120),
-    "hjb": Part("HJB on a grid", "grids", "grids", 40),
-    "screening": Part("Screening a large shape", "screenings", "screenings", 120),
-    "growth": Part("Growth of processor time", "growth", "growth", 150),
+    "peaks": Part("What this machine can do", "peaks", "peaks", 6),
+    "start": Part("Start", "start", "start", 190),
+    "euler": Part("Euler over a loop", "depth", "euler", 17),
+    "gradients": Part("Gradients through 48 blocks", "depth", "gradients", 240),
+    "train": Part("Training steps", "trainings", "train", 220),
+    "populations": Part("Populations", "trainings", "populations", 46),
+    "solvers": Part("Solvers on three shapes", "solving", "solving", 400),
+    "hjb": Part("HJB on a grid", "grids", "grids", 70),
+    "screening": Part("Screening a large shape", "screenings", "screenings", 320),
+    "growth": Part("Growth of processor time", "growth", "growth", 520),
 }
 QUICK = ("peaks", "start", "euler", "gradients", "train", "hjb")
-"""What `--quick` runs, in about two minutes."""
+"""What `--quick` runs, in a few minutes."""
