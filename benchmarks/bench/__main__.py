@@ -1,8 +1,8 @@
 """Measures ctrans next to its peers and next to the machine's limit: python -m benchmarks.bench, or make bench.
 
-It takes half an hour on two quiet processors, with --quick a few minutes. Each part is a process of its own. The result is kept after each part, in
-benchmarks/results/bench-DATE-HARDWARE.json, .txt and .png, and a part that this commit has there already is not run again. It reports and
-does not judge: the exit code is 1 only if a part failed. NANOGPT=PATH names a checkout of nanoGPT to train beside.
+It takes half an hour on two quiet processors, with --quick a few minutes. Each part is a process of its own. The result is kept after
+each part, in benchmarks/results/bench-DATE-HARDWARE.json, .txt and .png, and a part that this commit has there already is not run again.
+It reports and does not judge: the exit code is 1 only if a part failed. NANOGPT=PATH names a checkout of nanoGPT to train beside.
 """
 
 from __future__ import annotations
