@@ -49,7 +49,7 @@ ALARMS = Checks(
             "a figure that is inf or nan",
             "broken",
             f"no figure may be inf or nan{tried(2, 2, 0)}",
-            "The next step makes every weight nan.",
+            "A step with it makes every weight nan.",
             "Go on from the last checkpoint, and skip the batches since then. If it comes again: a wider dtype, a smaller loss scale or a "
             "lower learning rate.",
             measure=past_checks.not_finite,
@@ -160,7 +160,7 @@ ALARMS = Checks(
         ),
         "updates near zero": Check(
             "update",
-            "|W' - W|/|W| of one step, without its weight decay, over the learning rate of these weights, for the median sublayer",
+            "the difference of |W' - W|/|W| and the decay of one step, over the learning rate of these weights, for the median sublayer",
             "serious",
             f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights have an rms below 1; 1 to 8 in healthy open runs "
             f"of benchmarks/clinic, by the largest rate of all weights{tried(2, 2, 0)}",

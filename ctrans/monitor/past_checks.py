@@ -185,7 +185,7 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 
 
 def slow(past: Past, limits: Limits) -> Sighting | None:
-    """The median sublayer's update without its weight decay, over its learning rate, below `limit` in
+    """The least update of the median sublayer without its weight decay, over its learning rate, below `limit` in
     each of the last `reports` reports with a rate above 0, in a training with Adam's moments.
 
     A step that moves no weight at all was skipped, by a scaler or a reaction: none of these may be.
@@ -203,7 +203,7 @@ def slow(past: Past, limits: Limits) -> Sighting | None:
     decay, expected = decays[-count:] if decays.shape == shares.shape else 0.0 * shares[-count:], shares[-count:]
     with np.errstate(divide="ignore", invalid="ignore"):  # unknown where the rate is 0, or where decay is most of a step
         known_share = np.where(expected > 2 * decay, expected, np.nan)
-        shares = _medians((values[-count:] / rates[-count:] - decay) / known_share)
+        shares = _medians(np.abs(values[-count:] / rates[-count:] - decay) / known_share)
     if not (shares < limits["limit"]).all():
         return None
     return Sighting("the median sublayer", float(shares[-1, 0]), limits["limit"], past.step, below=True)

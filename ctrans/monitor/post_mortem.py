@@ -17,7 +17,7 @@ from ctrans.monitor.past import Past
 
 WINDOW, LEAST, LATE = 16, 12, 36
 """Reports of a past, at most and at least; the first report at which growth counts."""
-FACTOR, FLOOR = 10.0, 0.1
+FACTOR, FLOOR = 12.0, 0.1
 """Deviations from the median of the past, and the least deviation of a logarithm."""
 FIT, GROWTH = 0.95, 10.0
 """R^2 of the line of logarithms over `LEAST` reports, and the factor of its growth."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.history import kept_reports
-from ctrans.monitor.post_mortem import RULE
+from ctrans.monitor.post_mortem import LEAST, RULE
 from ctrans.report.progress import duration
 from ctrans.report.sections import (
     MOST_FINDINGS,
@@ -99,8 +99,13 @@ def _why(run: JSONObject) -> list[Section]:
     found, loss, sigma = run["why"]["deviations"], run["why"]["loss"], run["why"]["sigma"]
     later = "The loss did not rise above its past" if loss is None else f"The loss rose above its past at step {loss:,}"
     rule = "the 6-sigma rule saw nothing" if sigma is None else f"the 6-sigma rule saw it at step {sigma:,}"
+    reports = len(run["steps"])
+    if reports < LEAST + 2:
+        return [
+            Words(f"{reports} reports cannot say what moved first: {LEAST} must come before the fault. Give a smaller every=.")
+        ]
     if not found:
-        return [Words(f"No gauge left its past. {later}; {rule}.")]
+        return [Words(f"No gauge left its past, as where a fault is there from the first step on. {later}; {rule}.")]
     first = found[0]
     said = f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].description}. {later}; {rule}."
     events = [(float(step), name) for step, name in ((loss, "loss"), (sigma, "6 sigma")) if step is not None]
