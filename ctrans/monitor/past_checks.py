@@ -185,8 +185,9 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
 
 
 def slow(past: Past, limits: Limits) -> Sighting | None:
-    """The least update of the median sublayer without its weight decay, over its learning rate, below `limit` in
-    each of the last `reports` reports with a rate above 0, in a training with Adam's moments.
+    """The difference of the median sublayer's update and its weight decay, over its learning rate,
+    below `limit` in each of the last `reports` reports with a rate above 0, in a training with
+    Adam's moments.
 
     A step that moves no weight at all was skipped, by a scaler or a reaction: none of these may be.
     """
