@@ -123,7 +123,7 @@ def largest_rate(
     - `steps`: those of a whole training. With fewer the answer was no better than a constant on
       tasks that need depth (docs/why/prediction.md)
     - `floor`: the loss of what has learned nothing, as of a model without depth; None takes the
-      worst rung's, at most `first`
+      worst rung's, at most `first`: then the answer depends on the highest of `rates`
     - `clip`: the largest norm of the gradient, or None
     - `progress(line)`: called after each rung
 

@@ -190,6 +190,8 @@ def test_two_models_on_a_text_are_compared_too_and_strangers_say_why_not(places,
     found = strict(run("diagnose", places / "healthy", places / "dead", *words).stdout)["changes"]["healthy to dead"]
     assert "gains moved" in [each["check"] for each in found["findings"]]
     assert {"update over weight", "change of another figure", "growth of the spectral norm"} <= found["readings"].keys()
+    of_model = [each for several in found["readings"].values() for each in several if "(segment " in each["place"]]
+    assert {each["segment"] for each in of_model} == {0, 1}  # the blocks, and no segment, of which there are four
     save_file({"other": torch.ones(3)}, tmp_path / "it.safetensors")
     result = gate(places / "healthy", tmp_path / "it.safetensors")
     (found,) = strict(result.stdout)["changes"].values()

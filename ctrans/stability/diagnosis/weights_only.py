@@ -108,7 +108,8 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
                 new += 1
             elif not math.isnan(value := compare(was := old.pop(reading.place), reading)):
                 figure = f"before, {was.figure}; now, {reading.figure}"
-                found.setdefault(name, []).append(Reading(value, reading.place, figure, reading.segment))
+                block = re.search(r"\bblock (\d+)", reading.place)  # `segment` of a model's reading is no block
+                found.setdefault(name, []).append(Reading(value, reading.place, figure, int(block[1]) if block else None))
         lost += len(old)
     unknown = {"figures of one of the two": f"{lost} of the first only, {new} of the second only"} if lost or new else {}
     return Change(CHANGE_CHECKS.judge(found), found, unknown)
