@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -137,7 +138,6 @@ Form = TypeVar("Form", bound=Callable[..., Trials])
 
 def statement(
     name: str,
-    section: int,
     source: str,
     says: str,
     tolerance: float = BOUND,
@@ -145,18 +145,25 @@ def statement(
     *,
     as_printed: bool = False,
     printed: Printed | None = None,
+    section: int | None = None,
 ) -> Callable[[Form], Form]:
     """Registers the decorated function, which maps a Draw to a Trial or several, as the test of a
     statement.
 
     `as_printed`: the source states the same. `printed`: the source states something else; the
     function then takes a second argument, `printed`, and tests the source's form if that is True.
-    Raises ConfigError for a name that another statement has.
+    `section`: its section of the theory, by default SECTION of the function's module. Raises
+    ConfigError for a name that another statement has, and for no section.
     """
 
     def register(function: Form) -> Form:
         if name in STATEMENTS:
             raise ConfigError(f"a statement called {name!r} is registered by {STATEMENTS[name].module}: choose another name")
+        number = getattr(sys.modules.get(function.__module__), "SECTION", None) if section is None else section
+        if not isinstance(number, int):
+            raise ConfigError(
+                f"the statement {name!r} has no section: give section=, or SECTION in its module, such as SECTION = 3"
+            )
         form: Callable[[Draw], Trials] = function if printed is None else partial(function, printed=False)
         corrected, seed, words = CaseTest(form, tolerance, share), None, ""
         if as_printed:
@@ -164,7 +171,7 @@ def statement(
         if printed is not None:
             own = {name: value for name, value in printed._asdict().items() if name != "words" and value is not None}
             words, seed = printed.words, dataclasses.replace(corrected, draw=partial(function, printed=True), **own)
-        STATEMENTS[name] = Statement(name, section, source, says, corrected, seed, words, function.__module__)
+        STATEMENTS[name] = Statement(name, number, source, says, corrected, seed, words, function.__module__)
         return function
 
     return register

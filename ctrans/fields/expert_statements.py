@@ -14,6 +14,8 @@ from ctrans.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, statement
 from solvers import Segment, solve
 
+SECTION = 9
+
 END, STEPS = 0.1, 5
 """Of the flow that crosses a switch: how long it is, and steps of rk4 in each of its two parts."""
 Velocity = Callable[[object, Tensor], Tensor]
@@ -43,9 +45,9 @@ def words(made: MixtureOfExperts) -> str:
 
 @statement(
     "experts-bound",
-    6,
     "ctrans",
     "top-k of E experts: |f(x)| is at most the largest bound of an expert, plus the shared ones' and |b_2|, whatever the router says",
+    section=6,
 )
 def bound(draw: Draw) -> Trial:
     """|f(x)| against the bound at |x|, of 50 tokens of one length."""
@@ -57,7 +59,6 @@ def bound(draw: Draw) -> Trial:
 
 @statement(
     "experts-slope",
-    9,
     "ctrans",
     "between switches |df/dx| <= max_e L_e + max_e B_e max_e |w_e| + L_shared, w_e the router's rows",
     share=0.5,
@@ -81,7 +82,6 @@ def slope(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "experts-distance",
-    9,
     "ctrans",
     "a token goes through the same experts up to the distance min (z_e - z_e')/|w_e - w_e'|, e chosen and e' not, and no further",
     0.0,
@@ -141,12 +141,12 @@ def _until(velocity: Velocity, x: Tensor, on: Tensor, normal: Tensor) -> tuple[f
 
 @statement(
     "experts-switch",
-    7,
     "ctrans (saltation: Aizerman and Gantmakher 1958)",
     "across a switch of experts the flow's derivative is J_+ (I + (f_+ - f_-) n'/(n'f_-)) J_-, n the switch's normal",
     1e-4,
     0.02,
     printed=Printed("J_+ J_-, the product of the pieces' derivatives"),
+    section=7,
 )
 def crossing(draw: Draw, printed: bool) -> Trial:
     """dx/dt = f(x) + c n, carried across one switch: differences of the exact flow against J_+ S

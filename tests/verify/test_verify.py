@@ -62,13 +62,24 @@ def test_every_section_of_the_theory_has_statements():
 
 def test_a_name_is_given_once():
     with pytest.raises(ConfigError, match=r"'lemma-1' is registered by ctrans\.norm"):
-        statement("lemma-1", 3, "nobody", "something")(lambda draw: Trial(0.0, ""))
+        statement("lemma-1", "nobody", "something", section=3)(lambda draw: Trial(0.0, ""))
+
+
+def test_a_statement_without_a_section_is_refused_and_one_of_its_own_counts(monkeypatch):
+    monkeypatch.setattr("ctrans.statement.STATEMENTS", (table := {}))
+    with pytest.raises(ConfigError, match=r"^the statement 'x' has no section: give section=, or SECTION in its module"):
+        statement("x", "nobody", "something")(lambda draw: Trial(0.0, ""))
+    assert table == {}
+    monkeypatch.setitem(globals(), "SECTION", 5)
+    statement("x", "nobody", "something")(lambda draw: Trial(0.0, ""))
+    statement("y", "nobody", "something", section=7)(lambda draw: Trial(0.0, ""))
+    assert [each.section for each in table.values()] == [5, 7]
 
 
 def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
     monkeypatch.setattr("ctrans.statement.STATEMENTS", (table := {}))
 
-    @statement("x", 3, "nobody", "something", 0.5, 0.1, printed=Printed("more", 0.25, 0.2))
+    @statement("x", "nobody", "something", 0.5, 0.1, printed=Printed("more", 0.25, 0.2), section=3)
     def form(draw, printed):
         return Trial(1.0 if printed else 0.0, "")
 
@@ -86,7 +97,8 @@ def test_a_plugins_statement_is_verified_last_in_its_section(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from ctrans.statement import at_most, statement\n"
-        "@statement('mine', 3, 'me', 'a cosine is at most 1')\n"
+        "SECTION = 3\n"
+        "@statement('mine', 'me', 'a cosine is at most 1')\n"
         "def cosine(draw):\n"
         "    x, y = draw.normal(2, 5)\n"
         "    return at_most(x @ y, x.norm() * y.norm(), 'a cosine')\n"
