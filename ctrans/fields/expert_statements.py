@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from ctrans.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, statement
+from ctrans.statement import Draw, Trial, Trials, at_most, dense_jacobian, statement
 from solvers import Segment, solve
-
-SECTION = 9
 
 END, STEPS = 0.1, 5
 """Of the flow that crosses a switch: how long it is, and steps of rk4 in each of its two parts."""
@@ -43,11 +41,13 @@ def words(made: MixtureOfExperts) -> str:
     return f"{options.top_k} of {options.experts} experts, {options.expert}, {options.router}, d = {made.up.in_features}"
 
 
+SECTION = 6
+
+
 @statement(
     "experts-bound",
     "ctrans",
     "top-k of E experts: |f(x)| is at most the largest bound of an expert, plus the shared ones' and |b_2|, whatever the router says",
-    section=6,
 )
 def bound(draw: Draw) -> Trial:
     """|f(x)| against the bound at |x|, of 50 tokens of one length."""
@@ -57,12 +57,15 @@ def bound(draw: Draw) -> Trial:
     return at_most(float(made(x).norm(dim=-1).max()), made.bound().at(float(x.norm(dim=-1).max())), words(made))
 
 
+SECTION = 9
+
+
 @statement(
     "experts-slope",
     "ctrans",
     "between switches |df/dx| <= max_e L_e + max_e B_e max_e |w_e| + L_shared, w_e the router's rows",
     share=0.5,
-    printed=Printed("the same for two tokens wherever they are"),
+    printed="the same for two tokens wherever they are",
 )
 def slope(draw: Draw, printed: bool) -> Trial:
     """The largest singular value of the dense Jacobian against the constant between switches.
@@ -139,14 +142,16 @@ def _until(velocity: Velocity, x: Tensor, on: Tensor, normal: Tensor) -> tuple[f
     return time, _along(velocity, x, time)
 
 
+SECTION = 7
+
+
 @statement(
     "experts-switch",
     "ctrans (saltation: Aizerman and Gantmakher 1958)",
     "across a switch of experts the flow's derivative is J_+ (I + (f_+ - f_-) n'/(n'f_-)) J_-, n the switch's normal",
     1e-4,
     0.02,
-    printed=Printed("J_+ J_-, the product of the pieces' derivatives"),
-    section=7,
+    printed="J_+ J_-, the product of the pieces' derivatives",
 )
 def crossing(draw: Draw, printed: bool) -> Trial:
     """dx/dt = f(x) + c n, carried across one switch: differences of the exact flow against J_+ S

@@ -18,7 +18,7 @@ from ctrans.placement import PLACEMENTS
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, statement
 from solvers import Segment, solve
 
-SECTION = 2
+SECTION = 1
 
 ORDER = 0.15
 """The largest distance of a fitted order from the formal order."""
@@ -31,7 +31,6 @@ ORDER = 0.15
     0.0,
     0.5,
     as_printed=True,
-    section=1,
 )
 def discrete_step(draw: Draw) -> Trial:
     """X_D of one Euler step per segment of the ODE = X_D of the discrete model, bit for bit, for
@@ -42,7 +41,7 @@ def discrete_step(draw: Draw) -> Trial:
     return equal(solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made))
 
 
-@statement("horizon", "Kan, section 5", "D blocks of two sublayers last T = 2 D dt", 1e-15, 0.05, as_printed=True, section=1)
+@statement("horizon", "Kan, section 5", "D blocks of two sublayers last T = 2 D dt", 1e-15, 0.05, as_printed=True)
 def horizon(draw: Draw) -> Trial:
     """T = 2 D dt, with T the last of the depth's times, for 1 to 6 blocks and a random dt."""
     made = random_model(draw, "peri", depth=1 + int(draw.uniform(0, 6)))
@@ -68,7 +67,6 @@ STEPS: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
     1e-12,
     0.5,
     as_printed=True,
-    section=1,
 )
 def placement_steps(draw: Draw) -> Trial:
     """X_{k+1} of a random sublayer at a random state against its placement's equation in STEPS."""
@@ -84,7 +82,6 @@ def placement_steps(draw: Draw) -> Trial:
     "N_eps(alpha X + f(X)) = N_(eps/alpha^2)(X + f(X)/alpha)",
     1e-10,
     0.5,
-    section=1,
 )
 def deepnorm_scale(draw: Draw) -> Trial:
     """N_eps(alpha y) = N_(eps/alpha^2)(y)."""
@@ -103,7 +100,6 @@ def deepnorm_scale(draw: Draw) -> Trial:
     1e-10,
     0.1,
     as_printed=True,
-    section=1,
 )
 def final_norm(draw: Draw) -> Trial:
     """With a final norm the logits do not depend on the state's length; without one they are linear
@@ -113,6 +109,9 @@ def final_norm(draw: Draw) -> Trial:
     x, c = random_state(draw, made), draw.uniform(2, 5)
     power = 1 if PLACEMENTS[made.config.placement].state_norm else 0
     return equal(made.head(c * x), c**power * made.head(x), described(made))
+
+
+SECTION = 2
 
 
 def _order(found: Convergence, words: str) -> Trial:

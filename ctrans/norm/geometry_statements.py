@@ -96,7 +96,7 @@ def inside_with_eps(draw: Draw) -> Trials:
     "Kan, lemma 9; Emadi, lemma A.1",
     "the Jacobian of a norm is diag(gamma)/sigma (C - x_hat x_hat'/d)",
     1e-11,
-    printed=Printed("diag(gamma)/sigma (I - x_hat x_hat'/d), without 11'/d"),
+    printed="diag(gamma)/sigma (I - x_hat x_hat'/d), without 11'/d",
 )
 def jacobian(draw: Draw, printed: bool) -> Trial:
     """`Norm.jacobian` against autograd, relative to max|gamma|/sigma, for either norm and eps 0,
@@ -153,7 +153,7 @@ def jacobian_of_scaled(draw: Draw) -> Trial:
     "xiong-lemma-3",
     "Xiong, lemma 3",
     "|J_N(x)|_2 <= max|gamma|/sigma, which is sqrt(d)/|C x| for gamma = 1",
-    printed=Printed("|J_LN(x)|_2 = O(sqrt(d)/|x|): no constant holds it where x is nearly constant"),
+    printed="|J_LN(x)|_2 = O(sqrt(d)/|x|): no constant holds it where x is nearly constant",
 )
 def jacobian_norm(draw: Draw, printed: bool) -> Trial:
     """|J|_2 <= max|gamma|/sigma, J by autograd at noise plus an offset of 0.1 to 100, for either
@@ -188,7 +188,7 @@ def printed_tangent(chosen: SphereNorm, x: Tensor, f: Tensor) -> Tensor:
     "Kan, eq. 132",
     "with u = Gamma^-1 (x - beta), q = C Gamma^-1 f, v = Gamma (q - u (u.q)/(u.u)) is tangent to the norm's image",
     1e-12,
-    printed=Printed("the same without C, which leaves LayerNorm's slice"),
+    printed="the same without C, which leaves LayerNorm's slice",
 )
 def tangent_is_tangent(draw: Draw, printed: bool) -> Trials:
     """u.(v/gamma) = 0, for LayerNorm 1'(v/gamma) = 0, and tangent(x, v) = v: v = tangent(x, f),
@@ -224,7 +224,7 @@ def stays_on_ellipsoid(draw: Draw) -> Trial:
     "moved by the tangent part with C a state stays on the norm's image, so that it is Post-LN's continuous form",
     1e-7,
     0.05,
-    printed=Printed("eq. 132 is the continuous form of Post-LN, whose states are outputs of LayerNorm"),
+    printed="eq. 132 is the continuous form of Post-LN, whose states are outputs of LayerNorm",
 )
 def stays_on_image(draw: Draw, printed: bool) -> Trial:
     """`Norm.constraint_violation` at t = 1, moved by the tangent part, with C, of a constant field

@@ -59,7 +59,7 @@ def unbounded_weights(draw: Draw) -> Trial:
     "ctrans, on Kan, appendix J",
     "post and pre_post: H(P) = 0 where P is normal to the image (orthogonally), else +inf",
     1e-12,
-    printed=Printed("H(P) = 0 where the tangent part of P (eq. 132) is 0"),
+    printed="H(P) = 0 where the tangent part of P (eq. 132) is 0",
 )
 def projection_decides(draw: Draw, printed: bool) -> Trials:
     """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for
@@ -294,7 +294,7 @@ def every_placement(draw: Draw) -> Trials:
     "inside is attained, the surface's value exceeded",
     1e-6,
     0.05,
-    printed=Printed("the ellipsoid itself is the admissible set"),
+    printed="the ellipsoid itself is the admissible set",
 )
 def with_eps(draw: Draw, printed: bool) -> Trials:
     """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of the norm <= H over the filled ellipsoid

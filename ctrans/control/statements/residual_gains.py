@@ -15,7 +15,7 @@ from ctrans.control.statements.payoffs import largest_payoff, none_better, payof
 from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import SphereNorm
 from ctrans.norm.random_norms import random_norm
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
+from ctrans.statement import Draw, Trial, Trials, at_most, equal, holds_if, known, statement
 
 SECTION = 4
 
@@ -66,7 +66,7 @@ def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
     "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm at least that",
     1e-9,
     0.2,
-    printed=Printed("the same R H(P) behind LayerNorm"),
+    printed="the same R H(P) behind LayerNorm",
 )
 def gain_by_channel(draw: Draw, printed: bool) -> Trials:
     """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: the
@@ -195,13 +195,15 @@ def section(draw: Draw) -> Trials:
     ]
 
 
+SECTION = 5
+
+
 @statement(
     "gain-radial",
     "ctrans",
     "dt <P, r> = <g, dL/dg> for a residual's gains g, nGPT's steps and what hyper-connections write: 0 at a critical point",
     1e-11,
     0.2,
-    section=5,
 )
 def radial(draw: Draw) -> Trial:
     """<g, dL/dg> by autograd against dt <P, r>, P dL/d(X + dt r) of the discrete model."""

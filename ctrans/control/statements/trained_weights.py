@@ -80,7 +80,7 @@ def full_rank(draw: Draw) -> Trial:
     "rank(h) < n keeps weights strictly below H if (n - rank)(d - 1) >= n (RMSNorm: d for d - 1), not in narrower layers",
     0.0,
     0.03,
-    printed=Printed("with fewer features than tokens the supremum over weights is strictly smaller"),
+    printed="with fewer features than tokens the supremum over weights is strictly smaller",
 )
 def fewer_features(draw: Draw, printed: bool) -> Trial:
     """A gap if (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap.

@@ -87,7 +87,7 @@ def reachable(draw: Draw) -> Trials:
     "LayerNorm at the output reaches the slice 1'Gamma^-1 (z - x - (T - t) beta) = 0 of it only",
     1e-9,
     0.1,
-    printed=Printed("LayerNorm reaches the whole ellipsoid"),
+    printed="LayerNorm reaches the whole ellipsoid",
 )
 def layernorm_value(draw: Draw, printed: bool) -> Trial:
     """G = z_1: Phi = x_1 + (T - t)(beta_1 - sqrt(d) |gamma_1| |C e_1|).

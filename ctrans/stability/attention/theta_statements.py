@@ -98,7 +98,7 @@ def bracket(draw: Draw) -> Trial:
     "softmax rows of N(0, 1) logits: 1 - theta < 2e-9 at L = 32, < 5e-13 at 64, in the median row",
     0.0,
     0.02,
-    printed=Printed("the same in every row"),
+    printed="the same in every row",
 )
 def long_rows(draw: Draw, printed: bool) -> Trials:
     """The median of 33 rows. Printed: the row with the largest entry, of 5000."""
@@ -154,7 +154,7 @@ def greedy(draw: Draw, printed: bool) -> Trials:
     "the uniform row has theta = 1 for even L, 1 - 1/L^2 for odd L",
     ROUNDING,
     0.25,
-    printed=Printed("the uniform row has theta = 1"),
+    printed="the uniform row has theta = 1",
 )
 def uniform(draw: Draw, printed: bool) -> Trials:
     """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd.
@@ -189,7 +189,7 @@ def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
     "corollary-4.3-peaked",
     "Emadi, corollary 4.3(3)",
     "a row with top mass 1 - kappa has theta <= 4 kappa (1 - kappa) for kappa <= 1/2",
-    printed=Printed("the same for every kappa"),
+    printed="the same for every kappa",
 )
 def peaked(draw: Draw, printed: bool) -> Trial:
     """theta over every subset against 4 kappa (1 - kappa), kappa <= 1/2. Printed: any kappa, rows
@@ -269,7 +269,7 @@ def finite_variation(draw: Draw) -> Trials:
     "remark-b.2",
     "Emadi, remark B.2",
     "|J_softmax|_2 <= theta/(2 tau), attained by rows of two entries",
-    printed=Printed("|J_softmax|_2 <= 1/(2 tau)"),
+    printed="|J_softmax|_2 <= 1/(2 tau)",
 )
 def spectral_softmax(draw: Draw, printed: bool) -> Trials:
     """The largest eigenvalue of J against theta/(2 tau), theta over every subset; equal for two

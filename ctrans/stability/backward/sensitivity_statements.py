@@ -17,7 +17,7 @@ from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
 from ctrans.stability.forward.weight_scaling import SCALINGS
-from ctrans.statement import Draw, Printed, Trial, Trials, dense_jacobian, dense_matrix, equal, statement
+from ctrans.statement import Draw, Trial, Trials, dense_jacobian, dense_matrix, equal, statement
 from ctrans.walk import states_of
 
 SECTION = 7
@@ -70,7 +70,7 @@ def peri_slope(draw: Draw) -> Trial:
     "scaling W1 leaves S only for a positively homogeneous phi without biases (ReLU); for GELU S changes, and stays bounded",
     1e-3,
     0.02,
-    printed=Printed("S is invariant to the size of the activation, whatever changes it"),
+    printed="S is invariant to the size of the activation, whatever changes it",
 )
 def first_weights(draw: Draw, printed: bool) -> Trials:
     """Error |s| of S ~ c^s under peri as W1 grows by c = 1 to 1000 (ReLU, no bias); |S(1000
@@ -99,7 +99,7 @@ def first_weights(draw: Draw, printed: bool) -> Trials:
     "with eps > 0 invariance fails for activations below sqrt(eps): there the slope is 1",
     SLOPE,
     0.02,
-    printed=Printed("S is invariant to the size of the activation, with eps too"),
+    printed="S is invariant to the size of the activation, with eps too",
 )
 def far_below_eps(draw: Draw, printed: bool) -> Trial:
     """|s - 1| of S ~ c^s under peri, eps = 0.01, W2 scaled by c = 1e-5 and 1e-4: activations far

@@ -9,7 +9,7 @@ from ctrans.model.random_models import described, random_model
 from ctrans.norm import LayerNorm
 from ctrans.norm.random_norms import learned
 from ctrans.stability.forward.conservation import DriftByDepth
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, known, statement
+from ctrans.statement import Draw, Trial, Trials, at_most, known, statement
 from ctrans.walk import observe
 from solvers import Segment, fixed_step, solve
 
@@ -61,7 +61,7 @@ def retraction_converges(draw: Draw) -> Trial:
     "N(X + dt f(X)) converges to the projected ODE for gamma = 1, beta = 0; learned gains and offsets leave it no such limit",
     0.15,
     0.02,
-    printed=Printed("the Post-LN step is the discretisation of the projected ODE"),
+    printed="the Post-LN step is the discretisation of the projected ODE",
 )
 def plain_step(draw: Draw, printed: bool) -> Trials:
     """Error |p - 1| of N(X + dt f(X)) at gamma = 1, beta = 0; with learned ones the error at 200

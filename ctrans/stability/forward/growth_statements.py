@@ -17,7 +17,7 @@ from ctrans.residual import Streams
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds, printed_level
 from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.single_entries import data_variance, variance_over_inputs
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, known, statement
+from ctrans.statement import Draw, Trial, Trials, at_most, equal, known, statement
 from ctrans.walk import states_of
 
 SECTION = 6
@@ -61,7 +61,7 @@ def _levels(made: GPT) -> tuple[float, float]:
     "theorem-4-mean",
     "Kan, theorem 4, eq. 11",
     "MA(X_D) <= MA(X_0) + dt sum_k (g_k + b_k), and the same holds for |X_D|/sqrt(nd)",
-    printed=Printed("MA(X_D) <= |X_0|/sqrt(nd) + 2 D dt (g_max + b_max)"),
+    printed="MA(X_D) <= |X_0|/sqrt(nd) + 2 D dt (g_max + b_max)",
 )
 def mean(draw: Draw, printed: bool) -> Trials:
     """MA(X_0) + dt sum_k (g_k + b_k), and the same increments for the norm.
@@ -115,7 +115,7 @@ def sharper_is_attained(draw: Draw) -> Trial:
     "Kan, theorem 5",
     "an entry's variance over data is at most max over entries of E(|x_0| + growth of a token)^2, below the printed bound",
     share=0.5,
-    printed=Printed("an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2"),
+    printed="an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2",
 )
 def entries_over_data(draw: Draw, printed: bool) -> Trials:
     """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <=
@@ -135,7 +135,7 @@ def entries_over_data(draw: Draw, printed: bool) -> Trials:
     "theorem-3",
     "Kan, theorem 3, eq. 82",
     "under pre MA(X_D) <= (1 + C)^D |X_0|/sqrt(nd), with D_i = sigma(x_i) in C, which is |x_i|/sqrt(d) for RMSNorm",
-    printed=Printed("the same with D_i = |x_i|"),
+    printed="the same with D_i = |x_i|",
 )
 def theorem_3(draw: Draw, printed: bool) -> Trials:
     """D_i = |x_i|/sqrt(d), for one token under attention with W V = I, and for models.
@@ -178,7 +178,7 @@ def pre_bound(draw: Draw) -> Trials:
     "under pre with bounded weights states grow at most linearly in depth",
     0.0,
     0,
-    printed=Printed("theorem 3's exponential is the rate of growth (to half of it)"),
+    printed="theorem 3's exponential is the rate of growth (to half of it)",
 )
 def linear_growth(draw: Draw, printed: bool) -> Trials:
     """From 16 to 32 blocks under pre the bound on |X_D| grows by a factor of 1.8 to 2.2, |X_D|
@@ -234,7 +234,7 @@ def _attention(draw: Draw, heads: int, causal: bool) -> Attention:
     "eq-81",
     "Kan, eq. 81",
     "attention: |f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, whatever the number of tokens; attained",
-    printed=Printed("|f(X)| <= sqrt(n) sum_h |W_h V_h| |X|"),
+    printed="|f(X)| <= sqrt(n) sum_h |W_h V_h| |X|",
 )
 def attention_rows(draw: Draw, printed: bool) -> Trials:
     """|f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, attained by equal tokens for one head.

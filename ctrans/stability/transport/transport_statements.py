@@ -173,7 +173,7 @@ def assignment(draw: Draw) -> Trial:
     "r(N, delta) ~ N^(-1/(nd)) is vacuous at real nd: 10^12 samples leave over 99% of it",
     0.0,
     0,
-    printed=Printed("the radius tells how well N samples represent the data (halving it, to say the least)"),
+    printed="the radius tells how well N samples represent the data (halving it, to say the least)",
 )
 def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
     """N^(-1/(nd)) for 10^12 samples of 64 tokens of width 128: relative to the radius of one.
