@@ -304,7 +304,7 @@ def limits_in_words(checks: Mapping[str, Check]) -> list[str]:
     return [f"{name} ({c.severity}): {c.description}: {c.limit} ({c.source})" for name, c in checks.items()]
 
 
-def tried(runs: int, healed: int, harmed: int) -> str:
+def tried(runs: int, healed: int, harmed: int = 0) -> str:
     """The end of a check's `source`: what its advice did to patients of `benchmarks/clinic` that did
     not heal without it, and of which it was the first finding.
     """

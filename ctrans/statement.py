@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -137,33 +138,36 @@ Form = TypeVar("Form", bound=Callable[..., Trials])
 
 def statement(
     name: str,
-    section: int,
     source: str,
     says: str,
     tolerance: float = BOUND,
     share: float = 1.0,
     *,
     as_printed: bool = False,
-    printed: Printed | None = None,
+    printed: Printed | str | None = None,
 ) -> Callable[[Form], Form]:
     """Registers the decorated function, which maps a Draw to a Trial or several, as the test of a
-    statement.
+    statement. SECTION, as it is then in the function's module, is its section of the theory.
 
     `as_printed`: the source states the same. `printed`: the source states something else; the
     function then takes a second argument, `printed`, and tests the source's form if that is True.
-    Raises ConfigError for a name that another statement has.
+    Raises ConfigError for a name that another statement has, and for no SECTION.
     """
 
     def register(function: Form) -> Form:
         if name in STATEMENTS:
             raise ConfigError(f"a statement called {name!r} is registered by {STATEMENTS[name].module}: choose another name")
+        section = getattr(sys.modules.get(function.__module__), "SECTION", None)
+        if not isinstance(section, int):
+            raise ConfigError(f"the statement {name!r} has no section: set SECTION in its module before, such as SECTION = 3")
         form: Callable[[Draw], Trials] = function if printed is None else partial(function, printed=False)
         corrected, seed, words = CaseTest(form, tolerance, share), None, ""
         if as_printed:
             seed = corrected
         if printed is not None:
-            own = {name: value for name, value in printed._asdict().items() if name != "words" and value is not None}
-            words, seed = printed.words, dataclasses.replace(corrected, draw=partial(function, printed=True), **own)
+            theirs = Printed(printed) if isinstance(printed, str) else printed
+            own = {name: value for name, value in theirs._asdict().items() if name != "words" and value is not None}
+            words, seed = theirs.words, dataclasses.replace(corrected, draw=partial(function, printed=True), **own)
         STATEMENTS[name] = Statement(name, section, source, says, corrected, seed, words, function.__module__)
         return function
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Collection, Iterator
 
 import torch
@@ -11,10 +10,8 @@ from torch import Tensor
 
 from ctrans.findings import Finding
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
-from ctrans.stability.diagnosis.weights_only import BLOCK, GAIN, WeightReaders
-
-LARGER = 10.0
-"""A weight is too large if its rms is so many times that of the same weight in the other blocks."""
+from ctrans.stability.diagnosis.treatment import TREATED, size_of_neighbours
+from ctrans.stability.diagnosis.weights_only import GAIN, WeightReaders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,27 +34,13 @@ def median_gains(weights: WeightReaders) -> Iterator[Act]:
                 yield Act(name, torch.where(odd, middle, gains), f"{int(odd.sum())} gains set to the median {float(middle):.3g}")
 
 
-def size_of_neighbours(weights: WeightReaders) -> Iterator[Act]:
-    """A weight whose rms is above `LARGER` times the median rms of the same weight in other blocks gets
-    that rms."""
-    sizes: dict[str, dict[str, float]] = {}
-    for name, read in weights.items():
-        if BLOCK.search(name) and not GAIN.search(name):
-            kind = BLOCK.sub(".", name, count=1)
-            sizes.setdefault(kind, {})[name] = float(read().double().square().mean().sqrt())
-    for alike in sizes.values():
-        for name, size in alike.items():
-            usual = statistics.median([other for own, other in alike.items() if own != name] or [0.0])
-            if usual > 0 and size > LARGER * usual:
-                yield Act(
-                    name, weights[name]() * (usual / size), f"multiplied by {usual / size:.3g}, to the size in other blocks"
-                )
+def scaled(weights: WeightReaders) -> Iterator[Act]:
+    """What `ctrans diagnose --treat` does."""
+    for name, factor in size_of_neighbours(weights).items():
+        yield Act(name, weights[name]() * factor, f"multiplied by {factor:.3g}, to the size in other blocks")
 
 
-TREATMENTS: dict[str, Callable[[WeightReaders], Iterator[Act]]] = {
-    "gain too large": median_gains,
-    "sublayer output too large": size_of_neighbours,
-}
+TREATMENTS: dict[str, Callable[[WeightReaders], Iterator[Act]]] = {"gain too large": median_gains, TREATED: scaled}
 """By finding: the acts that treat it."""
 
 

@@ -128,10 +128,10 @@ def print_page(request: Request, page: Page, written: Sequence[str], *, looked_a
     """Prints the page and the files that were written, unless stdout is closed or holds the JSON."""
     if request.quiet or not sys.stdout.writable():
         return
-    console = Console(emoji=False)
+    console = Console(emoji=False, highlight=False)
     show(page, console, looked_at=looked_at, verbose=request.verbose)
     if written:
-        console.print(printable(f"Written: {', '.join(written)}"), soft_wrap=True, markup=False, highlight=False)
+        console.print(printable(f"Written: {', '.join(written)}"), soft_wrap=True, markup=False)
 
 
 def write_result(request: Request, directory: Path | None, result: Mapping[str, Any], report: Page | None = None) -> Page:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,18 +17,13 @@ from ctrans.interop.to_transformers import target_of, write_transformers
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
 from ctrans.option import REQUIRED, option
+from ctrans.report.files import write_atomic
 from solvers import ConfigError
 
 
 def _to_nanogpt(model: GPT, directory: Path) -> str:
-    checkpoint = to_nanogpt(model)
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{CHECKPOINT}.{os.getpid()}"
-    try:
-        torch.save(checkpoint, temporary)
-        os.replace(temporary, directory / CHECKPOINT)
-    finally:
-        temporary.unlink(missing_ok=True)
+    torch.save(to_nanogpt(model), data := io.BytesIO())
+    write_atomic(directory / CHECKPOINT, data.getvalue())
     return "nanoGPT"
 
 

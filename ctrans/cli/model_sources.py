@@ -92,8 +92,6 @@ def find_models(request: ModelRequest) -> list[ModelSource]:
     for option, value in named:
         if value == "":
             raise ConfigError(f"--{option} '' names nothing: give a value, or leave the option out")
-        if named.count((option, value)) > 1:
-            raise ConfigError(f"{str(value)!r} is named twice: name each model once")
         check_foreign_options(request, option)
     if not named:
         check_foreign_options(request)

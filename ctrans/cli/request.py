@@ -242,10 +242,15 @@ class ModelRequest(WrittenRequest):
     def named_models(self) -> tuple[tuple[str, Any], ...]:
         """Option and value of each model that the user named; () for seeded models.
 
-        An argument counts as --checkpoint if ctrans saved it, and as --model otherwise.
+        An argument counts as --checkpoint if ctrans saved it, and as --model otherwise. Raises
+        ConfigError for one that is named twice.
         """
         named = [("checkpoint" if is_ours(path) else "model", path) for path in self.named]
-        return (*named, *((option, value) for option in MODEL_OPTIONS for value in getattr(self, option)))
+        named += [(option, value) for option in MODEL_OPTIONS for value in getattr(self, option)]
+        for each in named:
+            if named.count(each) > 1:
+                raise ConfigError(f"{str(each[1])!r} is named twice: name each model once")
+        return tuple(named)
 
     def shown(self, **resolved: Any) -> dict[str, Any]:
         models = {name: self.options[name] for name in MODEL_OPTIONS}

@@ -80,7 +80,7 @@ def _page(log: MonitorLog, *, why: bool = False) -> Page:
 
 def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
     """The page as text of the terminal's width."""
-    inner = Console(emoji=False, file=io.StringIO(), width=console.width, force_terminal=True)
+    inner = Console(emoji=False, highlight=False, file=io.StringIO(), width=console.width, force_terminal=True)
     with inner.capture() as capture:
         show(_page(log, why=request.why), inner, verbose=request.verbose)
     return Text.from_ansi(capture.get())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ctrans.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, statement
+from ctrans.statement import Draw, Trial, Trials, at_most, dense_jacobian, statement
 from solvers import Segment, solve
 
 END, STEPS = 0.1, 5
@@ -41,9 +41,11 @@ def words(made: MixtureOfExperts) -> str:
     return f"{options.top_k} of {options.experts} experts, {options.expert}, {options.router}, d = {made.up.in_features}"
 
 
+SECTION = 6
+
+
 @statement(
     "experts-bound",
-    6,
     "ctrans",
     "top-k of E experts: |f(x)| is at most the largest bound of an expert, plus the shared ones' and |b_2|, whatever the router says",
 )
@@ -55,13 +57,15 @@ def bound(draw: Draw) -> Trial:
     return at_most(float(made(x).norm(dim=-1).max()), made.bound().at(float(x.norm(dim=-1).max())), words(made))
 
 
+SECTION = 9
+
+
 @statement(
     "experts-slope",
-    9,
     "ctrans",
     "between switches |df/dx| <= max_e L_e + max_e B_e max_e |w_e| + L_shared, w_e the router's rows",
     share=0.5,
-    printed=Printed("the same for two tokens wherever they are"),
+    printed="the same for two tokens wherever they are",
 )
 def slope(draw: Draw, printed: bool) -> Trial:
     """The largest singular value of the dense Jacobian against the constant between switches.
@@ -81,7 +85,6 @@ def slope(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "experts-distance",
-    9,
     "ctrans",
     "a token goes through the same experts up to the distance min (z_e - z_e')/|w_e - w_e'|, e chosen and e' not, and no further",
     0.0,
@@ -139,14 +142,16 @@ def _until(velocity: Velocity, x: Tensor, on: Tensor, normal: Tensor) -> tuple[f
     return time, _along(velocity, x, time)
 
 
+SECTION = 7
+
+
 @statement(
     "experts-switch",
-    7,
     "ctrans (saltation: Aizerman and Gantmakher 1958)",
     "across a switch of experts the flow's derivative is J_+ (I + (f_+ - f_-) n'/(n'f_-)) J_-, n the switch's normal",
     1e-4,
     0.02,
-    printed=Printed("J_+ J_-, the product of the pieces' derivatives"),
+    printed="J_+ J_-, the product of the pieces' derivatives",
 )
 def crossing(draw: Draw, printed: bool) -> Trial:
     """dx/dt = f(x) + c n, carried across one switch: differences of the exact flow against J_+ S

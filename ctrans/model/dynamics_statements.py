@@ -18,13 +18,14 @@ from ctrans.placement import PLACEMENTS
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, statement
 from solvers import Segment, solve
 
+SECTION = 1
+
 ORDER = 0.15
 """The largest distance of a fitted order from the formal order."""
 
 
 @statement(
     "discrete-step",
-    1,
     "Kan, eq. 1-4 and section 5",
     "the discrete Transformer with residual scale dt is one Euler step per segment of the switched ODE, bit for bit",
     0.0,
@@ -40,7 +41,7 @@ def discrete_step(draw: Draw) -> Trial:
     return equal(solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made))
 
 
-@statement("horizon", 1, "Kan, section 5", "D blocks of two sublayers last T = 2 D dt", 1e-15, 0.05, as_printed=True)
+@statement("horizon", "Kan, section 5", "D blocks of two sublayers last T = 2 D dt", 1e-15, 0.05, as_printed=True)
 def horizon(draw: Draw) -> Trial:
     """T = 2 D dt, with T the last of the depth's times, for 1 to 6 blocks and a random dt."""
     made = random_model(draw, "peri", depth=1 + int(draw.uniform(0, 6)))
@@ -61,7 +62,6 @@ STEPS: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
 
 @statement(
     "placements",
-    1,
     "Kan, eq. 7-8; Kim, positions A, B, C",
     "each placement's step is its equation: X + dt N_out f(N_in X), or N(X + dt f(N_in X))",
     1e-12,
@@ -78,7 +78,6 @@ def placement_steps(draw: Draw) -> Trial:
 
 @statement(
     "deepnorm-scale",
-    1,
     "DeepNet; Emadi, section 6.1",
     "N_eps(alpha X + f(X)) = N_(eps/alpha^2)(X + f(X)/alpha)",
     1e-10,
@@ -96,7 +95,6 @@ def deepnorm_scale(draw: Draw) -> Trial:
 
 @statement(
     "final-norm",
-    1,
     "Xiong, table 1",
     "none, pre, peri and output have a final norm before the head; post, pre_post and deepnorm need none",
     1e-10,
@@ -113,14 +111,15 @@ def final_norm(draw: Draw) -> Trial:
     return equal(made.head(c * x), c**power * made.head(x), described(made))
 
 
+SECTION = 2
+
+
 def _order(found: Convergence, words: str) -> Trial:
     """|p - formal order|, p the fitted order."""
     return Trial(abs(found.order - found.formal), f"{words}: order {found.order:.3f} against {found.formal}")
 
 
-@statement(
-    "substeps-euler", 2, "ctrans", "D fixed, M Euler substeps per segment: error O(dt/M), for every placement", ORDER, 0.005
-)
+@statement("substeps-euler", "ctrans", "D fixed, M Euler substeps per segment: error O(dt/M), for every placement", ORDER, 0.005)
 def substeps(draw: Draw) -> Trial:
     """|p - 1|, p the fitted order of Euler with M = 64 to 256 substeps per segment, D fixed, for a
     random placement.
@@ -129,7 +128,7 @@ def substeps(draw: Draw) -> Trial:
     return _order(substep_convergence("euler", placement), f"euler on {placement}")
 
 
-@statement("substeps-order-p", 2, "ctrans", "D fixed, M substeps of a method of order p: error O((dt/M)^p)", ORDER, 0.005)
+@statement("substeps-order-p", "ctrans", "D fixed, M substeps of a method of order p: error O((dt/M)^p)", ORDER, 0.005)
 def higher_orders(draw: Draw) -> Trial:
     """|p - formal order|, p fitted over M substeps per segment, D fixed, for a random Runge-Kutta
     method and placement.
@@ -148,7 +147,6 @@ def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]
 
 @statement(
     "undeclared-switches",
-    2,
     "ctrans",
     "steps across switches lose the order: RK4 has order 4 with switches declared, about 1 across them",
     0.0,
@@ -175,7 +173,6 @@ def undeclared_switches(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "adaptive-switches",
-    2,
     "ctrans",
     "an adaptive solver across undeclared switches takes twice the evaluations or makes twice the error, at least",
     0.0,
@@ -195,7 +192,6 @@ def adaptive_switches(draw: Draw) -> Trial:
 
 @statement(
     "depth-limit",
-    2,
     "ctrans (Lie-Trotter)",
     "T fixed, D to infinity, weights smooth in depth: order 1 to dX/dt = (v_attn + v_ffn)/2",
     ORDER,
@@ -211,7 +207,6 @@ def depth_limit(draw: Draw) -> Trial:
 
 @statement(
     "depth-limit-symmetric",
-    2,
     "ctrans (Strang; Lu et al. 2020)",
     "symmetric blocks, half FFN, attention, half FFN: order 2 to the same limit",
     ORDER,
@@ -230,7 +225,6 @@ BLOCKS = (16, 32, 64, 128)
 
 @statement(
     "independent-blocks",
-    2,
     "ctrans",
     "weights of mean zero, independent from block to block, have a trivial limit: at fixed T, |X_D - X_0| falls like D^(-1/2)",
     0.15,
@@ -259,7 +253,6 @@ def independent_blocks(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "parallel-limit",
-    2,
     "ctrans (Lie-Trotter)",
     "at equal weights parallel and sequential blocks have one limit: at fixed T they differ by O(dt)",
     0.15,

@@ -31,7 +31,7 @@ PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pic
 def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the weights with their checksum. Raises OSError."""
     whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    write_durably(path, safetensors_bytes(whole, {"format": "pt", CHECKSUM: _checksum(whole), **metadata}))
+    write_durably(path, safetensors_bytes(whole, {"format": "pt", **metadata, CHECKSUM: _checksum(whole)}))
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -71,7 +71,7 @@ def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps({"__metadata__": header.pop("__metadata__"), **header}, separators=(",", ":"), ensure_ascii=False).encode()
     padded = text + b" " * (-len(text) % 8)
-    return len(padded).to_bytes(8, "little") + padded + made[end:]
+    return b"".join((len(padded).to_bytes(8, "little"), padded, memoryview(made)[end:]))
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -88,11 +88,16 @@ def write_durably(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)  # the new name is on the disk when its directory is
+    flush(path.parent)  # the new name is on the disk when its directory is
+
+
+def flush(path: Path) -> None:
+    """Returns when the file, or the directory's names, are on the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(handle)
     finally:
-        os.close(directory)
+        os.close(handle)
 
 
 def sha256_of(weights: Mapping[str, Tensor]) -> str:

@@ -48,7 +48,7 @@ ALARMS = Checks(
             "rms",
             "a figure that is inf or nan",
             "broken",
-            f"no figure may be inf or nan{tried(2, 2, 0)}",
+            f"no figure may be inf or nan{tried(2, 2)}",
             "A step with it makes every weight nan.",
             "Go on from the last checkpoint, and skip the batches since then. If it comes again: a wider dtype, a smaller loss scale or a "
             "lower learning rate.",
@@ -68,7 +68,7 @@ ALARMS = Checks(
             "softmaxes",
             "softmaxes one upon another at the end of the loss's graph",
             "serious",
-            f"cross-entropy has one{tried(2, 2, 0)}",
+            f"cross-entropy has one{tried(2, 2)}",
             "The logits are between 0 and 1, so no probability can be near 1. The loss stays high, and gradients vanish.",
             "Give the loss the logits: remove the softmax before it.",
             limits={"limit": 1.0},
@@ -78,7 +78,7 @@ ALARMS = Checks(
             "update",
             "|W' - W|/|W| of one step, for the median sublayer",
             "serious",
-            f"1e-3 is usual (Karpathy); limit: {SET}{tried(2, 0, 0)}",
+            f"1e-3 is usual (Karpathy); limit: {SET}{tried(2, 0)}",
             "A few steps replace a layer's weights.",
             "Go back to the start or to a checkpoint from before. Lower the learning rate so that a step after the warm-up changes 1% of "
             "a sublayer's length. (In healthy runs of benchmarks/clinic it is 0.2% to 1.3%.)",
@@ -89,7 +89,7 @@ ALARMS = Checks(
             "update_outside",
             "|W' - W|/|W| of one step, for the weights outside of the blocks",
             "serious",
-            f"{OURS}: 0.001 to 0.021 in healthy open runs of benchmarks/clinic{tried(2, 2, 0)}",
+            f"{OURS}: 0.001 to 0.021 in healthy open runs of benchmarks/clinic{tried(2, 2)}",
             "The embedding, or the head, runs away from the blocks, which then read other states at each step.",
             "Go back to the start or to a checkpoint from before. Lower the learning rate of the embedding and the head to that of the "
             "blocks or below.",
@@ -131,7 +131,7 @@ ALARMS = Checks(
             "rms",
             "rms of a state over that of the first report",
             "serious",
-            f"Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not at all; limits: {SET}{tried(1, 1, 0)}",
+            f"Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not at all; limits: {SET}{tried(1, 1)}",
             "States overflow in half precision, and late blocks have no effect.",
             "Give the last maps of attention and FFN their size of before, and scale them back after each step at which they are larger. "
             "In a new training: a norm behind each sublayer (placement peri).",
@@ -163,7 +163,7 @@ ALARMS = Checks(
             "the difference of |W' - W|/|W| and the decay of one step, over the learning rate of these weights, for the median sublayer",
             "serious",
             f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights have an rms below 1; 1 to 8 in healthy open runs "
-            f"of benchmarks/clinic, by the largest rate of all weights{tried(2, 2, 0)}",
+            f"of benchmarks/clinic, by the largest rate of all weights{tried(2, 2)}",
             "Nothing is learned, whatever the rate is.",
             "Check Adam's eps (1e-8 is usual), the loss's scale against that of the gradients, and the weights' dtype: in bfloat16 small "
             "steps are rounded away.",
@@ -174,7 +174,7 @@ ALARMS = Checks(
             "foreseen",
             "share of tokens whose likeliest successor is the next token, if attention reads later tokens; else the token itself",
             "serious",
-            f"{OURS}: a causal model of text names its own token at 0.2 to 0.3 in healthy open runs of benchmarks/clinic{tried(3, 2, 0)}",
+            f"{OURS}: a causal model of text names its own token at 0.2 to 0.3 in healthy open runs of benchmarks/clinic{tried(3, 2)}",
             "The model copies what it has to predict. Its loss falls, and it has learned nothing.",
             "Mask later tokens (is_causal=True). Shift the labels by one: the target of a token is the next one. "
             "Do nothing if a prefix is meant to read itself.",
@@ -185,7 +185,7 @@ ALARMS = Checks(
             "gradient_norm",
             "gradient norm",
             "note",
-            f"ignite's GradMonitor, llm-foundry; limits: {SET}{tried(1, 0, 0)}",
+            f"ignite's GradMonitor, llm-foundry; limits: {SET}{tried(1, 0)}",
             "One batch moves the weights, and Adam's moments for a long time after.",
             "Inspect that batch. If other batches spike too, look for the cause in the loss, the learning rate and the attention logits: "
             "going back and skipping a batch removes none of these.",
@@ -196,7 +196,7 @@ ALARMS = Checks(
             "loss",
             "the smallest loss of the last steps against the largest of the 64 before",
             "serious",
-            f"{OURS}: by chance, losses of one distribution are so ordered once in 10 million stretches{tried(4, 4, 0)}",
+            f"{OURS}: by chance, losses of one distribution are so ordered once in 10 million stretches{tried(4, 4)}",
             "The data, the labels or the code are not what they were, or the model has lost what it had learned.",
             "Go back to a checkpoint from before. Compare what the loop reads since then with what it read before (labels, tokenizer, "
             "order of data), and go on with the former.",

@@ -39,7 +39,7 @@ class Gauge:
     """
 
     description: str
-    scope: Scope
+    scope: Scope = "run"
     measure: Callable[[Any], Tensor | float] | None = None
 
 
@@ -73,22 +73,22 @@ def token_spread(r: Tensor) -> Tensor:
 
 
 GAUGES = GaugeTable({
-    "loss": Gauge("the loss given to `step`", "run"),
-    "highest_loss": Gauge("the largest loss since the last report", "run"),
-    "learning_rate": Gauge("the largest learning rate of the optimiser's groups", "run"),
-    "adam_memory": Gauge("1/(1 - beta_2): the steps that Adam's second moments remember", "run"),
-    "softmaxes": Gauge("softmaxes one upon another at the end of the loss's graph", "run"),
-    "gradient_norm": Gauge("|dL/dW| over all weights, as given to `step` or computed", "run"),
-    "highest_gradient_norm": Gauge("the largest gradient norm since the last report, if given to `step`", "run"),
-    "gradient_outside": Gauge("|dL/dW| over the weights outside of the depth: embeddings, final norm, head", "run"),
-    "update_outside": Gauge("|W' - W|/|W| of one step, over the weights outside of the depth", "run"),
-    "adam_gradient_ratio_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth", "run"),
-    "log_z": Gauge("mean over tokens of log sum exp(logits)", "run"),
-    "largest_logit": Gauge("largest |logit|", "run"),
-    "copied": Gauge("share of tokens whose likeliest successor is the token itself", "run"),
-    "foreseen": Gauge("share of tokens whose likeliest successor is the next token of the input", "run"),
-    "growth": Gauge("p of |X_k - X_0| ~ k^p from the middle of the depth to its end", "run"),
-    "seconds": Gauge("time of a step since the last report", "run"),
+    "loss": Gauge("the loss given to `step`"),
+    "highest_loss": Gauge("the largest loss since the last report"),
+    "learning_rate": Gauge("the largest learning rate of the optimiser's groups"),
+    "adam_memory": Gauge("1/(1 - beta_2): the steps that Adam's second moments remember"),
+    "softmaxes": Gauge("softmaxes one upon another at the end of the loss's graph"),
+    "gradient_norm": Gauge("|dL/dW| over all weights, as given to `step` or computed"),
+    "highest_gradient_norm": Gauge("the largest gradient norm since the last report, if given to `step`"),
+    "gradient_outside": Gauge("|dL/dW| over the weights outside of the depth: embeddings, final norm, head"),
+    "update_outside": Gauge("|W' - W|/|W| of one step, over the weights outside of the depth"),
+    "adam_gradient_ratio_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth"),
+    "log_z": Gauge("mean over tokens of log sum exp(logits)"),
+    "largest_logit": Gauge("largest |logit|"),
+    "copied": Gauge("share of tokens whose likeliest successor is the token itself"),
+    "foreseen": Gauge("share of tokens whose likeliest successor is the next token of the input"),
+    "growth": Gauge("p of |X_k - X_0| ~ k^p from the middle of the depth to its end"),
+    "seconds": Gauge("time of a step since the last report"),
     "rms": Gauge("|X_k|/sqrt(number of entries)", "state", root_mean_square),
     "mean_abs": Gauge("mean of |x| over the entries x of X_k", "state", lambda x: length(x, 1) / x.numel()),
     "largest": Gauge("largest |x| over the entries x of X_k", "state", lambda x: length(x, math.inf)),

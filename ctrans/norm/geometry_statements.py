@@ -13,6 +13,8 @@ from ctrans.norm.random_norms import PAPERS, norm_words, random_norm
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, equal, statement
 from solvers import Segment, solve
 
+SECTION = 3
+
 
 def _on_sphere(x: Tensor) -> Tensor:
     """x scaled to |x|^2 = d."""
@@ -22,7 +24,6 @@ def _on_sphere(x: Tensor) -> Tensor:
 
 @statement(
     "lemma-1",
-    3,
     "Kan, lemmas 1 and 10",
     "for eps = 0 a norm's output lies on the ellipsoid |Gamma^-1 (z - beta)|^2 = d",
     1e-8,
@@ -38,7 +39,6 @@ def on_ellipsoid(draw: Draw) -> Trial:
 
 @statement(
     "layernorm-image",
-    3,
     "Kan, lemma 1 and appendix H",
     "LayerNorm's image is the slice of the ellipsoid with 1'Gamma^-1 (z - beta) = 0, all of it",
     1e-8,
@@ -59,7 +59,7 @@ def fills_slice(draw: Draw, printed: bool) -> Trials:
     return [flat, _fills(draw, chosen, centre=True)]
 
 
-@statement("rmsnorm-image", 3, "Kan, lemma 10", "RMSNorm's image is the whole ellipsoid", 1e-10, as_printed=True)
+@statement("rmsnorm-image", "Kan, lemma 10", "RMSNorm's image is the whole ellipsoid", 1e-10, as_printed=True)
 def rmsnorm_fills_ellipsoid(draw: Draw) -> Trial:
     """N(u) = beta + Gamma u under RMSNorm at a random u with |u|^2 = d: that point of the ellipsoid
     is an output.
@@ -76,7 +76,6 @@ def _fills(draw: Draw, chosen: SphereNorm, centre: bool) -> Trial:
 
 @statement(
     "image-with-eps",
-    3,
     "ctrans",
     "with eps > 0 the image is strictly inside: |x_hat|^2 = d v/(v + eps) < d, v the token's variance",
     1e-10,
@@ -94,11 +93,10 @@ def inside_with_eps(draw: Draw) -> Trials:
 
 @statement(
     "lemma-9",
-    3,
     "Kan, lemma 9; Emadi, lemma A.1",
     "the Jacobian of a norm is diag(gamma)/sigma (C - x_hat x_hat'/d)",
     1e-11,
-    printed=Printed("diag(gamma)/sigma (I - x_hat x_hat'/d), without 11'/d"),
+    printed="diag(gamma)/sigma (I - x_hat x_hat'/d), without 11'/d",
 )
 def jacobian(draw: Draw, printed: bool) -> Trial:
     """`Norm.jacobian` against autograd, relative to max|gamma|/sigma, for either norm and eps 0,
@@ -123,7 +121,6 @@ def _printed_jacobian(draw: Draw, name: str | None) -> Trial:
 
 @statement(
     "lemma-9-rmsnorm",
-    3,
     "Kan, lemma 9 read for RMSNorm",
     "for RMSNorm the form with I instead of C is exact",
     1e-11,
@@ -141,7 +138,7 @@ def _steepness(chosen: SphereNorm, x: Tensor) -> Tensor:
     return chosen.gamma.abs().max() / chosen.sigma(x).squeeze(-1)
 
 
-@statement("lemma-9-scale", 3, "Kan, lemma 9", "J(c x) = J(x)/c for c > 0 and eps = 0", 1e-9, as_printed=True)
+@statement("lemma-9-scale", "Kan, lemma 9", "J(c x) = J(x)/c for c > 0 and eps = 0", 1e-9, as_printed=True)
 def jacobian_of_scaled(draw: Draw) -> Trial:
     """c J(c x) = J(x), both by autograd, for eps = 0 and c from 1e-3 to 1e3, relative to
     max|gamma|/sigma(x).
@@ -154,10 +151,9 @@ def jacobian_of_scaled(draw: Draw) -> Trial:
 
 @statement(
     "xiong-lemma-3",
-    3,
     "Xiong, lemma 3",
     "|J_N(x)|_2 <= max|gamma|/sigma, which is sqrt(d)/|C x| for gamma = 1",
-    printed=Printed("|J_LN(x)|_2 = O(sqrt(d)/|x|): no constant holds it where x is nearly constant"),
+    printed="|J_LN(x)|_2 = O(sqrt(d)/|x|): no constant holds it where x is nearly constant",
 )
 def jacobian_norm(draw: Draw, printed: bool) -> Trial:
     """|J|_2 <= max|gamma|/sigma, J by autograd at noise plus an offset of 0.1 to 100, for either
@@ -189,11 +185,10 @@ def printed_tangent(chosen: SphereNorm, x: Tensor, f: Tensor) -> Tensor:
 
 @statement(
     "tangent-part",
-    3,
     "Kan, eq. 132",
     "with u = Gamma^-1 (x - beta), q = C Gamma^-1 f, v = Gamma (q - u (u.q)/(u.u)) is tangent to the norm's image",
     1e-12,
-    printed=Printed("the same without C, which leaves LayerNorm's slice"),
+    printed="the same without C, which leaves LayerNorm's slice",
 )
 def tangent_is_tangent(draw: Draw, printed: bool) -> Trials:
     """u.(v/gamma) = 0, for LayerNorm 1'(v/gamma) = 0, and tangent(x, v) = v: v = tangent(x, f),
@@ -213,9 +208,7 @@ def tangent_is_tangent(draw: Draw, printed: bool) -> Trials:
     return leaves if printed else [leaves, equal(chosen.tangent(x, v), v, "the tangent part of a tangent velocity")]
 
 
-@statement(
-    "prop-12", 3, "Kan, prop. 12", "moved by eq. 132 a state stays on the ellipsoid for all t", 1e-7, 0.05, as_printed=True
-)
+@statement("prop-12", "Kan, prop. 12", "moved by eq. 132 a state stays on the ellipsoid for all t", 1e-7, 0.05, as_printed=True)
 def stays_on_ellipsoid(draw: Draw) -> Trial:
     """|u|^2 = d at t = 1, moved by eq. 132's part of a constant field from three image points of a
     drawn norm.
@@ -227,12 +220,11 @@ def stays_on_ellipsoid(draw: Draw) -> Trial:
 
 @statement(
     "prop-12-image",
-    3,
     "Kan, prop. 12 and the remark before it",
     "moved by the tangent part with C a state stays on the norm's image, so that it is Post-LN's continuous form",
     1e-7,
     0.05,
-    printed=Printed("eq. 132 is the continuous form of Post-LN, whose states are outputs of LayerNorm"),
+    printed="eq. 132 is the continuous form of Post-LN, whose states are outputs of LayerNorm",
 )
 def stays_on_image(draw: Draw, printed: bool) -> Trial:
     """`Norm.constraint_violation` at t = 1, moved by the tangent part, with C, of a constant field
@@ -258,7 +250,6 @@ def _moved(draw: Draw, name: str | None, printed: bool) -> tuple[SphereNorm, Ten
 
 @statement(
     "retraction",
-    3,
     "ctrans",
     "R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta), is on the image, and the identity there",
     1e-8,

@@ -9,13 +9,14 @@ from ctrans.norm.random_norms import SQUASHING, any_norm, norm_words
 from ctrans.statement import Draw, Trial, Trials, at_most, dense_jacobian, equal, statement
 from solvers import Segment, solve
 
+SECTION = 3
+
 SURFACES = sorted(name for name, kind in NORMS.items() if kind(2).has_tangent)
 CLIPPING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), ClipNorm))
 
 
 @statement(
     "norm-jacobians",
-    3,
     "ctrans",
     "each norm of the table has the Jacobian, its bound at x and its bound anywhere that it says",
     1e-9,
@@ -37,7 +38,6 @@ def jacobians(draw: Draw) -> Trials:
 
 @statement(
     "norm-surfaces",
-    3,
     "ctrans, on Kan, eq. 132",
     "ellipsoids, their slices and products have tangent parts off the normals, and a retraction that agrees to second order",
     1e-9,
@@ -66,7 +66,6 @@ def surfaces(draw: Draw) -> Trials:
 
 @statement(
     "norm-projected-flow",
-    3,
     "ctrans, on Kan, prop. 12",
     "a state that moves with its tangent part stays on the image of every norm that has tangent spaces",
     1e-6,
@@ -84,7 +83,6 @@ def projected_flow(draw: Draw) -> Trial:
 
 @statement(
     "clipping",
-    3,
     "ctrans",
     "clipping is the projection on a closed convex set: N(N(x)) = N(x), Lipschitz with constant 1, the nearest point",
     1e-9,
@@ -107,7 +105,6 @@ def clipping_is_a_projection(draw: Draw) -> Trials:
 
 @statement(
     "squashing-around-the-state",
-    3,
     "ctrans, on Zhu et al. 2025",
     "DyT and Derf around the state have no ODE as dt goes to 0: |N(x)| <= alpha phi'(0)|x| for gamma = "
     "1; alpha phi'(0) < 1: N alone takes it to 0",

@@ -126,7 +126,7 @@ def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:
     several = len(group) > 1
     columns = ["option", *(group if several else ["value"])]
     models = [Words(f"{name}: {words}" if several else words) for name, result in group.items() if (words := _model(result))]
-    return Chapter(f"Options and versions of {command}", [*models, table("", columns, rows)], folded=True)
+    return Chapter(f"Options and versions of {command}", [*models, table(columns, rows)], folded=True)
 
 
 def _model(result: JSONObject) -> str:

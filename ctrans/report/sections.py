@@ -312,7 +312,7 @@ def cell(value: Any, mark: Mark = "") -> Cell:
 
 
 @checked
-def table(title: str, columns: Iterable[Any], rows: Iterable[Iterable[Any]], meaning: str = "", **more: Any) -> Table:
+def table(columns: Iterable[Any], rows: Iterable[Iterable[Any]], title: str = "", meaning: str = "", **more: Any) -> Table:
     """A table of JSON values and cells. A column of which nothing is to be said is its name.
     `more` are further fields of `Table`.
     """

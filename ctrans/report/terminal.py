@@ -43,9 +43,9 @@ def show(page: Page, console: Console, *, looked_at: str | None = None, verbose:
     Folded chapters, formulas and columns of detail need `verbose`.
     """
     for answer in page.answers:
-        console.print(Text(answer.text, STYLES[answer.mark] or "bold"), highlight=False)
+        console.print(Text(answer.text, STYLES[answer.mark] or "bold"))
     if looked_at is not None:
-        console.print(printable(looked_at), highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(looked_at), markup=False, soft_wrap=True)
     legend: dict[str, str] = {}
     for i, chapter in enumerate(page.chapters):
         parts = [part for part in chapter.parts if not isinstance(part, Answer | Plot)]
@@ -60,24 +60,24 @@ def show(page: Page, console: Console, *, looked_at: str | None = None, verbose:
         console.print(Text("\nHow to read it", "bold"))
         for meaning in dict.fromkeys(legend.values()):
             names = " and ".join(name for name, other in legend.items() if other == meaning)
-            console.print(Text.assemble((names, "italic"), ": ", meaning), highlight=False)
+            console.print(Text.assemble((names, "italic"), ": ", meaning))
     folded = [each.title for each in page.chapters if each.folded and any(not isinstance(part, Plot) for part in each.parts)]
     if folded and not verbose:
-        console.print(Text(f"\n--verbose also shows: {', '.join(folded)}."), highlight=False)
+        console.print(Text(f"\n--verbose also shows: {', '.join(folded)}."))
     if page.asked:
-        console.print(Text(page.asked), highlight=False)
+        console.print(Text(page.asked))
 
 
 def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: bool) -> None:
     if isinstance(part, Words):
         for line in filter(None, (part.text, *(f"- {line}" for line in part.lines))):
-            console.print(Text(line), highlight=False)
+            console.print(Text(line))
     elif isinstance(part, Table):
         table = part.only(False, verbose)
         for piece in _fitted(table, console.width, verbose=verbose):
-            console.print(piece, highlight=False)
+            console.print(piece)
         if part.meaning:
-            console.print(Text(part.meaning), highlight=False)
+            console.print(Text(part.meaning))
         meanings = {column.name: column.legend if verbose else column.meaning for column in table.columns}
         legend |= {name: meaning for name, meaning in meanings.items() if meaning}
     elif isinstance(part, ColouredText):
@@ -86,9 +86,9 @@ def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: b
         for token in part.tokens:
             tokens.append(token.text, style=f"black on {token.colour}")
         console.print(tokens)
-        console.print(Text(part.meaning), highlight=False)
+        console.print(Text(part.meaning))
     elif isinstance(part, Findings):
-        console.print(_findings(part), highlight=False)
+        console.print(_findings(part))
 
 
 def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:

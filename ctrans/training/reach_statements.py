@@ -14,6 +14,8 @@ from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import RMSNorm
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, known, statement
 
+SECTION = 11
+
 OUTPUT = ("peri", "output")
 
 
@@ -53,7 +55,6 @@ def _adam_moves(
 
 @statement(
     "adam-step",
-    11,
     "ctrans, on Kingma and Ba, section 2.1",
     "a step of Adam moves a weight by at most eta c_t, c_t by Cauchy and Schwarz: 2.35 eta in the end for betas 0.9, 0.99",
     share=0.2,
@@ -83,7 +84,6 @@ def step_of_adam(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "reach-of-training",
-    11,
     "ctrans",
     "behind output norms and plain sums AdamW with rates eta_t moves X_D at most T (g + b + 2 sum_t eta_t c_t) from X_0 (rms), whatever "
     "the gradients are, for eta_t times the weight decay up to 2",
@@ -133,7 +133,6 @@ def _reached(draw: Draw, rate: float) -> Trial:
 
 @statement(
     "common-step",
-    11,
     "ctrans",
     "where fields are constant and the loss is linear in X_D, Adam on the output norms' offsets moves all tokens alike, by T "
     "sum_t eta_t (rms)",
@@ -172,7 +171,6 @@ def common_step(draw: Draw) -> Trials:
 
 @statement(
     "common-floor",
-    11,
     "ctrans",
     "logits within delta of those of one common vector leave a mean loss of at least H(q) - 2 delta, q the frequencies of the targets",
 )
@@ -193,7 +191,6 @@ def floor_of_common_logits(draw: Draw) -> Trials:
 
 @statement(
     "common-state-floor",
-    11,
     "ctrans",
     "behind a final RMSNorm L >= H(q) - a, a = 2 sqrt(d) max_v |gamma w_v| max_j |s_j|/(|m| + |x_j|) <= 1, for states x_j = m + s_j",
 )

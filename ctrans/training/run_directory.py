@@ -32,6 +32,7 @@ import safetensors
 from ctrans.given_files import no_regular_file
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import SUMS, damage, sums
+from ctrans.model.weights_file import flush
 from solvers import ConfigError
 
 LOCK = ".lock"
@@ -141,9 +142,9 @@ class RunDirectory:
                 for path in (*temporary.rglob("*"), temporary):
                     if path.is_file():
                         path.chmod(0o644)
-                    _flush(path)
+                    flush(path)
                 os.rename(temporary, self.step_directory(step))
-                _flush(self.checkpoints)
+                flush(self.checkpoints)
                 self.settle(step, best=best, good=good)
         wait()
 
@@ -273,7 +274,7 @@ class RunDirectory:
             os.replace(temporary, self.directory / name)
         finally:
             temporary.unlink(missing_ok=True)
-        _flush(self.directory)
+        flush(self.directory)
 
 
 def lock(path: Path, other: str) -> IO[bytes]:
@@ -300,11 +301,3 @@ def lock(path: Path, other: str) -> IO[bytes]:
 def _free(path: str) -> str:
     """The path, or with a number after it, that nothing has."""
     return next(name for n in itertools.count() if not os.path.lexists(name := f"{path}{n or ''}"))
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

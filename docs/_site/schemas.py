@@ -163,6 +163,10 @@ RESULT_KEYS: dict[str, Schema] = {
             "the block where only weights were read.",
             Diagnosis,
         ),
+        "treatment": described(
+            "With --treat, lines that say what was changed in the copy, and for which findings no treatment is proven; else empty.",
+            list[str],
+        ),
     },
     "screen": _screenings(),
     "families": {"families": a_map("By the name in a config's model_type.", FoundFamily)},

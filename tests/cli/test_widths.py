@@ -54,7 +54,7 @@ def _numbers(page):
 @pytest.mark.parametrize("width", [20, 30, 60])
 def test_columns_that_do_not_fit_go_on_below_with_the_first_again(width):
     numbers = table(
-        "numbers", ["name", *(f"c{i}" for i in range(6))], [["first", *(i * 1.0001e-10 for i in range(1, 7))]], "once"
+        ["name", *(f"c{i}" for i in range(6))], [["first", *(i * 1.0001e-10 for i in range(1, 7))]], "numbers", "once"
     )
     console = Console(width=width)
     with console.capture() as capture:
@@ -105,6 +105,6 @@ def test_rows_of_a_model_of_twelve_blocks_have_one_step():
 def test_a_number_that_no_width_holds_is_marked_as_cut():
     console = Console(width=16)
     with console.capture() as capture:
-        show(Page("", "", [Chapter("", [table("", ["name", "figure"], [["a long name", 123456.789e-200]])])], {}), console)
+        show(Page("", "", [Chapter("", [table(["name", "figure"], [["a long name", 123456.789e-200]])])], {}), console)
     page = capture.get()
     assert "1.2e-195" in page or "…" in page

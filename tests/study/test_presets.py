@@ -31,7 +31,7 @@ def finished(losses):
     return runs
 
 
-CONTRAST = Contrast("peri ends lower", "loss", {"placement": "pre"}, {"placement": "peri"})
+CONTRAST = Contrast("peri ends lower", {"placement": "pre"}, {"placement": "peri"})
 
 
 def verdict(pre, peri, contrasts=(CONTRAST,)):
@@ -87,7 +87,7 @@ def test_nothing_decides_an_effect_of_0():
 
 
 def test_at_most_is_a_contrast_with_its_sign_turned():
-    contrast = Contrast("at most 0.5 apart", "loss", {"placement": "pre"}, {"placement": "peri"}, beyond=0.5, sign=-1)
+    contrast = Contrast("at most 0.5 apart", {"placement": "pre"}, {"placement": "peri"}, beyond=0.5, sign=-1)
     assert verdict([2.1, 2.2, 2.3], [2.0, 2.0, 2.0], [contrast]).verdict == REPRODUCED
     assert verdict([3.1, 3.2, 3.3], [2.0, 2.0, 2.0], [contrast]).verdict == NOT_REPRODUCED
 
@@ -121,7 +121,7 @@ def test_the_best_of_many_settings_is_chosen_on_other_seeds():
     generator = np.random.default_rng(0)
     rates = [1e-3 * 1.1**i for i in range(12)]
     study = small(seeds=[0, 1, 2, 3], learning_rates=rates, vary={"placement": ["peri"]})
-    usual = Contrast("gains by tuning", "loss", {"learning_rate": rates[0]}, {}, over="best")
+    usual = Contrast("gains by tuning", {"learning_rate": rates[0]}, {}, over="best")
     means = []
     for _ in range(20):
         runs = []

@@ -18,6 +18,7 @@ from ctrans.verify.table import SECTIONS, all_statements, select, verify_all
 from docs._site.theory import END, START, between_markers, markdown_table
 from solvers import ConfigError, SolveError
 
+SECTION = 3  # of the statements that are registered here
 STATEMENTS = all_statements()
 THEORY = Path(__file__).parents[2] / "THEORY.md"
 SLOW = {name for name in STATEMENTS if "depth-limit" in name or "switches" in name or "substeps" in name} | {"independent-blocks"}
@@ -62,13 +63,32 @@ def test_every_section_of_the_theory_has_statements():
 
 def test_a_name_is_given_once():
     with pytest.raises(ConfigError, match=r"'lemma-1' is registered by ctrans\.norm"):
-        statement("lemma-1", 3, "nobody", "something")(lambda draw: Trial(0.0, ""))
+        statement("lemma-1", "nobody", "something")(lambda draw: Trial(0.0, ""))
+
+
+def test_a_statement_is_in_the_section_that_its_module_has_then_and_without_one_it_is_refused(monkeypatch):
+    monkeypatch.setattr("ctrans.statement.STATEMENTS", (table := {}))
+    monkeypatch.delitem(globals(), "SECTION")
+    with pytest.raises(ConfigError, match=r"^the statement 'x' has no section: set SECTION in its module before"):
+        statement("x", "nobody", "something")(lambda draw: Trial(0.0, ""))
+    assert table == {}
+    for name, section in (("x", 5), ("y", 7)):
+        monkeypatch.setitem(globals(), "SECTION", section)
+        statement(name, "nobody", "something")(lambda draw: Trial(0.0, ""))
+    assert [each.section for each in table.values()] == [5, 7]
+
+
+@pytest.mark.parametrize("printed", ["more", Printed("more")])
+def test_words_alone_are_a_printed_form(printed, monkeypatch):
+    monkeypatch.setattr("ctrans.statement.STATEMENTS", (table := {}))
+    statement("x", "nobody", "something", 0.5, 0.1, printed=printed)(lambda draw, printed: Trial(0.0, ""))
+    assert (table["x"].printed, table["x"].seed.tolerance, table["x"].seed.share) == ("more", 0.5, 0.1)
 
 
 def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
     monkeypatch.setattr("ctrans.statement.STATEMENTS", (table := {}))
 
-    @statement("x", 3, "nobody", "something", 0.5, 0.1, printed=Printed("more", 0.25, 0.2))
+    @statement("x", "nobody", "something", 0.5, 0.1, printed=Printed("more", 0.25, 0.2))
     def form(draw, printed):
         return Trial(1.0 if printed else 0.0, "")
 
@@ -86,7 +106,8 @@ def test_a_plugins_statement_is_verified_last_in_its_section(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from ctrans.statement import at_most, statement\n"
-        "@statement('mine', 3, 'me', 'a cosine is at most 1')\n"
+        "SECTION = 3\n"
+        "@statement('mine', 'me', 'a cosine is at most 1')\n"
         "def cosine(draw):\n"
         "    x, y = draw.normal(2, 5)\n"
         "    return at_most(x @ y, x.norm() * y.norm(), 'a cosine')\n"

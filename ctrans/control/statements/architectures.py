@@ -14,6 +14,8 @@ from ctrans.norm import RMSNorm, SphereNorm
 from ctrans.norm.random_norms import random_norm
 from ctrans.statement import Draw, Trial, Trials, equal, statement
 
+SECTION = 4
+
 
 def _best(P: Tensor, norms: list[SphereNorm]) -> tuple[Tensor, Tensor, float]:
     """H of each token behind each norm, (norms, tokens), the maximisers, (norms, tokens, width),
@@ -24,7 +26,7 @@ def _best(P: Tensor, norms: list[SphereNorm]) -> tuple[Tensor, Tensor, float]:
     return values, best, sum(float(largest_payoff(P, f)) for f in best)
 
 
-@statement("parallel-blocks", 4, "ctrans", "parallel sublayers with a norm behind each: H = H_1 + H_2", 1e-12)
+@statement("parallel-blocks", "ctrans", "parallel sublayers with a norm behind each: H = H_1 + H_2", 1e-12)
 def parallel(draw: Draw) -> Trials:
     """v = N_1 f_1 + N_2 f_2: the two maximisers attain H_1 + H_2, and 30 random pairs do not exceed
     it.
@@ -43,7 +45,6 @@ def parallel(draw: Draw) -> Trials:
 
 @statement(
     "experts",
-    4,
     "ctrans",
     "a mixture of experts with convex gates and a norm behind each: H = sum_j max_e H_e(p_j), one expert for each token",
     1e-12,
@@ -69,7 +70,6 @@ def experts(draw: Draw) -> Trials:
 
 @statement(
     "norm-without-gain",
-    4,
     "ctrans",
     "RMSNorm without a trained gain at the output: H = sqrt(d) sum_j |p_j|, finite whatever is trained",
     1e-12,
@@ -91,7 +91,6 @@ def without_gain(draw: Draw) -> Trials:
 
 @statement(
     "free-rows",
-    4,
     "ctrans",
     "free attention rows at fixed M = O V: H = sum_i max over the j that i reads of -<p_i, M x_j>, hard attention",
     1e-12,

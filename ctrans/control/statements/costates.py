@@ -27,6 +27,8 @@ from ctrans.statement import Draw, Printed, Trial, Trials, equal, known, stateme
 from ctrans.sublayer import Sublayer
 from solvers import Stats, fixed_step, solve
 
+SECTION = 5
+
 TOLERANCE = 1e-9
 DRIFT = 1e-6
 """The largest accepted change of <P, v> on a segment at that tolerance."""
@@ -48,7 +50,6 @@ def _continuous(made: GPT, tokens: Tensor, targets: Tensor) -> Costate:
 
 @statement(
     "discrete-costate",
-    5,
     "ctrans, on Kan, eq. 15-16",
     "on the discrete model the costate is the gradient with respect to the hidden state",
     1e-11,
@@ -72,7 +73,6 @@ def discrete_costate(draw: Draw) -> Trials:
 
 @statement(
     "adjoint-equation",
-    5,
     "ctrans, on Kan, eq. 58",
     "dP/dt = -(dv/dX)' P backward from dL/dX(T) gives P(t) = dL/dX(t)",
     1e-5,
@@ -89,7 +89,7 @@ def continuous_costate(draw: Draw) -> Trial:
     return equal(found.costates[0], exact, f"P(0) against dL/dX(0) of the ODE, {described(made)}")
 
 
-@statement("conserved-product", 5, "ctrans", "<P(t), v(X(t))> is constant on each segment", DRIFT, 0.02)
+@statement("conserved-product", "ctrans", "<P(t), v(X(t))> is constant on each segment", DRIFT, 0.02)
 def conserved_product(draw: Draw) -> Trial:
     """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, at a
     tolerance of 1e-9.
@@ -101,7 +101,6 @@ def conserved_product(draw: Draw) -> Trial:
 
 @statement(
     "drift",
-    5,
     "ctrans",
     "drift of <P, v> is error, but not all error drifts: a wrong P(T) conserves it too",
     DRIFT,
@@ -155,7 +154,7 @@ def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
     return chosen, raw, draw.log_uniform(-6, 6) * p
 
 
-@statement("pmp-gap", 5, "ctrans, on Kan, eq. 58 and 99", "g = H(P) + <P, v> >= 0, and g = (1 - a)(H + <P, beta>)", 1e-12)
+@statement("pmp-gap", "ctrans, on Kan, eq. 58 and 99", "g = H(P) + <P, v> >= 0, and g = (1 - a)(H + <P, beta>)", 1e-12)
 def gap(draw: Draw) -> Trials:
     """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random
     costate and v = N(raw).
@@ -172,7 +171,6 @@ def gap(draw: Draw) -> Trials:
 
 @statement(
     "alignment-range",
-    5,
     "ctrans",
     "a = (<P, beta> - <P, v>)/(<P, beta> + H) is in [-1, 1]: 1 at the maximiser, -1 opposite",
     1e-9,
@@ -194,7 +192,6 @@ def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor
 
 @statement(
     "alignment-one-token",
-    5,
     "ctrans",
     "for one token a is the cosine between the layer's velocity and the optimal one, on the norm's sphere",
     1e-10,
@@ -210,7 +207,6 @@ def one_token(draw: Draw) -> Trial:
 
 @statement(
     "alignment-tokens",
-    5,
     "ctrans",
     "for several tokens a is the mean of their cosines, weighted with |C(gamma*p_j)|",
     1e-10,
@@ -246,7 +242,6 @@ STATIONARY = 1e-7
 
 @statement(
     "radial-identity",
-    5,
     "ctrans",
     "dt <P, v> = <theta, dL/dtheta>, theta the last map with its bias, or the output norm's gains and offsets",
     1e-12,
@@ -261,7 +256,6 @@ def radial_identity(draw: Draw) -> Trial:
 
 @statement(
     "critical-alignment",
-    5,
     "ctrans",
     "at a critical point of L + lam/2 |theta|^2, dt <P, v> = -lam |theta|^2: without decay the alignment is 0",
     1e-5,
@@ -329,7 +323,6 @@ def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
 @statement(
     "shared-principle",
-    5,
     "ctrans",
     "where a loss with decay is stationary in the last map, that map attains the mean-field principle within its norm",
     1e-6,

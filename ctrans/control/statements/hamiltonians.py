@@ -17,6 +17,8 @@ from ctrans.norm.random_norms import PAPERS, random_norm
 from ctrans.placement import PLACEMENTS
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
 
+SECTION = 4
+
 
 def _named(P: Tensor) -> str:
     return f"{P.shape[0]} tokens of width {P.shape[1]}"
@@ -28,7 +30,7 @@ def _problem(draw: Draw, name: str | None = None, eps: float = 0.0) -> tuple[Sph
 
 
 @statement(
-    "theorem-2", 4, "Kan, theorem 2", "none and pre: H(P) = +inf for P other than 0, along f = -R P/|P|", 1e-12, as_printed=True
+    "theorem-2", "Kan, theorem 2", "none and pre: H(P) = +inf for P other than 0, along f = -R P/|P|", 1e-12, as_printed=True
 )
 def unbounded(draw: Draw) -> Trials:
     """-<P, f> = R|P| along f = -R P/|P|."""
@@ -39,7 +41,6 @@ def unbounded(draw: Draw) -> Trials:
 
 @statement(
     "theorem-2-weights",
-    4,
     "Kan, theorem 2",
     "theorem 2 through the model's own last map: the best value grows like |W|^1",
     0.01,
@@ -55,11 +56,10 @@ def unbounded_weights(draw: Draw) -> Trial:
 
 @statement(
     "appendix-j",
-    4,
     "ctrans, on Kan, appendix J",
     "post and pre_post: H(P) = 0 where P is normal to the image (orthogonally), else +inf",
     1e-12,
-    printed=Printed("H(P) = 0 where the tangent part of P (eq. 132) is 0"),
+    printed="H(P) = 0 where the tangent part of P (eq. 132) is 0",
 )
 def projection_decides(draw: Draw, printed: bool) -> Trials:
     """H = 0 at p_j = u_j/gamma, normal to the image; H = +inf at a random P; <u/gamma, v> = 0 for
@@ -86,7 +86,6 @@ def projection_decides(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "eq-99",
-    4,
     "Kan, eq. 99-100",
     "RMSNorm at the output: H = sum_j sqrt(d)|gamma*p_j|, attained at -sqrt(d) gamma^2 p_j/|gamma*p_j|",
     1e-12,
@@ -99,7 +98,6 @@ def ellipsoid(draw: Draw) -> Trials:
 
 @statement(
     "eq-99-layernorm",
-    4,
     "Kan, eq. 99-100",
     "LayerNorm at the output: H = sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta>, attained on the slice",
     1e-10,
@@ -138,7 +136,6 @@ def _attained(draw: Draw, chosen: SphereNorm, P: Tensor) -> Trials:
 
 @statement(
     "eq-99-ascent",
-    4,
     "ctrans",
     "ascents through the norm's module, which know no closed form, reach H and no more, for both norms",
     1e-7,
@@ -151,9 +148,7 @@ def climbed(draw: Draw) -> Trial:
     return Trial(abs(best.gap), f"{_named(P)}: the best found through the norm misses H by {best.gap:.2g}")
 
 
-@statement(
-    "eq-99-bound", 4, "ctrans", "for LayerNorm the ellipsoid's value is an upper bound, equal where 1'(gamma*p_j) = 0", 1e-11
-)
+@statement("eq-99-bound", "ctrans", "for LayerNorm the ellipsoid's value is an upper bound, equal where 1'(gamma*p_j) = 0", 1e-11)
 def printed_value_is_a_bound(draw: Draw) -> Trials:
     """H <= eq. 99's value under LayerNorm at a random P, and H equals it at a P with 1'(gamma*p_j)
     = 0.
@@ -170,7 +165,6 @@ def printed_value_is_a_bound(draw: Draw) -> Trials:
 
 @statement(
     "unique-maximiser",
-    4,
     "Kan, eq. 99-100",
     "the maximiser is unique except where C(gamma*p_j) = 0, where every point of the image attains H",
     1e-11,
@@ -222,7 +216,6 @@ def _second_best(draw: Draw) -> Trial:
 
 @statement(
     "sampling",
-    4,
     "ctrans",
     "sampling underestimates the supremum in high dimension: 50,000 samples at d = 16 stay at least 3% below",
     0.0,
@@ -242,7 +235,7 @@ def sampling(draw: Draw, printed: bool) -> Trial:
     return at_most(best, 0.97 * exact, f"{words} against 0.97 H")
 
 
-@statement("kkt", 4, "ctrans", "the maximisers satisfy the KKT conditions of their image", 1e-10)
+@statement("kkt", "ctrans", "the maximisers satisfy the KKT conditions of their image", 1e-10)
 def stationarity(draw: Draw) -> Trial:
     """The larger of feasibility and gamma*p_j + eta u_j + mu 1 = 0 (mu for LayerNorm only) at the
     maximiser, with the best multipliers.
@@ -254,7 +247,6 @@ def stationarity(draw: Draw) -> Trial:
 
 @statement(
     "kinetic-cost",
-    4,
     "OT-Transformer; ctrans",
     "running cost lam/2 |f|^2 on the whole space: H = |P|^2/(2 lam), f* = -P/lam",
     1e-12,
@@ -272,7 +264,6 @@ def whole_space(draw: Draw) -> Trials:
 
 @statement(
     "kinetic-well-posed",
-    4,
     "OT-Transformer; ctrans",
     "with a kinetic cost every placement has a finite H, attained over the closure of its velocities",
     1e-10,
@@ -298,13 +289,12 @@ def every_placement(draw: Draw) -> Trials:
 
 @statement(
     "kinetic-with-eps",
-    4,
     "ctrans",
     "with a kinetic cost and eps > 0 the admissible set is the filled ellipsoid (slice): a best velocity "
     "inside is attained, the surface's value exceeded",
     1e-6,
     0.05,
-    printed=Printed("the ellipsoid itself is the admissible set"),
+    printed="the ellipsoid itself is the admissible set",
 )
 def with_eps(draw: Draw, printed: bool) -> Trials:
     """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of the norm <= H over the filled ellipsoid

@@ -16,6 +16,8 @@ from ctrans.norm import NORMS, Norm, SquashNorm
 from ctrans.norm.random_norms import SQUASHING, any_norm, norm_words
 from ctrans.statement import Draw, Trial, Trials, at_most, equal, holds_if, known, statement
 
+SECTION = 4
+
 DECAYING = ["derf", "dyt", "group_rmsnorm", "rmsnorm", "scalenorm"]
 """Norms with gains whose decay has one maximum. LayerNorm has local ones, see `gain-decay`."""
 IMPROVED, STILL = 20_000, 1e-7
@@ -26,7 +28,6 @@ is slow if a best gain is nearly 0.
 
 @statement(
     "norm-supports",
-    4,
     "ctrans, on Kan, eq. 99",
     "no input of a norm exceeds its support function, for gains of either sign, any eps, and ascents",
 )
@@ -44,7 +45,6 @@ def support_is_a_bound(draw: Draw) -> Trial:
 
 @statement(
     "norm-closed-forms",
-    4,
     "ctrans, on Kan, eq. 99",
     "sqrt(d)|C(gamma*p)|, of groups the sum of theirs, of a box sum_i abs(gamma_i p_i), of a ball c sqrt(d)|p|; each plus <p, beta>",
     1e-12,
@@ -67,7 +67,6 @@ def closed_forms(draw: Draw) -> Trial:
 
 @statement(
     "norm-maximisers",
-    4,
     "ctrans, on Kan, eq. 100",
     "each norm's maximiser is on the closure of its image and attains its support",
     1e-9,
@@ -83,7 +82,6 @@ def maximiser_has_it(draw: Draw) -> Trials:
 
 @statement(
     "norm-approach",
-    4,
     "ctrans",
     "inputs within r approach the support at each norm's rate: eps d/(2 r^2) of it, 2 exp(-2 alpha "
     "r/sqrt(d)) under DyT, 0 clipped",
@@ -127,7 +125,6 @@ def _way(norm: Norm, p: Tensor) -> Tensor:
 
 @statement(
     "squashing-not-attained",
-    4,
     "ctrans, on Zhu et al. 2025",
     "behind DyT and Derf H is finite but not attained: the image is an open box",
     0.0,
@@ -146,7 +143,6 @@ def squashing_has_no_maximiser(draw: Draw) -> Trial:
 
 @statement(
     "norm-verdicts",
-    4,
     "ctrans, on Kan, appendix E",
     "behind every norm H is finite and certified; without bounds on gains only if the norm has no gains or offsets",
     0.0,
@@ -168,7 +164,6 @@ def verdicts(draw: Draw) -> Trial:
 
 @statement(
     "norm-gain-slopes",
-    4,
     "ctrans",
     "trained gains and offsets: H grows like |(a, sum_j p_j)|, a_i = sum_j abs(p_ji), behind a box, like sum_j |p_j| with one gain",
     1e-9,
@@ -202,7 +197,6 @@ def gain_slopes(draw: Draw) -> Trials:
 
 @statement(
     "gain-decay-norms",
-    4,
     "ctrans",
     "cost lam/2 (|gamma|^2 + |beta|^2): 2 lam H = |a|^2 + |sum_j p_j|^2 behind a box, (sum_j |p_j|)^2 for one gain, over groups "
     "sum_g kappa_g^2",

@@ -15,12 +15,13 @@ from ctrans.control.statements.payoffs import largest_payoff, none_better, payof
 from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import SphereNorm
 from ctrans.norm.random_norms import random_norm
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
+from ctrans.statement import Draw, Trial, Trials, at_most, equal, holds_if, known, statement
+
+SECTION = 4
 
 
 @statement(
     "residual-pullback",
-    4,
     "ctrans",
     "velocities W v, W linear (gains by channel, streams written to): H(P) is that of the v at W'P, attained at W v*",
     1e-12,
@@ -61,12 +62,11 @@ def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
 
 @statement(
     "residual-gain",
-    4,
     "ctrans, on LayerScale",
     "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm at least that",
     1e-9,
     0.2,
-    printed=Printed("the same R H(P) behind LayerNorm"),
+    printed="the same R H(P) behind LayerNorm",
 )
 def gain_by_channel(draw: Draw, printed: bool) -> Trials:
     """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: the
@@ -93,7 +93,6 @@ def gain_by_channel(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "residual-one-gain",
-    4,
     "ctrans, on ReZero and SkipInit",
     "one gain |a| <= R, trained behind an output norm: H = R max(H(P), H(-P)), so +inf over all a where P is not a tie",
     1e-12,
@@ -118,7 +117,6 @@ def one_gain(draw: Draw) -> Trials:
 
 @statement(
     "towards-image",
-    4,
     "ctrans, on nGPT",
     "dX/dt = T_X a * (N f - X): H = H_N(Q) + <Q, X>, Q = a * T_X'P, finite for the steps a and gains as they are, and attained",
     1e-9,
@@ -147,7 +145,6 @@ def towards_image(draw: Draw) -> Trials:
 
 @statement(
     "residual-section",
-    4,
     "ctrans, on LayerScale with gains of 0",
     "around the state, gains 0 in some channels: sup <p, N(X + dt g*f)> = sqrt(d)(|a|^2 + max(0, b)^2/|r|^2)^(1/2) + <p, beta>, a the "
     "part of gamma*p in V = C span(e_i: g_i != 0), r = CX off V, b = <gamma*p, r>; the ODE's H = 0 where g*T'P = 0",
@@ -198,9 +195,11 @@ def section(draw: Draw) -> Trials:
     ]
 
 
+SECTION = 5
+
+
 @statement(
     "gain-radial",
-    5,
     "ctrans",
     "dt <P, r> = <g, dL/dg> for a residual's gains g, nGPT's steps and what hyper-connections write: 0 at a critical point",
     1e-11,

@@ -20,8 +20,10 @@ from ctrans.norm import SphereNorm
 from ctrans.norm.random_norms import PAPERS, norm_words, random_norm
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
 
+SECTION = 4
 
-@statement("frobenius-ball", 4, "ctrans", "pre with the last map in a ball |W| <= R: H = R|h'P|, attained at -R P'h/|h'P|", 1e-12)
+
+@statement("frobenius-ball", "ctrans", "pre with the last map in a ball |W| <= R: H = R|h'P|, attained at -R P'h/|h'P|", 1e-12)
 def ball(draw: Draw) -> Trials:
     """H = R|h'P|, attained at W = -R P'h/|h'P|; none of 30 random W with |W| = R exceeds it."""
     h, P, radius = draw.normal(4, 6), draw.normal(4, 5), draw.log_uniform(-2, 3)
@@ -40,7 +42,6 @@ def ball(draw: Draw) -> Trials:
 
 @statement(
     "last-map-decay",
-    4,
     "ctrans, on Kan, section 3.2",
     "pre with cost lam/2 |W|^2 of the last map, its features fixed: H = |h'P|^2/(2 lam), attained at -P'h/lam",
     1e-12,
@@ -59,7 +60,6 @@ def decay(draw: Draw) -> Trials:
 
 @statement(
     "weights-attain",
-    4,
     "ctrans",
     "behind an output norm, rank(h) = n lets the weights of the last map attain the closed form",
     1e-6,
@@ -76,12 +76,11 @@ def full_rank(draw: Draw) -> Trial:
 
 @statement(
     "fewer-features",
-    4,
     "ctrans",
     "rank(h) < n keeps weights strictly below H if (n - rank)(d - 1) >= n (RMSNorm: d for d - 1), not in narrower layers",
     0.0,
     0.03,
-    printed=Printed("with fewer features than tokens the supremum over weights is strictly smaller"),
+    printed="with fewer features than tokens the supremum over weights is strictly smaller",
 )
 def fewer_features(draw: Draw, printed: bool) -> Trial:
     """A gap if (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap.
@@ -106,7 +105,7 @@ def fewer_features(draw: Draw, printed: bool) -> Trial:
     return Trial(1e-6 - gap, f"{_shape(P, h)}: weights attain H to {gap:.1g}")
 
 
-@statement("weights-bounded", 4, "ctrans", "for any rank, no weights exceed the non-parametric value", 1e-12)
+@statement("weights-bounded", "ctrans", "for any rank, no weights exceed the non-parametric value", 1e-12)
 def never_above(draw: Draw) -> Trial:
     """Any weights, any gains (zero or of either sign), any eps."""
     name, eps = draw.choice(PAPERS), draw.choice((0.0, 1e-5, 0.1))
@@ -137,7 +136,6 @@ def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]
 
 @statement(
     "bounded-gains",
-    4,
     "Kan, section 3.3 and eq. 99",
     "behind an output norm H is finite for bounded gains: R sqrt(kappa^2 + |sum_j p_j|^2) over |gamma|^2 + |beta|^2 <= R^2",
     1e-9,
@@ -182,7 +180,6 @@ def _without_offset(chosen: SphereNorm, P: Tensor, factor: float) -> float:
 
 @statement(
     "gain-decay",
-    4,
     "ctrans",
     "cost lam/2 (|gamma|^2 + |beta|^2) behind an output norm: H = (kappa^2 + |sum_j p_j|^2)/(2 lam), any gains",
     1e-8,
@@ -208,7 +205,6 @@ def gain_decay(draw: Draw) -> Trials:
 
 @statement(
     "gain-box",
-    4,
     "ctrans",
     "|gamma_i| <= g, |beta_i| <= b: H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1, attained by RMSNorm",
     1e-12,
@@ -234,7 +230,6 @@ def gain_box(draw: Draw) -> Trials:
 
 @statement(
     "rank-gap",
-    4,
     "ctrans",
     "rank(h) < n: no weights come nearer to H than sqrt(d)/2 min_j |w_j|/(G^-1)_jj, G = (I - hh^+) * (U* U*')",
     1e-9,
@@ -267,7 +262,6 @@ def rank_gap(draw: Draw) -> Trials:
 
 @statement(
     "discrete-hamiltonian",
-    4,
     "ctrans, on Kan, appendix J",
     "post, pre_post, deepnorm: of the step N(X + dt r), H = (sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta> + <P, X>)/dt",
     1e-9,
@@ -293,7 +287,6 @@ def step(draw: Draw) -> Trials:
 
 @statement(
     "discrete-hamiltonian-limit",
-    4,
     "ctrans",
     "as dt goes to 0, for X on the image, it goes to +inf like 1/dt, unless X is the lowest point for P: there it is 0, as the ODE's",
     1e-9,

@@ -18,6 +18,8 @@ from ctrans.norm.random_norms import norm_words, random_norm
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, statement
 from solvers import Segment, solve
 
+SECTION = 4
+
 
 def _smooth(x: Tensor) -> Tensor:
     """A terminal cost whose slope never vanishes, so no kink forms within the times below."""
@@ -26,7 +28,6 @@ def _smooth(x: Tensor) -> Tensor:
 
 @statement(
     "hopf-lax",
-    4,
     "Kan, eq. 56; Hopf-Lax",
     "Phi(x, t) = min of G over the set reachable in T - t solves -dPhi/dt + H(grad Phi) = 0 behind an output norm",
     1e-4,
@@ -58,7 +59,6 @@ def _slow(draw: Draw) -> SphereNorm:
 
 @statement(
     "reachable-set",
-    4,
     "ctrans",
     "RMSNorm at the output reaches |Gamma^-1 (z - x)| <= sqrt(d) (T - t), the inside too, and no more",
     1e-9,
@@ -83,12 +83,11 @@ def reachable(draw: Draw) -> Trials:
 
 @statement(
     "reachable-slice",
-    4,
     "ctrans, on Kan, eq. 99",
     "LayerNorm at the output reaches the slice 1'Gamma^-1 (z - x - (T - t) beta) = 0 of it only",
     1e-9,
     0.1,
-    printed=Printed("LayerNorm reaches the whole ellipsoid"),
+    printed="LayerNorm reaches the whole ellipsoid",
 )
 def layernorm_value(draw: Draw, printed: bool) -> Trial:
     """G = z_1: Phi = x_1 + (T - t)(beta_1 - sqrt(d) |gamma_1| |C e_1|).
@@ -105,7 +104,6 @@ def layernorm_value(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "flat-value",
-    4,
     "ctrans, on Kan, theorem 2",
     "with whole-space velocities Phi(x, t) = inf G for every t < T: flat, with a jump at T",
     1e-9,
@@ -124,7 +122,6 @@ def flat(draw: Draw) -> Trials:
 
 @statement(
     "theorem-2-optimum",
-    4,
     "Kan, theorem 2",
     "where G has a least point z, optimal fields have every sup|f| >= |z - X_0|/T, and none less; under cross-entropy without a "
     "final norm none is optimal where w_y is no weighted mean of the other rows: a loss of e takes T sup|f| >= "
@@ -178,7 +175,7 @@ def _entropy(logits: Tensor) -> Tensor:
     return (logits[1:] - logits[0]).exp().sum().log1p()
 
 
-@statement("grid-solution", 4, "ctrans", "a grid solver of the PDE converges to Hopf-Lax in the plane", 0.0, 0)
+@statement("grid-solution", "ctrans", "a grid solver of the PDE converges to Hopf-Lax in the plane", 0.0, 0)
 def grid_agrees(draw: Draw) -> Trial:
     """WENO on a grid against Hopf-Lax, at the nodes that the edges do not affect."""
     chosen, horizon = _slow(draw), 0.25

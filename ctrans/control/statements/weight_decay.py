@@ -12,10 +12,11 @@ from ctrans.control.statements.payoffs import payoff
 from ctrans.fields import ACTIVATIONS
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
 
+SECTION = 4
+
 
 @statement(
     "weight-decay",
-    4,
     "Kan, section 3.2",
     "running cost lam/2 (|V|^2 + |O|^2): H = 0 for lam >= lam*, else infinite; |(A X)'P|_2 of values, max |P'relu(X w)| of units",
     1e-9,
@@ -51,7 +52,6 @@ def decayed_path(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "weight-decay-features",
-    4,
     "ctrans",
     "one decayed map at fixed features h has H = |h'P|^2/(2 lam), which grows like |h|^2 where h is trained",
     1e-10,
@@ -79,7 +79,6 @@ def one_map_decayed(draw: Draw) -> Trials:
 
 @statement(
     "weight-decay-three",
-    4,
     "ctrans",
     "three decayed factors (input gains, V, O): the value grows like R^3, so that H is infinite for every lam",
     0.05,

@@ -80,7 +80,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     ]
     attained = [_attained(name, model["attained"]) for name, model in models.items()]
     return [
-        Chapter("Summary", [_answer(models), table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
+        Chapter("Summary", [_answer(models), table(COLUMNS, [_row(name, model) for name, model in models.items()])]),
         Chapter("Remarks", [Words(line) for name, model in models.items() for line in _notes(name, model)]),
         Chapter("By depth", _charts(models), picture="control"),
         Chapter("Figures by depth", by_depth, folded=len(models) > 1),
@@ -166,4 +166,4 @@ def _attained(name: str, found: Any) -> Table | Words:
 def _along(title: str, columns: Mapping[str, Column], found: JSONObject, meaning: str = "") -> Table:
     """A row for each segment: its figures by the keys of the columns."""
     rows = [[k, *(found[key][k] for key in columns)] for k in range(len(found["times"]))]
-    return table(title, ["segment", *columns.values()], rows, meaning, rows_shown=12, alternate=True)
+    return table(["segment", *columns.values()], rows, title, meaning, rows_shown=12, alternate=True)

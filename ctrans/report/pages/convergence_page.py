@@ -37,9 +37,9 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
         [*_labels(key, row), *(row[p]["errors"][-1] if p in row else None for p in placements)] for key, row in series.items()
     ]
     columns = [*SERIES, *(Column(name, ORDER) for name in placements)]
-    finest = table("", [*SERIES, *placements], errors, "Relative error at the end of the depth.")
+    finest = table([*SERIES, *placements], errors, meaning="Relative error at the end of the depth.")
     return [
-        Chapter("Orders", [_answer(models), table("", columns, orders)]),
+        Chapter("Orders", [_answer(models), table(columns, orders)]),
         Chapter("Errors", [_chart(*key, row) for key, row in series.items()], picture="convergence"),
         Chapter("Error with the most steps", [finest], folded=True),
     ]

@@ -25,7 +25,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
                 for each in growths
             ]
             title = ", ".join(filter(None, (name, f"growth with the {axis}")))
-            parts.append(table(title, columns, rows, "Places are modules by name; * stands for every number."))
+            parts.append(table(columns, rows, title, "Places are modules by name; * stands for every number."))
             most = sorted(growths, key=lambda each: -abs(each.exponent))[:MOST_LINES]
             lines = [Line(each.place, sizes, each.changes) for each in most]
             charts.append(Plot(title, axis, "mean |change|", lines, log_x=True))

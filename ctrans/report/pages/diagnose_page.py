@@ -35,7 +35,8 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     return [
         Chapter("Findings", [*findings(models, checks), Words(OF_PARTS if checks is CHECKS else OF_WEIGHTS)]),
         Chapter("What changed", [part for name, each in (result.get("changes") or {}).items() for part in _changed(name, each)]),
-        Chapter("Close to a limit", [table("", NEAR, near)]),
+        Chapter("Treatment", [Words(line) for line in result.get("treatment", ())]),
+        Chapter("Close to a limit", [table(NEAR, near)]),
         Chapter("Distance from the limits", distances, picture="diagnose"),
         Chapter("Figures by depth", figures, folded=True),
         Chapter("Not measured", [_unknown(name, model, checks) for name, model in models.items()], folded=True),
@@ -76,7 +77,7 @@ def _changed(name: str, change: JSONObject) -> list[Section]:
     return [
         Answer(f"{name}: {'; '.join(said)}.", mark),
         Findings(change["findings"], name),
-        table(name, ("place", "figure"), rounded, rows_shown=10) if rounded else Words(f"{name}, by block:", _by_block(readings)),
+        table(("place", "figure"), rounded, name, rows_shown=10) if rounded else Words(f"{name}, by block:", _by_block(readings)),
     ]
 
 

@@ -31,7 +31,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     details = [Words(f"{name}: {_parts(each)}", [f"not known: {why}" for why in each["unread"]]) for name, each in opened.items()]
     answer = Answer(f"ctrans opens {len(opened)} of {len(models)} families.", "good" if opened else "note")
     return [
-        Chapter("Families", [answer, table("", COLUMNS, [_row(name, each) for name, each in models.items()])]),
+        Chapter("Families", [answer, table(COLUMNS, [_row(name, each) for name, each in models.items()])]),
         Chapter("Cannot be opened", refused),
         Chapter("What each is made of, and what is not known", details, folded=not asked),
     ]

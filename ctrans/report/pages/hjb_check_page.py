@@ -94,22 +94,22 @@ def chapters(models: Mapping[str, JSONObject], result: JSONObject) -> list[Chapt
     refused = [Words(f"n/a: {why}") for why in dict.fromkeys((result.get("not_applicable") or {}).values())]
     joined = next((each for each in rows.values() if len(each) > 1), [])
     meaning = f"Two figures are of {', '.join(model['norm'] for model in joined)}." if joined else ""
-    summary = table("", SUMMARY, [_row(name, each) for name, each in rows.items()], meaning)
+    summary = table(SUMMARY, [_row(name, each) for name, each in rows.items()], meaning=meaning)
     findings = result.get("findings") or []
     wrong = [each for each in findings if each["severity"] != "note"]
     notes = _merged([each for each in findings if each["severity"] == "note"])
     by_segment = [[name, *_segment(segment)] for name, model in models.items() for segment in model["segments"]]
     columns = ["model", "segment", "velocities that the placement allows", "verdict", "H"]
-    plane = table("", ["figure", "value"], (result.get("pde") or {}).items())
+    plane = table(["figure", "value"], (result.get("pde") or {}).items())
     return [
         Chapter("Verdicts", [_answer(rows), summary, *refused, *map(Words, _notes(models))]),
         Chapter("Evidence that disagrees", [Findings(wrong)]),
         Chapter("Growth with the weights", _growth(models), picture="hjb-check"),
         Chapter("By depth", _by_depth(models)),
         Chapter("Infinite or undecided", [Findings(notes)], folded=True),
-        Chapter("Evidence", [table("", DETAILS, [_details(name, model) for name, model in models.items()])], folded=True),
+        Chapter("Evidence", [table(DETAILS, [_details(name, model) for name, model in models.items()])], folded=True),
         Chapter("Allowed velocities", _sets(models), folded=True),
-        Chapter("Segment by segment", [table("", columns, by_segment)], folded=True),
+        Chapter("Segment by segment", [table(columns, by_segment)], folded=True),
         Chapter("The HJB equation in the plane", [plane], folded=True),
     ]
 

@@ -19,7 +19,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     for name, each in models.items():
         own = {key: value for key, value in each.items() if key not in ABOUT}
         single = {key: value for key, value in own.items() if not _has_rows(value)}
-        made.append(Chapter(f"{name}: result" if name else "Result", [table("", ["figure", "value"], single.items())]))
+        made.append(Chapter(f"{name}: result" if name else "Result", [table(["figure", "value"], single.items())]))
         made += [Chapter(key, [_of_objects(value)]) for key, value in own.items() if key not in single]
     return made
 
@@ -29,8 +29,8 @@ def _of_objects(value: JSONObject | Sequence[Any]) -> Table:
     rows = list(value.items() if isinstance(value, Mapping) else enumerate(value))[:LONGEST]
     if rows and all(isinstance(row, Mapping) for _, row in rows):
         keys = list(dict.fromkeys(key for _, row in rows for key in row))
-        return table("", ["", *keys], [[name, *(row.get(key) for key in keys)] for name, row in rows])
-    return table("", ["", "value"], rows)
+        return table(["", *keys], [[name, *(row.get(key) for key in keys)] for name, row in rows])
+    return table(["", "value"], rows)
 
 
 def _has_rows(value: Any) -> bool:

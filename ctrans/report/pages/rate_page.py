@@ -12,7 +12,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The rate, the losses by rate, and what gives way first."""
     answers = [Answer(_words(name, found), "note") for name, found in models.items()]
     tables = [
-        table(name, ["learning rate", Column("loss", LOSS)], [[rung["rate"], _loss(rung)] for rung in found["rungs"]])
+        table(["learning rate", Column("loss", LOSS)], [[rung["rate"], _loss(rung)] for rung in found["rungs"]], name)
         for name, found in models.items()
     ]
     lines = [

@@ -160,9 +160,9 @@ def _beside(
     rows.
     """
     if len(cells) > FEW:
-        return table(title, ["model", *items], [[name, *row] for name, row in cells.items()])
+        return table(["model", *items], [[name, *row] for name, row in cells.items()], title)
     rows = zip((item.name for item in items), said, *cells.values(), strict=True)
-    return table(title, [what, about, *cells], rows)
+    return table([what, about, *cells], rows, title)
 
 
 def _findings(models: JSONObject) -> list[Findings]:
@@ -225,7 +225,7 @@ def _value(model: JSONObject, step: str, quantity: str, quantities: JSONObject) 
 def _meanings(models: JSONObject, quantities: JSONObject) -> Table:
     known = {key for model in models.values() for key in _values(model)}
     rows = [[name, each["description"], _sides(each), each["gauge"]] for name, each in quantities.items() if name in known]
-    return table("", ["quantity", "what it is", "limits", "why equal functions may differ in it"], rows)
+    return table(["quantity", "what it is", "limits", "why equal functions may differ in it"], rows)
 
 
 def _sides(quantity: JSONObject) -> str:

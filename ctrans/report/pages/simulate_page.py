@@ -66,7 +66,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     theory = [Words(f"{name}: {text}") for name, model in models.items() for text in _theory(model)]
     by_depth = [_by_segment(name, model) for name, model in models.items()]
     return [
-        Chapter("Summary", [_answer(models), table("", COLUMNS, [_row(name, model) for name, model in models.items()])]),
+        Chapter("Summary", [_answer(models), table(COLUMNS, [_row(name, model) for name, model in models.items()])]),
         Chapter("Remarks", remarks),
         Chapter("By depth", _charts(models), picture="simulate"),
         *_analyses(models),
@@ -128,7 +128,7 @@ def _by_segment(name: str, model: JSONObject) -> Table:
     rows = itertools.zip_longest(range(len(model["times"])), *columns)
     step = equation(model["placement"]).partition(", v = ")[0]
     cost = f"{model['evaluations']} evaluations, {model['accepted']} steps, {model['rejected']} rejected"
-    return table(f"{name}: {step}", [SEGMENT, *BY_SEGMENT.values()], rows, f"{cost}, {model['seconds']:.2f} s", rows_shown=7)
+    return table([SEGMENT, *BY_SEGMENT.values()], rows, f"{name}: {step}", f"{cost}, {model['seconds']:.2f} s", rows_shown=7)
 
 
 def _charts(models: JSONObject) -> list[Plot]:
@@ -243,7 +243,7 @@ def _spectra(spectra: Mapping[str, Sequence[JSONObject]]) -> list[Table | Plot]:
             charts.append(
                 Plot(f"{name}: eigenvalues of {product}", "real part", "imaginary part", [line], log=False, kind="points")
             )
-    return [table("", columns, rows, rows_shown=7 * len(spectra), alternate=True), *charts]
+    return [table(columns, rows, rows_shown=7 * len(spectra), alternate=True), *charts]
 
 
 def _contributions(found: Mapping[str, JSONObject]) -> list[Table | Plot]:
@@ -258,7 +258,7 @@ def _contributions(found: Mapping[str, JSONObject]) -> list[Table | Plot]:
         logit = each["logit"] or [None] * len(each["names"])
         total = "sum of all", sum(each["state"]), None, sum(each["logit"]) if each["logit"] else None
         rows = [*zip(each["names"], each["state"], each["size"], logit, strict=True), total]
-        made.append(table(name, columns, rows, str(each.get("note") or ""), rows_shown=13))
+        made.append(table(columns, rows, name, str(each.get("note") or ""), rows_shown=13))
     for key, title in (("state", "share of the last state"), ("logit", "added to the target's logit")):
         bars = [Line(name, list(range(len(each[key]))), each[key], name) for name, each in found.items() if each[key]]
         made.append(Plot(title, "embedding, sublayers in order, offsets", title, bars, log=False, kind="bars"))

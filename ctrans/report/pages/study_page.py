@@ -66,7 +66,7 @@ def _study(prefix: str, study: JSONObject) -> list[Chapter]:
     cost = []
     if spent := study["cost"]:
         rows = [[words.format(spent["processes"]), spent["all"][key], spent[key]] for key, words in COSTS.items()]
-        cost = [table("What it costs on this machine", ["cost", "in all", "left"], rows)]
+        cost = [table(["cost", "in all", "left"], rows, "What it costs on this machine")]
     return [
         Chapter(f"{prefix}Result", [_answer(study), *_claim(study["verdict"]), *cost]),
         Chapter(f"{prefix}By case", [_outcomes(study["outcomes"]), *_rule(study), *_plateau(study)]),
@@ -105,7 +105,7 @@ def _claim(verdict: JSONObject | None) -> list[Words | Table]:
         needed = cell(effect.seeds_to_decide if effect.holds is None else None)
         rows.append([effect.says, effect.figure, effect.seeds, effect.mean, interval, HOLDS[effect.holds], needed])
     notes = [Words(f"Note: {verdict['notes']}.")] if verdict["notes"] else []
-    return [Words(f"Claim: {verdict['claim']} ({verdict['source']})."), table("", EFFECTS, rows), *_learned(verdict), *notes]
+    return [Words(f"Claim: {verdict['claim']} ({verdict['source']})."), table(EFFECTS, rows), *_learned(verdict), *notes]
 
 
 def _learned(verdict: JSONObject) -> list[Words]:
@@ -120,7 +120,7 @@ def _learned(verdict: JSONObject) -> list[Words]:
 def _outcomes(outcomes: Mapping[str, JSONObject]) -> Table:
     columns = ["case", *(Column(name, meaning) for name, meaning in OUTCOMES.items())]
     known = {case: {**each, "failed": each.get("failed") or None} for case, each in outcomes.items()}  # only where some failed
-    return table("", columns, [[case_name(case), *(_outcome(name, each) for name in OUTCOMES)] for case, each in known.items()])
+    return table(columns, [[case_name(case), *(_outcome(name, each) for name in OUTCOMES)] for case, each in known.items()])
 
 
 def _outcome(name: str, case: JSONObject) -> Cell:

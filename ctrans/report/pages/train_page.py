@@ -38,7 +38,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     runs = {name or str((each.get("model") or {}).get("placement", "run")): each for name, each in models.items()}
     rows = [[name, *(_figure(key, run) for key in FIGURES)] for name, run in runs.items()]
     return [
-        Chapter("Result", [*(_answer(name, run) for name, run in runs.items()), table("", ["run", *FIGURES.values()], rows)]),
+        Chapter("Result", [*(_answer(name, run) for name, run in runs.items()), table(["run", *FIGURES.values()], rows)]),
         Chapter("By iteration", [_curve(runs, key) for key in CURVES], picture="loss"),
         Chapter("Other depths", _other_depths(runs)),
     ]
@@ -78,7 +78,7 @@ def _other_depths(runs: JSONObject) -> list[Table | Plot]:
     columns = ["run", "blocks", Column("validation loss", "nats a token, of the same weights")]
     lines = [_line(name, runs[name], each) for name, each in found.items()]
     chart = Plot("The same weights in other numbers of blocks", "blocks", "validation loss, nats a token", lines, log=False)
-    return [table("", columns, rows), chart]
+    return [table(columns, rows), chart]
 
 
 def _line(name: str, run: JSONObject, pairs: Sequence[Sequence[Any]]) -> Line:

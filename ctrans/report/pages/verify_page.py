@@ -44,7 +44,7 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     found = [finding for each in models.values() for finding in each.get("findings") or []]
     sections = list(dict.fromkeys(each["section"] for _, each in statements))
     tables = [
-        table(f"{k}. {SECTIONS[k]}", COLUMNS, [_row(name, each) for name, each in statements if each["section"] == k])
+        table(COLUMNS, [_row(name, each) for name, each in statements if each["section"] == k], f"{k}. {SECTIONS[k]}")
         for k in sections
     ]
     return [
@@ -73,7 +73,7 @@ def _by_section(statements: list[tuple[str, Any]]) -> Table:
         cells = (Cell(str(counts[v] or "–"), float(counts[v]), MARKS[v] if v == "violated" else "") for v in verdicts)
         rows.append([f"{k}. {SECTIONS[k]}", *cells])
     meanings = dict(part.split(": ", 1) for part in VERDICT.meaning.split("; "))
-    return table("", ["section", *(Column(v, meanings.get(v, "")) for v in verdicts)], rows)
+    return table(["section", *(Column(v, meanings.get(v, "")) for v in verdicts)], rows)
 
 
 def _row(name: str, each: JSONObject) -> list[Any]:

@@ -118,7 +118,7 @@ def _why(run: JSONObject) -> list[Section]:
     )
     columns = ["step", "place", "figure", Column("times", "the figure over the median of its past"), Column("deviations", RULE)]
     rows = [[each["step"], each["place"], each["gauge"], each["times"], each["deviations"]] for each in found[:MOST_FINDINGS]]
-    return [Words(said), order, table("", columns, rows)]
+    return [Words(said), order, table(columns, rows)]
 
 
 def _with_findings(run: JSONObject) -> JSONObject:
@@ -173,7 +173,7 @@ def _runs(runs: JSONObject) -> Table:
         ]
         bars = Cell(sparkline(_floats(run["loss"]), 2 * TIME))
         rows.append([name, *figures, bars, last.get("learning_rate"), last.get("gradient_norm")])
-    return table("", columns, rows)
+    return table(columns, rows)
 
 
 def _not_seen(run: JSONObject) -> list[str]:
@@ -221,7 +221,7 @@ def _figures(name: str, run: JSONObject) -> Table:
         Column("by depth", "from the first sublayer to the last, at the last report"),
         Column("largest over time", "the largest value over the depth, from the first report to the last"),
     ]
-    return table(name, columns, rows)
+    return table(columns, rows, name)
 
 
 def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:

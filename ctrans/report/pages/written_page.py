@@ -21,4 +21,4 @@ def generated(models: JSONObject, result: JSONObject) -> list[Chapter]:
     samples = [sample for each in models.values() for sample in each["samples"]]
     rows = [[each["seed"], each["text"], len(each["tokens"]), each["seconds"]] for each in samples]
     answer = Answer(f"{len(samples)} continuation{'s' * (len(samples) != 1)} of the prompt.", "good")
-    return [Chapter("Continuations", [answer, table("", ["seed", "text", "tokens", "seconds"], rows)])]
+    return [Chapter("Continuations", [answer, table(["seed", "text", "tokens", "seconds"], rows)])]

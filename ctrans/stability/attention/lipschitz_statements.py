@@ -23,11 +23,13 @@ from ctrans.stability.attention.theta_statements import random_row, within
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, statement
 from ctrans.walk import states_of
 
+SECTION = 9
+
 CONSTRUCTED = 20
 """One case in this many is the counterexample of the printed form; the others are random."""
 
 
-@statement("mixing", 9, "Emadi, lemma 3.2", "|A V|_{inf,rms} <= |V|_{inf,rms} for attention rows A", as_printed=True)
+@statement("mixing", "Emadi, lemma 3.2", "|A V|_{inf,rms} <= |V|_{inf,rms} for attention rows A", as_printed=True)
 def mixing(draw: Draw) -> Trial:
     """|A V|_{inf,rms} against |V|_{inf,rms} for four attention rows A over six tokens."""
     p, v = torch.stack([random_row(draw, 6, 6) for _ in range(4)]), draw.normal(6, 5)
@@ -41,14 +43,14 @@ def _input_norm(draw: Draw) -> tuple[Norm, Tensor]:
     return norm, x
 
 
-@statement("norm-reset", 9, "Emadi, lemma 3.3", "|N(x)|_rms <= max|gamma| + max|beta|", share=0.5, as_printed=True)
+@statement("norm-reset", "Emadi, lemma 3.3", "|N(x)|_rms <= max|gamma| + max|beta|", share=0.5, as_printed=True)
 def norm_reset(draw: Draw) -> Trial:
     """|N(x)|_{inf,rms} against max|gamma| + max|beta|."""
     norm, x = _input_norm(draw)
     return within(block_norm(norm(x)), norm.level, "norm reset")
 
 
-@statement("lemma-a1", 9, "Emadi, lemma A.1", "|J_N(x)| <= max|gamma|/sigma <= max|gamma|/sqrt(eps)", share=0.5, as_printed=True)
+@statement("lemma-a1", "Emadi, lemma A.1", "|J_N(x)| <= max|gamma|/sigma <= max|gamma|/sqrt(eps)", share=0.5, as_printed=True)
 def norm_jacobian(draw: Draw) -> Trial:
     """max_i |J_N(x_i)|_2 against max|gamma|/min sigma."""
     norm, x = _input_norm(draw)
@@ -62,7 +64,6 @@ def _local_value(attention: Attention, x: Tensor, draw: Draw, iterations: int) -
 
 @statement(
     "theorem-5.1",
-    9,
     "Emadi, theorem 5.1",
     "L_MHA <= |W_O| sum_h (|V_h| + theta_h/tau B (2 B|Q_h| + |b_Q|)|K_h||V_h|/sqrt(d_h))",
     printed=Printed("the same without the queries' bias", share=0.05),
@@ -108,7 +109,7 @@ def _wide(draw: Draw) -> tuple[GPT, Tensor, AttentionLayer]:
 
 
 @statement(
-    "theorem-5.1-loose", 9, "ctrans", "theorem 5.1 is sound and loose: at least ten times the local value at d = 32", 0.0, 0.02
+    "theorem-5.1-loose", "ctrans", "theorem 5.1 is sound and loose: at least ten times the local value at d = 32", 0.0, 0.02
 )
 def looseness(draw: Draw) -> Trials:
     """Bound over measured at width 32 and Xavier weights: at least 10."""
@@ -121,7 +122,6 @@ def looseness(draw: Draw) -> Trials:
 
 @statement(
     "theorem-5.1-local",
-    9,
     "ctrans, on Emadi, theorem 5.1",
     "sum_h |W_h V_h| + theta_h/(tau sqrt(d_h)) rad(W_h v) (|Q_h| rad(k) + |q| |K_h|), rad an enclosing ball's radius",
 )
@@ -138,7 +138,7 @@ def local_form(draw: Draw) -> Trial:
     return at_most(measured, local_attention_bound(module, x), words)
 
 
-@statement("theorem-5.1-sharper", 9, "ctrans", "at d = 32 that form is at most a quarter of theorem 5.1's", 0.0, 0.05)
+@statement("theorem-5.1-sharper", "ctrans", "at d = 32 that form is at most a quarter of theorem 5.1's", 0.0, 0.05)
 def local_is_sharper(draw: Draw) -> Trial:
     """At width 32 and Xavier weights the form with radii is at most a quarter of theorem 5.1's
     bound.
@@ -152,7 +152,6 @@ def local_is_sharper(draw: Draw) -> Trial:
 
 @statement(
     "theorem-5.2",
-    9,
     "Emadi, theorem 5.2",
     "pre: a block's Lipschitz constant is at most (1 + dt Lip(N) L_MHA)(1 + dt Lip(N) L_FFN), L_FFN = Lip(phi)|W_2||W_1|",
     share=0.5,
@@ -167,7 +166,6 @@ def pre_block(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "theorem-5.3",
-    9,
     "Emadi, theorem 5.3",
     "post: Lip(N)^2 (1 + dt L_MHA)(1 + dt L_FFN), L_FFN = Lip(phi)|W_2||W_1|",
     share=0.5,
@@ -215,7 +213,6 @@ def _only_block(made: GPT, x: Tensor, draw: Draw) -> BlockLayer:
 
 @statement(
     "block-bound",
-    9,
     "ctrans, on Emadi, theorems 5.2 and 5.3",
     "any placement: the product over sublayers of slope(N_state)(1 + dt gain slope(N_out) L_f slope(N_in))",
 )
@@ -227,7 +224,6 @@ def block_bound(draw: Draw) -> Trial:
 
 @statement(
     "attribution",
-    9,
     "ctrans, on Emadi, E.6",
     "S = (theta/tau) B^2 G, G = |W_O||W_Q||W_K||W_V|: log S is attributed exactly",
     1e-12,
@@ -243,7 +239,6 @@ def attribution(draw: Draw) -> Trial:
 
 @statement(
     "theorem-6.2",
-    9,
     "Emadi, theorems 6.1 and 6.2",
     "m maps in the path, each drawn N^(-1/m) times as large: the product of their norms is divided by N",
     1e-12,

@@ -11,6 +11,8 @@ from torch import Tensor
 from ctrans.stability.attention.balanced_mass import balanced_mass, smallest_difference
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, statement
 
+SECTION = 9
+
 ROUNDING = 1e-14
 """Absolute rounding error of 1 - delta^2."""
 
@@ -47,7 +49,6 @@ def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> F
 
 @statement(
     "theorem-4.2",
-    9,
     "Emadi, theorem 4.2",
     "|J_softmax|_{inf->1} = theta/tau exactly, theta(p) = 4 max_S p(S)(1 - p(S))",
     1e-12,
@@ -64,7 +65,6 @@ def softmax_norm(draw: Draw) -> Trial:
 
 @statement(
     "theta-partition",
-    9,
     "ctrans, on Emadi, definition 4.1",
     "theta = 1 - delta^2, delta the smallest difference between two halves: meeting in the middle finds it",
     ROUNDING,
@@ -78,7 +78,6 @@ def partition(draw: Draw) -> Trial:
 
 @statement(
     "theta-bracket",
-    9,
     "ctrans",
     "beyond 30 entries theta is bracketed: any partition from below, mass that cannot be balanced from above",
     share=0.5,
@@ -95,12 +94,11 @@ def bracket(draw: Draw) -> Trial:
 
 @statement(
     "theta-long-rows",
-    9,
     "ctrans",
     "softmax rows of N(0, 1) logits: 1 - theta < 2e-9 at L = 32, < 5e-13 at 64, in the median row",
     0.0,
     0.02,
-    printed=Printed("the same in every row"),
+    printed="the same in every row",
 )
 def long_rows(draw: Draw, printed: bool) -> Trials:
     """The median of 33 rows. Printed: the row with the largest entry, of 5000."""
@@ -128,7 +126,6 @@ def greedy_prefix(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
 
 @statement(
     "greedy-prefix",
-    9,
     "Emadi, E.2",
     "greedy prefixes bound theta from below, and miss it in most rows of 16",
     0.0,
@@ -153,12 +150,11 @@ def greedy(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "corollary-4.3-uniform",
-    9,
     "Emadi, corollary 4.3(1)",
     "the uniform row has theta = 1 for even L, 1 - 1/L^2 for odd L",
     ROUNDING,
     0.25,
-    printed=Printed("the uniform row has theta = 1"),
+    printed="the uniform row has theta = 1",
 )
 def uniform(draw: Draw, printed: bool) -> Trials:
     """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd.
@@ -172,7 +168,7 @@ def uniform(draw: Draw, printed: bool) -> Trials:
     return cases
 
 
-@statement("corollary-4.3-one-hot", 9, "Emadi, corollary 4.3(2)", "a one-hot row has theta = 0", 0.0, 0.1, as_printed=True)
+@statement("corollary-4.3-one-hot", "Emadi, corollary 4.3(2)", "a one-hot row has theta = 0", 0.0, 0.1, as_printed=True)
 def one_hot(draw: Draw) -> Trial:
     """theta = 0 for every one-hot row of a length from 1 to 40."""
     p = torch.eye(1 + draw.integer(40), dtype=torch.float64)
@@ -191,10 +187,9 @@ def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
 
 @statement(
     "corollary-4.3-peaked",
-    9,
     "Emadi, corollary 4.3(3)",
     "a row with top mass 1 - kappa has theta <= 4 kappa (1 - kappa) for kappa <= 1/2",
-    printed=Printed("the same for every kappa"),
+    printed="the same for every kappa",
 )
 def peaked(draw: Draw, printed: bool) -> Trial:
     """theta over every subset against 4 kappa (1 - kappa), kappa <= 1/2. Printed: any kappa, rows
@@ -213,7 +208,6 @@ def peaked(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "corollary-4.3-top-k",
-    9,
     "Emadi, corollary 4.3(4)",
     "mass 1/k on k tokens has theta = 1 - (1 - 2 floor(k/2)/k)^2",
     ROUNDING,
@@ -234,7 +228,6 @@ def _total_variation(p: Tensor, q: Tensor) -> Tensor:
 
 @statement(
     "remark-b.1",
-    9,
     "Emadi, remark B.1",
     "|J x|_1 is twice the total variation by which x moves the row, to first order",
     1e-6,
@@ -252,7 +245,6 @@ def first_order_variation(draw: Draw) -> Trial:
 
 @statement(
     "total-variation",
-    9,
     "ctrans, on Emadi, remark B.1",
     "logits that move by at most r move a row by a total variation of at most tanh(r/(2 tau)), attained",
 )
@@ -275,10 +267,9 @@ def finite_variation(draw: Draw) -> Trials:
 
 @statement(
     "remark-b.2",
-    9,
     "Emadi, remark B.2",
     "|J_softmax|_2 <= theta/(2 tau), attained by rows of two entries",
-    printed=Printed("|J_softmax|_2 <= 1/(2 tau)"),
+    printed="|J_softmax|_2 <= 1/(2 tau)",
 )
 def spectral_softmax(draw: Draw, printed: bool) -> Trials:
     """The largest eigenvalue of J against theta/(2 tau), theta over every subset; equal for two

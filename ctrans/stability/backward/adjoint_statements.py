@@ -14,10 +14,11 @@ from ctrans.residual import sinkhorn
 from ctrans.stability.forward.mixing import product_gains
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_matrix, equal, statement
 
+SECTION = 7
+
 
 @statement(
     "adjoint-growth",
-    7,
     "ctrans, on Kan, prop. 8",
     "peri, output: |P_i| <= |P_D| prod over k >= i of (1 + dt g_out L_f g_in/(sigma_out sigma_in))",
     1e-9,
@@ -54,7 +55,6 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
 
 @statement(
     "adjoint-power-law",
-    7,
     "ctrans",
     "sigma_out bounded below and sigma_in >= s + b k, k = 0 .. D-1: the product is at most (1 + c/s)(1 + b (D-1)/s)^(c/b)",
     1e-9,
@@ -95,7 +95,6 @@ def _power_law(c: float, s: float, b: float, steps: int) -> float:
 
 @statement(
     "rezero-isometry",
-    7,
     "ReZero, section 3; SkipInit",
     "at a = 0, with no norm around the state, X_D = X_0 and the Jacobian is the identity",
     0.0,
@@ -114,7 +113,6 @@ def isometry(draw: Draw) -> Trials:
 
 @statement(
     "mixing-gain",
-    7,
     "ctrans, on mHC and hyper-connections",
     "products of doubly stochastic M have |M_k ... M_0|_2 = 1: mixing lengthens no state and no costate; M = (1 + s) I: (1 + s)^k",
     1e-9,

@@ -19,6 +19,8 @@ from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_matrix
 from ctrans.sublayer import Sublayer
 from ctrans.walk import states_of
 
+SECTION = 9
+
 CONSTRUCTED = 4
 """One case in this many attains the bound; the others are random models."""
 
@@ -49,7 +51,6 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
 
 @statement(
     "theorem-5.4",
-    9,
     "Emadi, theorem 5.4",
     "pre: J = prod (I + dt J_k), c_k = dt |J_f| slope(N): |J - I - sum dt J_k| <= prod (1 + c_k) - 1 - sum c_k, and all singular "
     "values are between prod max(0, 1 - c_k) and prod (1 + c_k); attained",
@@ -118,7 +119,6 @@ def _turning(draw: Draw, c: float, segments: int, norm: type[Norm], others: int)
 
 @statement(
     "theorem-5.5",
-    9,
     "Emadi, theorem 5.5",
     "post, eps = 0: J = prod J_N(Y_k)(I + dt J_k) has rank n (d - 2) at most (RMSNorm: d - 1) from the first norm on, and |J| <= "
     "prod g/sigma(Y_k) |I + dt J_k|; constant vectors dt f_k of length c sqrt(d) at right angles to the state attain it at g = 1: "
@@ -177,7 +177,6 @@ def _before_norm(sublayer: Sublayer, h: float, x: Tensor) -> Tensor:
 
 @statement(
     "theorem-6.1",
-    9,
     "Emadi, theorem 6.1",
     "values pass two of the four maps: for one token N^(-1/2) each keeps |J| of N layers below e^c, c = |W_O W_V|/sigma of unscaled "
     "maps, sigma the least of all layers",
@@ -202,7 +201,6 @@ def values_path(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "theorem-6.2-shared",
-    9,
     "ctrans, on Emadi, theorem 6.2",
     "W_Q = W_K = W stands twice in the attention's path: it scales like b^4, and N^(-1/4) is the exponent as without sharing",
     0.02,

@@ -17,8 +17,10 @@ from ctrans.stability.backward.lyapunov import lyapunov
 from ctrans.stability.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
 from ctrans.stability.backward.weight_slope import sensitivity_slope
 from ctrans.stability.forward.weight_scaling import SCALINGS
-from ctrans.statement import Draw, Printed, Trial, Trials, dense_jacobian, dense_matrix, equal, statement
+from ctrans.statement import Draw, Trial, Trials, dense_jacobian, dense_matrix, equal, statement
 from ctrans.walk import states_of
+
+SECTION = 7
 
 SLOPE = 0.02
 """Largest difference between a measured slope and theory's."""
@@ -34,7 +36,6 @@ def _slope(draw: Draw, placements: tuple[str, ...], expected: float) -> Trial:
 
 @statement(
     "prop-7",
-    7,
     "Kan, prop. 7",
     "under pre S = |dv/dX| grows like the activations: slope 1 (V, W, W2 scaled)",
     SLOPE,
@@ -50,7 +51,6 @@ def pre_slope(draw: Draw) -> Trial:
 
 @statement(
     "prop-8",
-    7,
     "Kan, prop. 8",
     "under peri and output S does not depend on the activations' size: slope 0 (V, W, W2 scaled, eps = 0)",
     SLOPE,
@@ -66,12 +66,11 @@ def peri_slope(draw: Draw) -> Trial:
 
 @statement(
     "prop-8-w1",
-    7,
     "Kan, prop. 8",
     "scaling W1 leaves S only for a positively homogeneous phi without biases (ReLU); for GELU S changes, and stays bounded",
     1e-3,
     0.02,
-    printed=Printed("S is invariant to the size of the activation, whatever changes it"),
+    printed="S is invariant to the size of the activation, whatever changes it",
 )
 def first_weights(draw: Draw, printed: bool) -> Trials:
     """Error |s| of S ~ c^s under peri as W1 grows by c = 1 to 1000 (ReLU, no bias); |S(1000
@@ -96,12 +95,11 @@ def first_weights(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "prop-8-eps",
-    7,
     "Kan, prop. 8",
     "with eps > 0 invariance fails for activations below sqrt(eps): there the slope is 1",
     SLOPE,
     0.02,
-    printed=Printed("S is invariant to the size of the activation, with eps too"),
+    printed="S is invariant to the size of the activation, with eps too",
 )
 def far_below_eps(draw: Draw, printed: bool) -> Trial:
     """|s - 1| of S ~ c^s under peri, eps = 0.01, W2 scaled by c = 1e-5 and 1e-4: activations far
@@ -115,7 +113,6 @@ def far_below_eps(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "product-jacobian",
-    7,
     "ctrans, on Kan, eq. 16 and 18",
     "J_{i:D} is the product of the steps' Jacobians; its largest singular value is found without forming it",
     1e-3,
@@ -138,7 +135,7 @@ def products(draw: Draw) -> Trials:
     return cases
 
 
-@statement("sublayer-sensitivity", 7, "ctrans", "S_k = |dv_k/dX| without forming it, against the dense singular value", 1e-3, 0.1)
+@statement("sublayer-sensitivity", "ctrans", "S_k = |dv_k/dX| without forming it, against the dense singular value", 1e-3, 0.1)
 def sublayers(draw: Draw) -> Trial:
     """S = |dv/dX|_2 without forming dv/dX, against the dense Jacobian's largest singular value, any
     placement.
@@ -149,7 +146,7 @@ def sublayers(draw: Draw) -> Trial:
     return equal(sublayer_sensitivity(sublayer, x).value or math.nan, exact, f"|dv/dX|, {described(made)}")
 
 
-@statement("lyapunov", 7, "ctrans", "T times the sum of all Lyapunov exponents by QR is log|det J_{0:D}|", 1e-8, 0.1)
+@statement("lyapunov", "ctrans", "T times the sum of all Lyapunov exponents by QR is log|det J_{0:D}|", 1e-8, 0.1)
 def exponents(draw: Draw) -> Trial:
     """T times the sum of all exponents is log|det J|."""
     made = random_model(draw, draw.choice(("none", "pre", "peri", "output")), width=4)
@@ -200,7 +197,7 @@ def _attention(draw: Draw) -> tuple[Attention, Tensor]:
     return attention.requires_grad_(False), draw.normal(4, 6)
 
 
-@statement("prop-11", 7, "Kan, prop. 11", "attention's Jacobian in closed form, entry by entry", 1e-10, 0.5, as_printed=True)
+@statement("prop-11", "Kan, prop. 11", "attention's Jacobian in closed form, entry by entry", 1e-10, 0.5, as_printed=True)
 def proposition_11(draw: Draw) -> Trial:
     """d f(X)/dX in closed form against autograd, entry by entry: 1 to 3 heads, causal or not,
     queries and keys normalised or not.
@@ -210,7 +207,7 @@ def proposition_11(draw: Draw) -> Trial:
     return equal(attention_jacobian(attention, x), exact, f"the closed form against autograd, {attention.heads} heads")
 
 
-@statement("prop-11-linear", 7, "Kan, prop. 11", "it is linear in W and in V", 1e-11, as_printed=True)
+@statement("prop-11-linear", "Kan, prop. 11", "it is linear in W and in V", 1e-11, as_printed=True)
 def proposition_11_linear(draw: Draw) -> Trial:
     """J = 15 J_0 after W -> 3 W and V -> 5 V with its bias, both by the closed form."""
     attention, x = _attention(draw)

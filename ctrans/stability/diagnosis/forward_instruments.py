@@ -127,8 +127,7 @@ class StatesByDepth(DiagnosticInstrument):
 
     offers = ("entries that are not finite", "massive activation", "token similarity")
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
+    def start(self, x0: Tensor) -> None:
         self._read(x0, "the embedded text", None)
 
     def forward(self, at: StepContext) -> None:
@@ -173,8 +172,7 @@ class HeadRows(DiagnosticInstrument):
 
     offers = ("least entropy of a head", "median entropy of a head")
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
+    def start(self, x0: Tensor) -> None:
         self._entropies = list[float]()
 
     def forward(self, at: StepContext) -> None:
@@ -228,8 +226,7 @@ class ScoreSpread(DiagnosticInstrument):
 
     offers = ("scores over the other layers'",)
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
+    def start(self, x0: Tensor) -> None:
         self._spread = dict[int, float]()
 
     def forward(self, at: StepContext) -> None:
@@ -317,8 +314,7 @@ class EmbeddingShare(DiagnosticInstrument):
 
     offers = ("text in the embedding", "depth beside a large embedding")
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
+    def start(self, x0: Tensor) -> None:
         self._last = self._without = x0
         self._size = float(x0.double().square().mean().sqrt())
         x = x0.detach().double()
@@ -357,8 +353,7 @@ class SublayerMoves(DiagnosticInstrument):
 
     offers = ("move over the neighbours'", "neighbours' move over its own")
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
+    def start(self, x0: Tensor) -> None:
         self._moves = dict[int, float]()
 
     def forward(self, at: StepContext) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.depth import Depth
 from ctrans.findings import Readings
 from ctrans.stability.diagnosis.reading import DiagnosticInstrument
 from ctrans.walk import Model, StepContext, Turn
@@ -34,8 +33,7 @@ class ReadsAhead(DiagnosticInstrument):
 
     offers = ("change by a later token", "difference of two passes")
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
+    def start(self, x0: Tensor) -> None:
         self._next = False
         self._differs: tuple[int, float] | None = None
         text = torch.ones(x0.shape[-2], dtype=torch.bool) if self.kept is None else self.kept[0]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ctrans.control.segment_check import threshold_at
-from ctrans.depth import Depth
 from ctrans.findings import Readings
 from ctrans.stability.backward.parameter_gradients import leaves, outside, pulled, tracked
 from ctrans.stability.diagnosis.reading import DiagnosticInstrument
@@ -91,8 +90,7 @@ class DecayOverThreshold(DiagnosticInstrument):
     def __init__(self, weight_decay: float):
         self.weight_decay = weight_decay
 
-    def begin(self, depth: Depth, x0: Tensor) -> None:
-        super().begin(depth, x0)
+    def start(self, x0: Tensor) -> None:
         self._bounded, self._unknown = 0, 0
 
     def backward(self, at: StepContextBack) -> None:

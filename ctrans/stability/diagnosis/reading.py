@@ -23,6 +23,10 @@ class DiagnosticInstrument(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self.depth, self.found = depth, Readings()
+        self.start(x0)
+
+    def start(self, x0: Tensor) -> None:
+        """Sets what the passes collect, before the first segment. X_0 is the embedded text."""
 
     def add(self, quantity: str, value: float, figure: str, segment: int | None = None, place: str = "") -> None:
         """Adds a reading. The default place is that of the segment."""

@@ -9,9 +9,11 @@ from ctrans.model.random_models import described, random_model
 from ctrans.norm import LayerNorm
 from ctrans.norm.random_norms import learned
 from ctrans.stability.forward.conservation import DriftByDepth
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, known, statement
+from ctrans.statement import Draw, Trial, Trials, at_most, known, statement
 from ctrans.walk import observe
 from solvers import Segment, fixed_step, solve
+
+SECTION = 3
 
 STEP_COUNTS = (50, 100, 200)
 
@@ -41,7 +43,6 @@ def _order_of(errors: list[float], words: str) -> Trial:
 
 @statement(
     "retraction-order",
-    3,
     "ctrans",
     "X+ = R(X + dt f(X)) converges at order 1 to the projected ODE for every gamma, beta",
     0.15,
@@ -56,12 +57,11 @@ def retraction_converges(draw: Draw) -> Trial:
 
 @statement(
     "post-ln-limit",
-    3,
     "Kan, appendix J",
     "N(X + dt f(X)) converges to the projected ODE for gamma = 1, beta = 0; learned gains and offsets leave it no such limit",
     0.15,
     0.02,
-    printed=Printed("the Post-LN step is the discretisation of the projected ODE"),
+    printed="the Post-LN step is the discretisation of the projected ODE",
 )
 def plain_step(draw: Draw, printed: bool) -> Trials:
     """Error |p - 1| of N(X + dt f(X)) at gamma = 1, beta = 0; with learned ones the error at 200
@@ -78,7 +78,6 @@ def plain_step(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "conserved-mean",
-    3,
     "ctrans",
     "under peri and output with LayerNorm 1'Gamma^-1 x_j grows by dt 1'Gamma^-1 beta a segment, in any Runge-Kutta method",
     1e-12,
@@ -97,7 +96,7 @@ def conserved(draw: Draw) -> Trial:
     return Trial(drift, f"{method}, {described(made)}: drift {drift:.2g}")
 
 
-@statement("constant-mean", 3, "ctrans", "with gamma = 1, beta = 0 each token's mean is constant in depth", 1e-12, 0.25)
+@statement("constant-mean", "ctrans", "with gamma = 1, beta = 0 each token's mean is constant in depth", 1e-12, 0.25)
 def mean_is_constant(draw: Draw) -> Trial:
     """max_j |mean x_j(T) - mean x_j(0)| of the discrete model, peri or output, LayerNorm with gamma
     = 1 and beta = 0.

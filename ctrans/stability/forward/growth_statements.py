@@ -17,15 +17,16 @@ from ctrans.residual import Streams
 from ctrans.stability.forward.bounds import ForwardBounds, forward_bounds, printed_level
 from ctrans.stability.forward.moments import moments
 from ctrans.stability.forward.single_entries import data_variance, variance_over_inputs
-from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, known, statement
+from ctrans.statement import Draw, Trial, Trials, at_most, equal, known, statement
 from ctrans.walk import states_of
+
+SECTION = 6
 
 OUTPUT = ("peri", "output")
 
 
 @statement(
     "norm-growth",
-    6,
     "ctrans, on Kan, theorem 4",
     "behind any output norm states grow at most linearly in depth: |X_D| <= |X_0| + sum_k dt sup|N_k|, by that norm's own bound",
 )
@@ -58,10 +59,9 @@ def _levels(made: GPT) -> tuple[float, float]:
 
 @statement(
     "theorem-4-mean",
-    6,
     "Kan, theorem 4, eq. 11",
     "MA(X_D) <= MA(X_0) + dt sum_k (g_k + b_k), and the same holds for |X_D|/sqrt(nd)",
-    printed=Printed("MA(X_D) <= |X_0|/sqrt(nd) + 2 D dt (g_max + b_max)"),
+    printed="MA(X_D) <= |X_0|/sqrt(nd) + 2 D dt (g_max + b_max)",
 )
 def mean(draw: Draw, printed: bool) -> Trials:
     """MA(X_0) + dt sum_k (g_k + b_k), and the same increments for the norm.
@@ -83,7 +83,6 @@ def mean(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "theorem-4-variance",
-    6,
     "Kan, theorem 4, eq. 12",
     "Var(X_D) <= (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2/(nd - 1)",
     as_printed=True,
@@ -98,7 +97,7 @@ def variance_as_printed(draw: Draw) -> Trial:
     return at_most(moments(states[-1]).variance, bound, f"Var(X_D), {described(made)}")
 
 
-@statement("theorem-4-attained", 6, "ctrans", "a constant velocity of signs attains the sharper bound on the mean", 1e-12, 0.1)
+@statement("theorem-4-attained", "ctrans", "a constant velocity of signs attains the sharper bound on the mean", 1e-12, 0.1)
 def sharper_is_attained(draw: Draw) -> Trial:
     """A constant velocity of signs: each step adds dt to the size of each entry."""
     made = random_model(draw, "peri", spread=0, norm="rmsnorm", eps=0.0)
@@ -113,11 +112,10 @@ def sharper_is_attained(draw: Draw) -> Trial:
 
 @statement(
     "theorem-5",
-    6,
     "Kan, theorem 5",
     "an entry's variance over data is at most max over entries of E(|x_0| + growth of a token)^2, below the printed bound",
     share=0.5,
-    printed=Printed("an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2"),
+    printed="an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2",
 )
 def entries_over_data(draw: Draw, printed: bool) -> Trials:
     """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <=
@@ -135,10 +133,9 @@ def entries_over_data(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "theorem-3",
-    6,
     "Kan, theorem 3, eq. 82",
     "under pre MA(X_D) <= (1 + C)^D |X_0|/sqrt(nd), with D_i = sigma(x_i) in C, which is |x_i|/sqrt(d) for RMSNorm",
-    printed=Printed("the same with D_i = |x_i|"),
+    printed="the same with D_i = |x_i|",
 )
 def theorem_3(draw: Draw, printed: bool) -> Trials:
     """D_i = |x_i|/sqrt(d), for one token under attention with W V = I, and for models.
@@ -163,7 +160,6 @@ def theorem_3(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "pre-bound",
-    6,
     "ctrans",
     "under pre |X_{k+1}| <= |X_k| + dt |f_k(N X_k)|, the last term bounded by weights, gains and offsets alone",
 )
@@ -178,12 +174,11 @@ def pre_bound(draw: Draw) -> Trials:
 
 @statement(
     "pre-linear",
-    6,
     "ctrans, on Kan, theorem 3",
     "under pre with bounded weights states grow at most linearly in depth",
     0.0,
     0,
-    printed=Printed("theorem 3's exponential is the rate of growth (to half of it)"),
+    printed="theorem 3's exponential is the rate of growth (to half of it)",
 )
 def linear_growth(draw: Draw, printed: bool) -> Trials:
     """From 16 to 32 blocks under pre the bound on |X_D| grows by a factor of 1.8 to 2.2, |X_D|
@@ -211,7 +206,6 @@ def linear_growth(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "growing-weights",
-    6,
     "ctrans",
     "exponential growth in depth needs weight norms that grow with depth: last maps ~ 1.4^k give states ~ 1.4^k",
     0.15,
@@ -238,10 +232,9 @@ def _attention(draw: Draw, heads: int, causal: bool) -> Attention:
 
 @statement(
     "eq-81",
-    6,
     "Kan, eq. 81",
     "attention: |f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, whatever the number of tokens; attained",
-    printed=Printed("|f(X)| <= sqrt(n) sum_h |W_h V_h| |X|"),
+    printed="|f(X)| <= sqrt(n) sum_h |W_h V_h| |X|",
 )
 def attention_rows(draw: Draw, printed: bool) -> Trials:
     """|f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, attained by equal tokens for one head.
@@ -260,9 +253,7 @@ def attention_rows(draw: Draw, printed: bool) -> Trials:
     return [bounded, Trial(attained, f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}")]
 
 
-@statement(
-    "ffn-bound", 6, "ctrans, on Kan, appendix G", "FFN with abs(phi(z)) <= abs(z): |f(x)| <= |W_2|(|W_1||x| + |b_1|) + |b_2|"
-)
+@statement("ffn-bound", "ctrans, on Kan, appendix G", "FFN with abs(phi(z)) <= abs(z): |f(x)| <= |W_2|(|W_1||x| + |b_1|) + |b_2|")
 def feed_forward(draw: Draw) -> Trial:
     """|f(x)| <= |W_2||W_1||x| without biases, plus the terms of biases."""
     made = random_model(draw, "none", bias=draw.flag())
@@ -276,7 +267,6 @@ def feed_forward(draw: Draw) -> Trial:
 
 @statement(
     "depth-scaled-growth",
-    6,
     "ctrans, on LayerNorm scaling",
     "pre with s_l = l^(-1/2), maps with |f(x)_i| <= a max_j |x_j|: |x_D| <= |x_0| + 4 dt a g sqrt(d D), where plain pre has D",
     share=0.2,
@@ -297,7 +287,6 @@ def scaled_growth(draw: Draw) -> Trial:
 
 @statement(
     "mean-stream",
-    6,
     "ctrans, on mHC",
     "doubly stochastic mixing conserves the mean over the streams: it moves by dt mean(b) v a segment",
     1e-12,

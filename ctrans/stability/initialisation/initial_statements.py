@@ -22,13 +22,13 @@ from ctrans.stability.initialisation.theory import SLOPES, last_layer_bound
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, known, statement
 from ctrans.walk import states_of
 
+SECTION = 10
+
 SMALL = Setting(width=32, tokens=6)
 SEEDS = 16
 
 
-@statement(
-    "xiong-lemma-1", 10, "Xiong, lemma 1", "E|relu(x)|^2 = sigma^2 d/2 for x ~ N(0, sigma^2 I)", 0.0, 0.02, as_printed=True
-)
+@statement("xiong-lemma-1", "Xiong, lemma 1", "E|relu(x)|^2 = sigma^2 d/2 for x ~ N(0, sigma^2 I)", 0.0, 0.02, as_printed=True)
 def relu_half(draw: Draw) -> Trial:
     """E|relu(x)|^2 = sigma^2 d/2 of x ~ N(0, sigma^2), within five standard errors of 100,000
     draws.
@@ -53,7 +53,6 @@ def _growth_case(growth: HiddenGrowth, words: str) -> list[Trial]:
 
 @statement(
     "xiong-lemma-2-pre",
-    10,
     "Xiong, lemma 2",
     "pre, W_Q = W_K = 0, Xavier, ReLU, d_ff = d: E|x_l|^2/d in [1 + l/2, 1 + 3l/2]",
     0.0,
@@ -70,7 +69,6 @@ def pre_growth(draw: Draw) -> Trials:
 
 @statement(
     "xiong-lemma-2-post",
-    10,
     "ctrans, on Xiong, lemma 2",
     "post: E|x|^2/d = 3/2 before the FFN's norm, and in [1, 2] before the attention's",
     0.0,
@@ -92,7 +90,6 @@ def post_growth(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "xiong-lemma-2-any",
-    10,
     "Xiong, lemma 2",
     "for every initialisation: [1 + l f, 1 + l (a + f)], a = d^2 s_V^2 s_O^2, f = d d_ff s_1^2 s_2^2/2",
     0.0,
@@ -127,7 +124,6 @@ def _gradient_slope(placement: str) -> Trial:
 
 @statement(
     "xiong-theorem-1-post",
-    10,
     "Xiong, theorem 1",
     "post: the last layer's gradient does not depend on the depth",
     0.0,
@@ -141,7 +137,6 @@ def post_gradient(draw: Draw) -> Trial:
 
 @statement(
     "xiong-theorem-1-pre",
-    10,
     "Xiong, theorem 1",
     "pre: the last layer's gradient falls like L^(-1/2)",
     0.0,
@@ -170,7 +165,6 @@ def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
 
 @statement(
     "xiong-gradients-by-layer",
-    10,
     "Xiong, section 3.3 (extended theory)",
     "E|dL/dW_2|^2 of layer l, for one token, W_Q = W_K = 0 and derivatives +-G of the loss: d^2 G^2/(2 + 3 l) under pre, for any "
     "number of layers, and d^2 G^2/3 under post, for any layer",
@@ -211,7 +205,6 @@ def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "xiong-theorem-1-scale",
-    10,
     "Xiong, theorem 1",
     "for one token, W_Q = W_K = 0 and derivatives +-G of the loss, the last layer's |dL/dW_2| is of order d G/sqrt(3) (post) and "
     "d G/sqrt(2 + 3 L) (pre), without sqrt(ln d)",
@@ -241,7 +234,6 @@ def scale_in_width(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "xiong-definition-1",
-    10,
     "Xiong, definition 1",
     "|Y|^2 of Y ~ N(0, I_d): P(|Y|^2 >= (1 + e) d) <= exp(-(1 - ln 2) d e^2/2), 0 < e <= 1, attained in the exponent",
     printed=Printed("P(|Y|^2 >= (1 + e) d) <= exp(-d e^2/8)"),
@@ -257,7 +249,6 @@ def concentration(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "xiong-definition-1-two-sided",
-    10,
     "ctrans, on Xiong, definition 1 and theorem 1",
     "|Z/EZ - 1| <= e with probability 1 - delta leaves Z >= 0.1 EZ with that probability, e <= 0.9",
     0.0,
@@ -280,7 +271,7 @@ def two_sided(draw: Draw, printed: bool) -> Trial:
     return at_most(float(p[low].sum()), float(p[far].sum()), f"e = {e:.3g}: P(Z < 0.1 EZ)")
 
 
-@statement("theorem-1-peri", 10, "ctrans", "peri: the last layer's gradient falls like L^(-1/2), as under pre", 0.0, 0)
+@statement("theorem-1-peri", "ctrans", "peri: the last layer's gradient falls like L^(-1/2), as under pre", 0.0, 0)
 def peri_gradient(draw: Draw) -> Trial:
     """|s + 1/2| of |dL/dW_2| ~ D^s, D = 8 to 32 peri blocks."""
     return _gradient_slope("peri")
@@ -288,7 +279,6 @@ def peri_gradient(draw: Draw) -> Trial:
 
 @statement(
     "kim-3.1",
-    10,
     "Kim, proposition 3.1",
     "dt = 1: |dL/dW2| <= |h||dL/do| times 1 (pre), g sqrt(d)/|C(x + a)| (post), g sqrt(d)/|C a| (peri)",
     printed=Printed("the same with |a|, |x + a| under LayerNorm", share=0.05),
@@ -313,7 +303,6 @@ def last_layer(draw: Draw, printed: bool) -> Trial:
 
 @statement(
     "initial-variances",
-    10,
     "Kim, section 4; Xiong; DeepNet; Emadi",
     "drawn weights have the deviations of 0.02, Xavier, He, LeCun, 10/d, 1/(10 d) and their rules by depth",
     0.0,
@@ -338,7 +327,6 @@ def deviations(draw: Draw) -> Trials:
 
 @statement(
     "kim-3.1-massive",
-    10,
     "Kim, proposition 3.1",
     "as h grows to c h and a = W_2 h with it, |dL/dW_2| ~ c under pre, and ~ 1 under post and peri: to at most |h||dL/do| g "
     "sqrt(d)/|C a| (dt = 1; 0 under LayerNorm of width 2)",
@@ -375,7 +363,6 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "kim-variance",
-    10,
     "ctrans, on Kim, sections 3 and 4.3",
     "peri, output, eps = 0: E|x_l|^2/d = 1 + 2 l dt^2 after l blocks, whatever the initial variance: pre has 1 + l f dt^2 to 1 + l "
     "(a + f) dt^2",

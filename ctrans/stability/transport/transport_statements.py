@@ -19,10 +19,11 @@ from ctrans.stability.transport.wasserstein import wasserstein
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, holds_if, known, statement
 from ctrans.sublayer import Sublayer
 
+SECTION = 8
+
 
 @statement(
     "dyadic-wasserstein",
-    8,
     "Weed and Bach 2019, proposition 1",
     "W_1 of two samples is at most the sum over dyadic levels of diameter times the mass that cells differ by, in k dimensions",
     1e-9,
@@ -52,7 +53,6 @@ def dyadic(draw: Draw) -> Trial:
 
 @statement(
     "intrinsic-rate",
-    8,
     "Weed and Bach 2019; Kan, eq. 128",
     "r(N) ~ N^(-1/k) for data of intrinsic dimension k > 2, whatever nd is: slopes from N = 32 to 512",
     0.15,
@@ -105,7 +105,6 @@ def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
 
 @statement(
     "theorem-6",
-    8,
     "Kan, theorem 6, eq. 17",
     "behind output norms W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + 2 dt sqrt(nd) m_p sum_k g_k, m_p = (nd)^max(0, 1/p - 1/2)",
     printed=Printed("W_p(mu_D, nu_D) <= 2^((p-1)/p) (C W_p(mu_0, nu_0) + 4 dt D sqrt(nd) g_max), at p = 1 too", share=0.05),
@@ -134,7 +133,6 @@ def theorem_6(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "theorem-6-attained",
-    8,
     "ctrans",
     "for fields s(w.X) on either side of w.X = 0 it is attained, at p = 1 (32 = 4 D n d) and p = 2 (4 D sqrt(nd))",
     1e-3,
@@ -154,7 +152,6 @@ def theorem_6_attained(draw: Draw) -> Trials:
 
 @statement(
     "wasserstein",
-    8,
     "ctrans",
     "between equal numbers of samples W_p is an assignment problem: the linear programme over all plans has the same optimum",
     1e-9,
@@ -172,12 +169,11 @@ def assignment(draw: Draw) -> Trial:
 
 @statement(
     "generalisation-radius",
-    8,
     "Kan, eq. 128",
     "r(N, delta) ~ N^(-1/(nd)) is vacuous at real nd: 10^12 samples leave over 99% of it",
     0.0,
     0,
-    printed=Printed("the radius tells how well N samples represent the data (halving it, to say the least)"),
+    printed="the radius tells how well N samples represent the data (halving it, to say the least)",
 )
 def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
     """N^(-1/(nd)) for 10^12 samples of 64 tokens of width 128: relative to the radius of one.
@@ -193,7 +189,6 @@ def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "eq-127",
-    8,
     "Kan, eq. 124-127",
     "behind output norms E_nu G(X_D) <= E_mu G(X_D) + L (r + 2 dt nd sum_k g_k) where W_1(mu, nu) <= r, L Lipschitz in the same "
     "entrywise 1-norm; attained",
@@ -227,7 +222,6 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
 
 @statement(
     "eq-129",
-    8,
     "Kan, eq. 129",
     "for no number N of samples does the bound tend to the mean loss: it stays L 2 dt nd sum_k g_k above. For a fixed network and "
     "0 <= G <= M the excess is at most M sqrt(log(1/delta)/(2 N)) with probability 1 - delta (Hoeffding)",

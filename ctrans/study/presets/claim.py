@@ -59,9 +59,9 @@ class Contrast:
     """
 
     says: str
-    figure: str
     more: Mapping[str, Any]
     less: Mapping[str, Any] | None = None
+    figure: str = "loss"
     beyond: float = 0.0
     over: str = "mean"
     sign: int = 1

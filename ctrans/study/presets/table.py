@@ -76,8 +76,8 @@ COLD, WARM = {"warmup": 0}, {"warmup": 120}
 """Without and with a warm-up of the learning rate."""
 FIXED, FALLS = ({"temperature_start": start, "temperature_steps": steps} for start, steps in ((None, 0), (10.0, 120)))
 """Attention's temperature."""
-VARIANCE_GROWS = Contrast("Pre-LN's variance grows more in training", "variance grown", PRE, PERI)
-ENTRIES_GROW = Contrast("Pre-LN's largest entry grows more beside the median one", "massive grown", PRE, PERI)
+VARIANCE_GROWS = Contrast("Pre-LN's variance grows more in training", PRE, PERI, "variance grown")
+ENTRIES_GROW = Contrast("Pre-LN's largest entry grows more beside the median one", PRE, PERI, "massive grown")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,18 +122,18 @@ PRESETS: dict[str, Preset] = {
         "of five runs Pre-LN diverges in 1 with weight decay and in 3 without, Peri-LN in none, a model without norms in all",
         "Kan et al., arXiv 2510.09904, table 1",
         [
-            Contrast("without norms it diverges more often than Pre-LN", "diverged", NONE, PRE),
+            Contrast("without norms it diverges more often than Pre-LN", NONE, PRE, "diverged"),
             Contrast(
                 "without decay, Pre-LN diverges more often than Peri-LN",
-                "diverged",
                 PRE | {"weight_decay": 0.0},
                 PERI | {"weight_decay": 0.0},
+                "diverged",
             ),
             Contrast(
                 "Pre-LN diverges more often without decay than with it",
-                "diverged",
                 PRE | {"weight_decay": 0.0},
                 PRE | {"weight_decay": 0.1},
+                "diverged",
             ),
         ],
         SMALL | {"learning_rate": 3e-2},
@@ -145,9 +145,9 @@ PRESETS: dict[str, Preset] = {
         "at dt 1 Pre-LN ends at 5.43 and Peri-LN at 3.12, at dt 0.1 at 3.13 and 3.10 (124M)",
         "Kan et al., arXiv 2510.09904, table 2",
         [
-            Contrast("Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE_LONG, PRE_SHORT, over="best"),
-            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", "loss", PRE_LONG, PERI_LONG, over="best"),
-            Contrast("Peri-LN ends lower at dt 0.1 than at 1", "loss", PERI_LONG, PERI_SHORT, over="best"),
+            Contrast("Pre-LN ends lower at dt 0.1 than at 1", PRE_LONG, PRE_SHORT, over="best"),
+            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", PRE_LONG, PERI_LONG, over="best"),
+            Contrast("Peri-LN ends lower at dt 0.1 than at 1", PERI_LONG, PERI_SHORT, over="best"),
         ],
         SMALL,
         GPT2,
@@ -159,10 +159,10 @@ PRESETS: dict[str, Preset] = {
         "trained, Pre-LN's hidden states grow faster with depth than Peri-LN's, which grow at most linearly; dt 0.1 holds both",
         "Kan et al., arXiv 2510.09904, figure 1 and theorems 3 and 4",
         [
-            Contrast("Pre-LN's growth exponent is above Peri-LN's at dt 1", "growth exponent", PRE_LONG, PERI_LONG),
-            Contrast("Peri-LN's exponent is at most 1 (+ 0.1)", "growth exponent", PERI, beyond=1.1, sign=-1),
-            Contrast("Pre-LN's last state is larger at dt 1 than at 0.1", "size", PRE_LONG, PRE_SHORT),
-            Contrast("Peri-LN's last state is larger at dt 1 than at 0.1", "size", PERI_LONG, PERI_SHORT),
+            Contrast("Pre-LN's growth exponent is above Peri-LN's at dt 1", PRE_LONG, PERI_LONG, "growth exponent"),
+            Contrast("Peri-LN's exponent is at most 1 (+ 0.1)", PERI, figure="growth exponent", beyond=1.1, sign=-1),
+            Contrast("Pre-LN's last state is larger at dt 1 than at 0.1", PRE_LONG, PRE_SHORT, "size"),
+            Contrast("Peri-LN's last state is larger at dt 1 than at 0.1", PERI_LONG, PERI_SHORT, "size"),
         ],
         SMALL | {"depth": 8},
         XL,
@@ -174,9 +174,9 @@ PRESETS: dict[str, Preset] = {
         "over learning rates Peri-LN's best loss is below Pre-LN's and its loss depends on the rate less; Post-LN ends above both",
         "Kim et al., arXiv 2502.02732, section 4.1",
         [
-            Contrast("Peri-LN's best loss is below Pre-LN's", "loss", PRE, PERI, over="best"),
-            Contrast("Post-LN's best loss is above Pre-LN's", "loss", POST, PRE, over="best"),
-            Contrast("Pre-LN's loss depends on the rate more than Peri-LN's", "loss", PRE, PERI, over="sensitivity"),
+            Contrast("Peri-LN's best loss is below Pre-LN's", PRE, PERI, over="best"),
+            Contrast("Post-LN's best loss is above Pre-LN's", POST, PRE, over="best"),
+            Contrast("Pre-LN's loss depends on the rate more than Peri-LN's", PRE, PERI, over="sensitivity"),
         ],
         SMALL,
         KIM,
@@ -200,9 +200,9 @@ PRESETS: dict[str, Preset] = {
         "than Post-LN (C): 2.91, 3.01, 3.05; with the norm on the output alone (B) they diverge",
         "Kim et al., arXiv 2502.02732, rebuttal: norms at A, B and C of figure 2 (400M)",
         [
-            Contrast("Peri-LN ends lower than A + C", "loss", PRE_POST, PERI, over="best"),
-            Contrast("A + C ends lower than Post-LN", "loss", POST, PRE_POST, over="best"),
-            Contrast("with the output norm alone it diverges more often than Peri-LN", "diverged", OUTPUT, PERI),
+            Contrast("Peri-LN ends lower than A + C", PRE_POST, PERI, over="best"),
+            Contrast("A + C ends lower than Post-LN", POST, PRE_POST, over="best"),
+            Contrast("with the output norm alone it diverges more often than Peri-LN", OUTPUT, PERI, "diverged"),
         ],
         SMALL,
         KIM,
@@ -218,7 +218,7 @@ PRESETS: dict[str, Preset] = {
         [
             ENTRIES_GROW,
             VARIANCE_GROWS,
-            Contrast("Peri-LN ends at most 0.05 nats above Pre-LN", "loss", PERI, PRE, beyond=0.05, sign=-1),
+            Contrast("Peri-LN ends at most 0.05 nats above Pre-LN", PERI, PRE, beyond=0.05, sign=-1),
         ],
         DIGITS,
         DIGITS | {"depth": 12, "width": 192, "heads": 3, "iterations": 5000, "warmup": 500, "eval_every": 500},
@@ -231,11 +231,9 @@ PRESETS: dict[str, Preset] = {
         "Post-LN needs a warm-up of the learning rate, Pre-LN trains as well without",
         "Xiong et al., ICML 2020, section 4.1 and figure 2",
         [
-            Contrast("Post-LN ends lower with warm-up than without", "loss", POST | COLD, POST | WARM, over="best"),
-            Contrast(
-                "Pre-LN gains at most 0.1 nats by warm-up", "loss", PRE | COLD, PRE | WARM, beyond=0.1, over="best", sign=-1
-            ),
-            Contrast("without warm-up Pre-LN ends lower than Post-LN", "loss", POST | COLD, PRE | COLD, over="best"),
+            Contrast("Post-LN ends lower with warm-up than without", POST | COLD, POST | WARM, over="best"),
+            Contrast("Pre-LN gains at most 0.1 nats by warm-up", PRE | COLD, PRE | WARM, beyond=0.1, over="best", sign=-1),
+            Contrast("without warm-up Pre-LN ends lower than Post-LN", POST | COLD, PRE | COLD, over="best"),
         ],
         SMALL | {"initialisation": "xavier", "activation": "relu"},
         GPT2 | {"initialisation": "xavier", "activation": "relu", "depth": 6, "width": 512, "heads": 8, "context": 256},
@@ -247,9 +245,9 @@ PRESETS: dict[str, Preset] = {
         "theta stays near 1 throughout training while the projections' norms, and S with them, drift",
         "Emadi, section 7 and figures 1 and 2",
         [
-            Contrast("mean theta of a trained model is above 0.9", "theta", PRE, beyond=0.9),
-            Contrast("log10 S drifts by more than 0.1", "S drift", PRE, beyond=0.1),
-            Contrast("log10 theta drifts by less than 0.05", "theta drift", PRE, beyond=0.05, sign=-1),
+            Contrast("mean theta of a trained model is above 0.9", PRE, figure="theta", beyond=0.9),
+            Contrast("log10 S drifts by more than 0.1", PRE, figure="S drift", beyond=0.1),
+            Contrast("log10 theta drifts by less than 0.05", PRE, figure="theta drift", beyond=0.05, sign=-1),
         ],
         SMALL,
         GPT2 | {"depth": 36, "width": 1280, "heads": 20},
@@ -261,12 +259,9 @@ PRESETS: dict[str, Preset] = {
         "an attention temperature that falls from high to low stabilises a training as a warm-up of the learning rate does",
         "Emadi, section 6",
         [
-            Contrast(
-                "without warm-up Post-LN ends lower if its temperature falls", "loss", POST | COLD | FIXED, POST | COLD | FALLS
-            ),
+            Contrast("without warm-up Post-LN ends lower if its temperature falls", POST | COLD | FIXED, POST | COLD | FALLS),
             Contrast(
                 "Post-LN's loss is at most 0.1 nats above that with a warm-up",
-                "loss",
                 POST | COLD | FALLS,
                 POST | WARM | FIXED,
                 beyond=0.1,
@@ -283,8 +278,8 @@ PRESETS: dict[str, Preset] = {
         "with an output norm or a short step, models of over 100 blocks train where Pre-LN at dt 1 does worse",
         "Kan et al., arXiv 2510.09904, sections 3.3 and 5",
         [
-            Contrast("at 128 blocks Peri-LN at dt 0.1 ends lower than Pre-LN at dt 1", "loss", PRE_LONG, PERI_SHORT),
-            Contrast("at 128 blocks Pre-LN ends lower at dt 0.1 than at 1", "loss", PRE_LONG, PRE_SHORT),
+            Contrast("at 128 blocks Peri-LN at dt 0.1 ends lower than Pre-LN at dt 1", PRE_LONG, PERI_SHORT),
+            Contrast("at 128 blocks Pre-LN ends lower at dt 0.1 than at 1", PRE_LONG, PRE_SHORT),
         ],
         SMALL | {"depth": 128, "width": 16, "iterations": 600, "warmup": 60},
         GPT2 | {"depth": 128},
@@ -296,12 +291,11 @@ PRESETS: dict[str, Preset] = {
         [
             Contrast(
                 "Peri-LN's best over all settings is below its loss at Pre-LN's usual ones",
-                "loss",
                 PERI | {"learning_rate": 3e-3, "weight_decay": 0.1, "batch": 16},
                 PERI,
                 over="best",
             ),
-            Contrast("each at its best, Peri-LN ends lower than Pre-LN", "loss", PRE, PERI, over="best"),
+            Contrast("each at its best, Peri-LN ends lower than Pre-LN", PRE, PERI, over="best"),
         ],
         SMALL,
         GPT2,
