@@ -324,16 +324,23 @@ def _offered(rows: list[dict[str, Any]], harms: list[str]) -> bool:
     return passes(_acted(rows, "treatment"), _acted(rows, "placebo")) and "harm" not in harms
 
 
+def enough(kept: list[dict[str, Any]]) -> bool:
+    """Whether each reaction has acted on eight patients that do not heal without it."""
+    acted = [row["reaction"] for row in kept if row["kind"] == "training" and row["acts"]]
+    return all(acted.count(react) >= 8 for react in REACTIONS.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--eight", action="store_true", help="go on after these minutes until each reaction has eight patients")
     parser.add_argument("--report", action="store_true", help="examine nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     end, names = time.monotonic() + 60 * options.minutes, ("kind", "fault", "architecture", "task", "seed")
     done = {tuple(row[name] for name in names) for row in rows()}
     for patient in () if options.report else planned():
-        if patient in done or time.monotonic() > end:
+        if patient in done or (time.monotonic() > end and (not options.eight or enough(rows()))):
             continue
         started = time.process_time()
         found = {"model": model, "training": training, "healthy": in_health}[patient[0]](*patient[1:])
