@@ -1,6 +1,6 @@
-"""The trial of TREATMENT.md: `python -m benchmarks.clinic.treatment --minutes 25`, and `--report` for its table.
+"""The trial of TREATMENT.md: `python -m benchmarks.clinic.treatment --minutes 25`, and `--report` for its tables.
 
-Each patient is a line of benchmarks/results/clinic/treatment.jsonl.
+Each patient and each healthy training is a line of benchmarks/results/clinic/treatment.jsonl.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,25 @@ import torch
 from torch import Tensor
 
 from benchmarks.clinic.acts import Act, acts_for
-from benchmarks.clinic.course import STEPS, Course, course
+from benchmarks.clinic.bodies import ARCHITECTURES
+from benchmarks.clinic.course import EVERY, STEPS, Course, course
 from benchmarks.clinic.examine import MORE, findings_of, number, trained_on
-from benchmarks.clinic.faults import MODEL_FAULTS
+from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS
 from benchmarks.clinic.judging import outcome, wilson
-from benchmarks.clinic.seal import of_half, task_of
+from benchmarks.clinic.seal import TASKS, of_half, task_of
+from ctrans.monitor import Monitor
 from ctrans.stability.diagnosis.weights_only import BLOCK
 from solvers import ConfigError
 
 ROWS = Path(__file__).parents[1] / "results" / "clinic" / "treatment.jsonl"
 SEEDS = (30, 31)
 MODELS = ("a gain of 100", "attention output 50 times too large", "FFN output 50 times too large", "a massive channel")
+REACTIONS = {"nan in one batch": "skip", "rate 100 times too large": "lower", "moments lost on resumption": "lower"}
+"""The reaction that is tried on each fault of a training."""
+LOWERING = {30: "rate 100 times too large", 31: "moments lost on resumption", 32: "rate 100 times too large"}
+"""The fault for `lower` of each seed."""
+Where = tuple[str, str, int]
+"""Architecture, task and seed."""
 
 
 def drawn(key: str, below: int) -> int:
@@ -40,9 +48,23 @@ def drawn(key: str, below: int) -> int:
 
 
 @functools.lru_cache(2)
-def healthy(architecture: str, task: str, seed: int) -> tuple[float, dict[str, Any]]:
-    made = course(architecture, task, seed)
-    return made.run(STEPS).evaluate(), {name: each.clone() for name, each in made.body.model.state_dict().items()}
+def copies(architecture: str, task: str, seed: int) -> list[Course]:
+    """The healthy training at each tenth step from 0 on."""
+    kept = [course(architecture, task, seed)]
+    while kept[-1].step < STEPS:
+        kept.append(kept[-1].copy().run(10 * len(kept)))
+    return kept
+
+
+def until(step: int, *where: Any) -> Course:
+    """The healthy training at a step."""
+    return copies(*where)[step // 10].copy().run(step)
+
+
+def healthy(*where: Any) -> tuple[float, dict[str, Any]]:
+    """Its loss at the end, and its weights."""
+    made = copies(*where)[-1]
+    return made.evaluate(), made.body.model.state_dict()
 
 
 def as_trained(architecture: str, task: str, seed: int) -> Course:
@@ -122,10 +144,89 @@ def model(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]
     }
 
 
+def reacting(made: Course, react: str) -> tuple[Course, list[str]]:
+    """Trains to the end with a reaction of the monitor, or to three losses in a row that are not finite; what it did."""
+    options: dict[str, Any] = {} if made.body.example is None else {"example": made.body.example, "loss": made.body.loss}
+    monitor, acts = Monitor(made.body.model, every=EVERY, clip=made.clip, react=[react], **options), list[str]()
+    own = monitor.reactions
+    while made.step < STEPS and (made.step < 3 or any(map(math.isfinite, made.losses[-3:]))):
+        before = own.factor, len(own.skipped)
+        alarms = made.advance(monitor)
+        if before != (own.factor, len(own.skipped)):
+            dangers = ", ".join(each.check for each in alarms if each.severity != "note")
+            acts.append(f"{made.step}: skip" if react == "skip" else f"{made.step}: rate times {own.factor:g} ({dangers})")
+    monitor.close()
+    return made, acts
+
+
+def placebo(made: Course, react: str, factor: float) -> Course:
+    """The same act at this step."""
+    if react == "lower":
+        made.rate *= factor
+        return made.run(STEPS)
+    kept = made.copy()
+    made.advance()
+    made.body.model.load_state_dict(kept.body.model.state_dict())
+    made.optimiser.load_state_dict(kept.optimiser.state_dict())
+    return made.run(STEPS)
+
+
+def training(fault: str, *where: Any) -> dict[str, Any]:
+    """The step of the placebo is drawn from those before the fault, or from all steps if there are none before.
+
+    Up to this step, a training whose fault begins later is a copy of the healthy one.
+    """
+    own, react = TRAINING_FAULTS[fault], REACTIONS[fault]
+    base, _ = healthy(*where)
+    step = drawn("/".join(map(str, (fault, *where))), own.start or STEPS)
+    begun = until(step, *where) if own.start else course(*where)
+    own.put(begun)
+    kept = begun.run(step).copy()
+    none = begun.run(STEPS).evaluate()
+    arms, acts = {"none": none}, list[str]()
+    if outcome(none, none, base) != "healed":
+        made = course(*where)
+        own.put(made)
+        made, acts = reacting(made, react)
+        arms["treatment"] = made.evaluate()
+        if acts:
+            arms["placebo"] = placebo(kept, react, 1.0 if react == "skip" else float(acts[-1].split()[3])).evaluate()
+    return {
+        "reaction": react,
+        "healthy": number(base),
+        "arms": {name: number(value) for name, value in arms.items()},
+        "acts": acts,
+        "placebo at": step + 1,
+    }
+
+
+def in_health(_: str, *where: Any) -> dict[str, Any]:
+    """What each reaction does in a training without a fault, and whether the weights have the same bits at the end."""
+    base, weights = healthy(*where)
+    row: dict[str, Any] = {"healthy": number(base), "reactions": {}}
+    for react in dict.fromkeys(REACTIONS.values()):
+        made, acts = reacting(course(*where), react)
+        state = made.body.model.state_dict()
+        same = all(torch.equal(each, weights[name]) for name, each in state.items())
+        row["reactions"][react] = {"loss": number(made.evaluate()), "acts": acts, "same bits": same}
+    return row
+
+
+def where(seeds: Iterable[int]) -> list[Where]:
+    """Each sealed architecture with its task, by seeds."""
+    return [(own, task_of(own, seed, "treatment"), seed) for seed in seeds for own in of_half("sealed")["architecture"]]
+
+
 def planned() -> Iterator[tuple[str, str, str, str, int]]:
-    """By seeds, then architectures, then faults."""
-    where = [(own, task_of(own, seed, "treatment"), seed) for seed in SEEDS for own in of_half("sealed")["architecture"]]
-    yield from (("model", fault, *each) for each in where for fault in MODELS)
+    """All models; trainings as registered, then the other fault of each seed, then healthy trainings of other tasks."""
+    yield from (("model", fault, *each) for each in where(SEEDS) for fault in MODELS)
+    for each in where(LOWERING):
+        yield from (("training", fault, *each) for fault in ("nan in one batch", LOWERING[each[-1]]))
+        yield "healthy", "", *each
+    for each in where(LOWERING):
+        yield from (("training", fault, *each) for fault in REACTIONS if fault not in ("nan in one batch", LOWERING[each[-1]]))
+    for own, task, seed in where(LOWERING):
+        yield from (("healthy", "", own, other, seed) for other in ARCHITECTURES[own][1] if other in TASKS and other != task)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -141,10 +242,10 @@ def result(row: dict[str, Any], arm: str) -> str | None:
 
 
 def kinds(kept: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """By kind: its patients that do not heal without treatment."""
+    """By kind: its models that do not heal without treatment."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in kept:
-        if "arms" in row and result(row, "none") != "healed":
+        if row["kind"] == "model" and "arms" in row and result(row, "none") != "healed":
             usual = "gain too large" if row["fault"] == MODELS[0] else "sublayer output too large"
             found.setdefault(usual, []).append(row)
     return found
@@ -172,26 +273,81 @@ def report(kept: list[dict[str, Any]]) -> list[str]:
         shares = [share(arms[arm], which) for arm, which in counted]
         told = "yes" if passes(arms["treatment"], arms["placebo"]) else "no"
         lines.append(f"| {name} | {len(patients) - len(acted)} of {len(patients)} | {' | '.join(shares)} | {told} |")
-    lines.append(f"healthy without treatment: {sum(result(row, 'none') == 'healed' for row in kept if 'arms' in row)}")
+    lines.append(
+        f"healthy without treatment: {sum(result(row, 'none') == 'healed' for row in kept if row['kind'] == 'model' and 'arms' in row)}"
+    )
     return lines
+
+
+def report_reactions(kept: list[dict[str, Any]]) -> list[str]:
+    """The reactions by fault, and what they do in healthy trainings."""
+    lines = [
+        "| reaction | fault | healed without | did not act | healed | harmed | placebo healed | passes |",
+        "| --- " * 8 + "|",
+    ]
+    below = ["| reaction | healthy trainings | acted | same bits where it did not act | harmed |", "| --- " * 5 + "|"]
+    well = [row for row in kept if row["kind"] == "healthy"]
+    for react in dict.fromkeys(REACTIONS.values()):
+        told = [(row["reactions"][react], row["healthy"]) for row in well]
+        acted = [(own, base) for own, base in told if own["acts"]]
+        harms = ["harm" if outcome(own["loss"] or math.inf, base, base) != "healed" else "no change" for own, base in told]
+        quiet = [str(own["same bits"]) for own, _ in told if not own["acts"]]
+        below.append(
+            f"| `{react}` | {len(told)} | {share(['acted'] * len(acted) + [''] * (len(told) - len(acted)), 'acted')} "
+            f"| {quiet.count('True')} of {len(quiet)} | {share(harms, 'harm')} |"
+        )
+        faults = [fault for fault, name in REACTIONS.items() if name == react]
+        for group in [[fault] for fault in faults] + [faults] * (len(faults) > 1):
+            own_rows = [row for row in kept if row["kind"] == "training" and row["fault"] in group]
+            lines.append(
+                f"| `{react}` | {group[0] if len(group) == 1 else 'all'} | {_counts(own_rows)} "
+                f"| {'' if group != faults else 'yes' if _offered(own_rows, harms) else 'no'} |"
+            )
+    return [*lines, "", *below]
+
+
+def _acted(rows: list[dict[str, Any]], arm: str) -> list[str | None]:
+    return [result(row, arm) for row in rows if row["acts"]]
+
+
+def _counts(rows: list[dict[str, Any]]) -> str:
+    ill = [row for row in rows if result(row, "none") != "healed"]
+    shares = [
+        share(_acted(ill, arm), which) for arm, which in (("treatment", "healed"), ("treatment", "harm"), ("placebo", "healed"))
+    ]
+    idle = sum(not row["acts"] for row in ill)
+    return f"{len(rows) - len(ill)} of {len(rows)} | {idle} of {len(ill)} | {' | '.join(shares)}"
+
+
+def _offered(rows: list[dict[str, Any]], harms: list[str]) -> bool:
+    """The rule of TREATMENT.md."""
+    return passes(_acted(rows, "treatment"), _acted(rows, "placebo")) and "harm" not in harms
+
+
+def enough(kept: list[dict[str, Any]]) -> bool:
+    """Whether each reaction has acted on eight patients that do not heal without it."""
+    acted = [row["reaction"] for row in kept if row["kind"] == "training" and row["acts"]]
+    return all(acted.count(react) >= 8 for react in REACTIONS.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--eight", action="store_true", help="go on after these minutes until each reaction has eight patients")
     parser.add_argument("--report", action="store_true", help="examine nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     end, names = time.monotonic() + 60 * options.minutes, ("kind", "fault", "architecture", "task", "seed")
     done = {tuple(row[name] for name in names) for row in rows()}
     for patient in () if options.report else planned():
-        if patient in done or time.monotonic() > end:
+        if patient in done or (time.monotonic() > end and (not options.eight or enough(rows()))):
             continue
         started = time.process_time()
-        row = dict(zip(names, patient, strict=True)) | model(*patient[1:]) | {"seconds": round(time.process_time() - started, 2)}
+        found = {"model": model, "training": training, "healthy": in_health}[patient[0]](*patient[1:])
+        row = dict(zip(names, patient, strict=True)) | found | {"seconds": round(time.process_time() - started, 2)}
         with ROWS.open("a") as file:
             file.write(f"{json.dumps(row)}\n")
-    print("\n".join(report(rows())))
+    print("\n".join([*report(rows()), "", *report_reactions(rows())]))
 
 
 if __name__ == "__main__":
