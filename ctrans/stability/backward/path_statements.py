@@ -99,7 +99,7 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
     ]
 
 
-def _turning(draw: Draw, c: float, segments: int, norm: type[Norm], others: int) -> tuple[Depth, Tensor]:
+def _turning(draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm], others: int) -> tuple[Depth, Tensor]:
     """A post depth of constant fields b_k, |b_k| = c sqrt(d), each at right angles to the state in
     one plane: sigma(X + b_k)^2 = 1 + c^2. With the state. The norm leaves `others` directions at
     right angles to that plane; LayerNorm's plane has mean 0.
@@ -156,7 +156,8 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
         )
     values, lost = torch.linalg.svdvals(dense_matrix(made.depth, x)), 2 if made.config.norm == "layernorm" else 1
     c, segments = draw.uniform(0.2, 2), 2 * (1 + draw.integer(5))
-    norm, others = draw.choice((LayerNorm, RMSNorm)), draw.integer(3)
+    norm: type[LayerNorm | RMSNorm] = RMSNorm if draw.integer(2) else LayerNorm
+    others = draw.integer(3)
     depth, state = _turning(draw, c, segments, norm, others)
     factors = segments / 2 if others else segments - 1 / 2
     return [
