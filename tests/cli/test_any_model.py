@@ -215,7 +215,7 @@ def test_what_a_module_reads_and_its_loss_are_functions_of_the_users(name, there
         ),
         (["--model", "llama", "--example", "mine.py:batch"], "--example is for the module of --python"),
         (["--python", "mine.py:model", "--loss", "mine.py:none"], "has no function 'none'"),
-        (["llama", "llama"], "2 models are given, --model 'llama', --model 'llama', but this command takes one"),
+        (["llama", "llama"], "'llama' is named twice: name each model once"),
         (["llama", "--checkpoint", "llama"], "2 models are given"),
     ],
 )

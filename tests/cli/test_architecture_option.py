@@ -129,7 +129,7 @@ def test_without_a_reference_there_are_no_distances(config):
         (["simulate", "--checkpoint", "x", "--stream"], "leave out --stream"),
         (
             ["simulate", "--architecture", "gpt2", "--architecture", "gpt2"],
-            "2 models are given, --architecture 'gpt2', --architecture 'gpt2'",
+            "'gpt2' is named twice",
         ),
         (["control", "--architecture", ""], "--architecture '' names nothing"),
     ],

@@ -233,7 +233,7 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
             ["--model", "gpt2", "--model", "bert"],
             "2 models are given, --model 'gpt2', --model 'bert', but this command takes one: choose one",
         ),
-        (["--checkpoint", "own", "--checkpoint", "own"], "2 models are given, --checkpoint"),
+        (["--checkpoint", "own", "--checkpoint", "own"], "'own' is named twice: name each model once"),
         (["--model", "albert", "--ids", "ids.npy"], "do not act in sequence: module 0 is called 3 times"),
         (["--model", "gpt2", "--ids", "large.npy"], "they run from 0 to 99, and the model's vocabulary from 0 to 30"),
         (["--model", "gpt2", "--file", "ids.npy"], "is no UTF-8"),

@@ -195,7 +195,7 @@ def test_the_line_is_printed(tmp_path):
         (["lost", "--treat", "new"], "has no model-2.safetensors: save the model in that format"),
         (["--python", "module.py:build", "--treat", "new"], "and you named --python: give it as MODEL"),
         (["--architecture", "ill", "--treat", "new"], "and you named --architecture: give it as MODEL"),
-        (["ill", "--weights-only", "--treat", "new"], "--treat has no effect with --weights-only"),
+        (["ill", "--weights-only", "--treat", "new"], " has no effect with --weights-only"),
         (["ill", "--treat", "file/new"], "cannot write to directory 'file'"),
     ],
 )
