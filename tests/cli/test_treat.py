@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,15 +107,16 @@ def test_the_treated_model_computes_nearly_what_the_healthy_one_does(treated):
     assert TREATED not in [each["check"] for each in strict(again.stdout)["placements"]["treated"]["findings"]]
 
 
-def test_what_the_page_says_undoes_it_bit_for_bit(treated, monkeypatch):
+def test_what_the_page_says_undoes_it_bit_for_bit(treated, tmp_path, monkeypatch):
     place, _ = treated
-    monkeypatch.chdir(place)
+    shutil.copytree(place / "models", tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?before-treatment.*?)```", UNDO.read_text(), re.S)
     exec(code, {})
-    ill, undone = tensors(place / "ill"), tensors(place / "models" / "treated")
+    ill, undone = tensors(place / "ill"), tensors(tmp_path / "models" / "treated")
     assert ill.keys() == undone.keys()
     assert all(torch.equal(ill[name], undone[name]) for name in ill)
-    assert torch.equal(logits(place / "ill"), logits(place / "models" / "treated"))
+    assert torch.equal(logits(place / "ill"), logits(tmp_path / "models" / "treated"))
 
 
 def our_model(large=LARGE):
