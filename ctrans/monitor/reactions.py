@@ -22,11 +22,9 @@ LOWEST = 1 / 64
 """The smallest product of these factors."""
 
 REACTIONS: dict[str, str] = {
-    "skip": "skip a step whose gradient spikes or is not finite: its gradients become None. Needs every step's gradient norm. "
-    "Healed 8 of 10 trainings with a nan",
+    "skip": "skip a step whose gradient spikes or is not finite: its gradients become None. Needs every step's gradient norm",
     "save": "save the weights at a danger, before the step",
-    "lower": "halve the learning rate at each danger, inside the optimiser's step, so that schedules are not changed. In a trial "
-    "it healed no more than a placebo",
+    "lower": "halve the learning rate at each danger, inside the optimiser's step, so that schedules are not changed",
     "stop": "ask for the end of the training: `monitor.stopped`",
 }
 """Reactions by name. A danger is an alarm that is more severe than a note."""
