@@ -111,7 +111,7 @@ def steepest_fall(case: Case) -> float:
 
 
 def valley(case: Case) -> float:
-    """fastai's rule, as its documentation describes it: the middle of the longest run of ever lower losses of a ramp, in steps."""
+    """fastai's rule in our reading: the middle of the longest run of ever lower losses of a ramp, in steps."""
     rates, smooth = ramp(case)
     longest: list[list[int]] = []
     for k, loss in enumerate(smooth):

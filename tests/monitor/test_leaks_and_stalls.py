@@ -5,6 +5,8 @@ import torch
 
 from ctrans import GPT, GPTConfig
 from ctrans.monitor import Monitor
+from ctrans.monitor.past import Past
+from ctrans.monitor.past_checks import slow
 from ctrans.monitor.reductions import SAMPLE
 from ctrans.monitor.scores import weight_ahead
 from ctrans.monitor.updates import Updates
@@ -89,6 +91,19 @@ def test_a_weight_hardly_moves_by_the_rate_of_its_own_group():
     assert max(figures["update"]) / figures["learning_rate"] < 0.05, "by the largest rate it would be told"
     assert "updates near zero" not in checks(monitor)
     assert "updates near zero" in checks(trained(ahead=1 / 300, eps=1.0, steps=20)[0])
+
+
+@pytest.mark.parametrize(("moved", "share"), [(0.2, None), (1.3, None), (0.97, 0.01)])
+def test_a_step_is_near_zero_only_where_the_decay_is_all_of_it(moved, share):
+    """Updates over the rate, where 3 is expected and the decay is 1: a smaller update than the decay is
+    a step against it.
+    """
+    past = Past(["ffn"], [0], 0)
+    for step in range(3):
+        figures = {"learning_rate": 0.1, "update": [0.1 * moved], "rate_share": [3.0], "decay_share": [1.0]}
+        past.add(step, {**figures, "adam_gradient_ratio": [1.0]})
+    seen = slow(past, {"limit": 0.05, "reports": 3})
+    assert seen is None if share is None else seen.value == pytest.approx(share)
 
 
 def test_weights_that_have_grown_do_not_make_a_step_of_the_rate_near_zero():

@@ -2,13 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
 from ctrans.monitor import Monitor
 from ctrans.monitor.log import LOG, read_log
-from ctrans.monitor.post_mortem import LEAST, post_mortem
+from ctrans.monitor.post_mortem import FLOOR, LEAST, _leaving, post_mortem
 from tests.cli.test_commands import run, strict
 
 EVENT, END = 42, 48
@@ -85,6 +86,17 @@ def test_a_short_run_has_no_past(logs, tmp_path):
     lines = (logs[redraw] / LOG).read_text().splitlines(keepends=True)
     (tmp_path / LOG).write_text("".join(lines[:LEAST]))
     assert post_mortem(read_log(tmp_path)).deviations == []
+    result = run("watch", tmp_path, "--once", "--why")
+    assert result.exit_code == 0, result.output
+    assert f"{LEAST - 1} reports cannot say what moved first" in result.output
+
+
+@pytest.mark.parametrize(("deviations", "told"), [(11, False), (13, True)])
+def test_less_than_the_limit_is_noise(deviations, told):
+    """A past whose logarithms are all alike is `FLOOR` wide."""
+    values = np.ones((2 * LEAST, 1))
+    values[LEAST:] = math.exp(deviations * FLOOR)
+    assert [t for t, *_ in _leaving(values)] == ([LEAST] if told else [])
 
 
 @pytest.mark.slow

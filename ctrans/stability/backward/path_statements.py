@@ -121,8 +121,9 @@ def _turning(draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm
     "theorem-5.5",
     "Emadi, theorem 5.5",
     "post, eps = 0: J = prod J_N(Y_k)(I + dt J_k) has rank n (d - 2) at most (RMSNorm: d - 1) from the first norm on, and |J| <= "
-    "prod g/sigma(Y_k) |I + dt J_k|; constant vectors dt f_k of length c sqrt(d) at right angles to the state attain it at g = 1: "
-    "(1 + c^2)^(-N/2), if a direction (LayerNorm: of mean 0) is at right angles to all Y_k; in one plane it is (1 + c^2)^(1/2 - N)",
+    "prod g/sigma(Y_k) |I + dt J_k|; constant vectors dt f_k of length c sqrt(d) at right angles to the state (LayerNorm: of mean 0, "
+    "as the direction) attain it at g = 1, (1 + c^2)^(-N/2), if a direction is at right angles to all Y_k; in one plane |J| is "
+    "(1 + c^2)^(1/2 - N)",
     share=0.25,
     printed=Printed(
         "the norms' Jacobians are like projections: their product decays exponentially with depth (along certain directions)",
