@@ -105,7 +105,9 @@ def _why(run: JSONObject) -> list[Section]:
             Words(f"{reports} reports cannot say what moved first: {LEAST} must come before the fault. Give a smaller every=.")
         ]
     if not found:
-        return [Words(f"No gauge left its past. A fault that is there from the first step leaves no trace here. {later}; {rule}.")]
+        return [
+            Words(f"No gauge left its past. A fault that is there from the first step leaves no trace here. {later}; {rule}.")
+        ]
     first = found[0]
     said = f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].description}. {later}; {rule}."
     events = [(float(step), name) for step, name in ((loss, "loss"), (sigma, "6 sigma")) if step is not None]
