@@ -61,7 +61,9 @@ def run(name: str, quick: bool) -> dict[str, Any]:
     # one thread for jax too, where torch has one
     alone = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     threads = PARTS[name].threads or torch.get_num_threads()
-    flags = {"OMP_NUM_THREADS": str(threads), **({"XLA_FLAGS": alone} if threads == 1 else {})}
+    # set for all parts, it would stop `choose_threads`
+    flags = {"OMP_NUM_THREADS": str(threads)} if PARTS[name].threads else {}
+    flags |= {"XLA_FLAGS": alone} if threads == 1 else {}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **flags, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
