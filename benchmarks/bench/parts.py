@@ -36,7 +36,7 @@ PARTS = {
     "solvers": Part(
         "Solvers on three shapes", "solving", "solving", 300, threads=1
     ),  # shapes for which `choose_threads` takes one
-    "hjb": Part("HJB on a grid", "grids", "grids", 70),
+    "hjb": Part("HJB on a grid", "grids", "grids", 150),
     "screening": Part("Screening a large shape", "screenings", "screenings", 320),
     "growth": Part("Growth of processor time", "growth", "growth", 520),
 }
