@@ -15,7 +15,7 @@ from ctrans.control.hopf_lax import Terminal
 
 
 def grids(quick: bool) -> list[Row]:
-    """Each scheme on 201 x 201 points to T = 1; in short 101 x 101 to T = 0.25 and not compiled. What compiles does so before it is timed."""
+    """Each scheme on 201 x 201 points to T = 1; in short 101 x 101 to T = 0.25, not compiled. What compiles does so untimed."""
     points, horizon, rounds = (101, 0.25, 4) if quick else (201, 1.0, 8)
     terminal: Terminal = NearestTarget()
     grid, rows, rate = square(points), [], bandwidth()
