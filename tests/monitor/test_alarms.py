@@ -80,6 +80,7 @@ FAULTS = {
     "attention collapsed": at("entropy", 1, lambda i: 0.8 * 0.5**i),
     "step larger than the state": lambda i, figures: {"step_share": [3.0] * 6},
     "dead layer": at("velocity", 4, lambda i: 0.0),
+    "sublayer outgrows its past": at("velocity", 3, lambda i: 20.0 if i > 20 else 1.0),
     "frozen layer": at("unmoved", 4, lambda i: 0.5),
     "updates near zero": lambda i, figures: {"update": [1.1e-4] * 6},  # all but a tenth of it is weight decay
     "embedding updates too large": run("update_outside", lambda i: 0.2),
@@ -103,6 +104,13 @@ def told(change=None, half=False, reports=48):
         past.add(step, figures)
         alarms.extend(watch.look(past))
     return alarms
+
+
+@pytest.mark.parametrize(
+    "change", [at("velocity", 3, lambda i: 20.0 if i == 20 else 1.0), lambda i, f: {"velocity": [3.0**i] * 6}]
+)
+def test_a_sublayer_that_grows_once_or_with_all_others_is_not_told(change):
+    assert "sublayer outgrows its past" not in {alarm.check for alarm in told(change)}
 
 
 def test_nothing_is_said_of_a_training_that_is_well():
