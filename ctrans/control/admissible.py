@@ -233,6 +233,11 @@ def no_ties(y: TokenRows) -> TokenMask:
     return torch.zeros(y.shape[:-1], dtype=torch.bool, device=y.device)
 
 
+def rounding_of(x: Tensor) -> float:
+    """ROUNDING machine epsilons of the dtype of x."""
+    return ROUNDING * torch.finfo(x.dtype).eps
+
+
 def length(x: Vectors) -> PerBatch:
     """|x_j|_2 of each row."""
     return row_length(x)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio, verdict_of
+from ctrans.control.admissible import Posedness, VelocitySet, check_costate, length, ratio, rounding_of, verdict_of
 from ctrans.control.ascent import Chart
 from ctrans.norm import Norm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
@@ -64,7 +64,7 @@ class LinearSpace(VelocitySet):
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         rows = ratio(P, P.abs().amax(-1, keepdim=True))  # squares of small entries could underflow
-        return length(self.nearest(rows)) <= ROUNDING * torch.finfo(P.dtype).eps * length(rows)
+        return length(self.nearest(rows)) <= rounding_of(P) * length(rows)
 
     def residual(self, f: TokenRows) -> PerBatch:
         return ratio(length(f - self.nearest(f)), length(f)).amax(-1)
