@@ -105,7 +105,7 @@ def jacobian(draw: Draw, printed: bool) -> Trial:
     if printed:
         return _printed_jacobian(draw, None)
     chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
-    x = draw.log_uniform(-1, 1) * draw.normal(chosen.width)
+    x = draw.of_any_size(chosen.width)
     words = f"closed form against autograd, {norm_words(chosen)}"
     return equal(chosen.jacobian(x), dense_jacobian(chosen, x), words, _steepness(chosen, x))
 
@@ -169,7 +169,7 @@ def jacobian_norm(draw: Draw, printed: bool) -> Trial:
         words = f"|J|_2 of x = {offset:.3g} + noise, d = {chosen.width}, against sqrt(d)/|x|"
     else:
         chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
-        x = draw.log_uniform(-1, 1) * draw.normal(chosen.width) + draw.log_uniform(-1, 2)
+        x = draw.of_any_size(chosen.width) + draw.log_uniform(-1, 2)
         bound, words = _steepness(chosen, x), f"|J|_2, {norm_words(chosen)}"
     return at_most(torch.linalg.matrix_norm(dense_jacobian(chosen, x), 2), bound, words)
 

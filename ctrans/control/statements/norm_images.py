@@ -153,7 +153,7 @@ def verdicts(draw: Draw) -> Trial:
     exactly if the norm has parameters.
     """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5)))
-    P = draw.normal(1 + draw.integer(4), norm.width)
+    P = draw.rows(norm.width)
     found = certify(image_of(norm), P)
     verdict = "well-posed for bounded gains" if list(norm.parameters()) else "well-posed"
     failed = [words for words, holds in found.findings.items() if not holds]
@@ -177,7 +177,7 @@ def gain_slopes(draw: Draw) -> Trials:
     shared gain at g = 1.
     """
     norm = any_norm(draw, sorted(name for name in NORMS if NORMS[name](2).linear_parameters() and name != "layernorm"))
-    P = draw.normal(1 + draw.integer(4), norm.width)
+    P = draw.rows(norm.width)
     slope = known(image_of(norm).slope_in_gains(P))
     own = [norm.get_parameter(name) for name in norm.linear_parameters()]
     best = -math.inf
@@ -208,7 +208,7 @@ def decayed_gains(draw: Draw) -> Trials:
     step by the norm's support.
     """
     norm = any_norm(draw, DECAYING)
-    P, lam = draw.normal(1 + draw.integer(4), norm.width), draw.log_uniform(-1, 1)
+    P, lam = draw.rows(norm.width), draw.log_uniform(-1, 1)
     H = float(GainDecay(norm, lam).support(P))
     own = [norm.get_parameter(name) for name in norm.linear_parameters()]
     best = max(_improved(norm, P, lam, own, draw) for _ in range(2))
