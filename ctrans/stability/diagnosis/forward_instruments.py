@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.fields import ExposesHeads, ExposesWeights, HasOutputProjection
+from ctrans.fields.positions import later_tokens
 from ctrans.findings import Reading, Readings
 from ctrans.norm import Norm, SphereNorm
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
@@ -234,8 +235,7 @@ class ScoreSpread(DiagnosticInstrument):
         if attention is None or not isinstance(attention.field, ExposesHeads) or not finite(at.x) or at.x.shape[-2] < 3:
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
-        tokens = rows.shape[-1]
-        later = torch.ones(tokens, tokens, dtype=torch.bool, device=rows.device).triu(1)
+        later = later_tokens(rows)
         read = ~later if not bool((rows > 0)[..., later].any()) else torch.ones_like(later)
         scores = rows.double().clamp(min=torch.finfo(rows.dtype).tiny).log()
         count = read.sum(-1)
