@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ctrans.fields import ExposesHeads, HasLipschitz, spectral_norm, why_not
+from ctrans.fields.ffn_bounds import length
 from ctrans.norm import Norm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
@@ -89,7 +90,7 @@ def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *
     outs = []
     for largest, head in zip(theta, attention.head_matrices(), strict=True):
         norm_q, norm_k, norm_v = (spectral_norm(matrix) for matrix in (head.query, head.key, head.value))
-        q_0, k_0 = (_length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset))
+        q_0, k_0 = (length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset))
         value_path += norm_v
         scores = b * ((2 * b * norm_q + q_0) * norm_k + norm_q * k_0) / math.sqrt(len(head.query))
         attention_path += largest / attention.temperature * scores * norm_v
@@ -195,7 +196,3 @@ def _map_bound(field: object, u: Tensor) -> BothBounds:
     raise ConfigError(
         f"no Lipschitz bound is known for a field of type {type(field).__name__}: it has no method lipschitz(){why_not(field)}"
     )
-
-
-def _length(offset: Tensor | None) -> float:
-    return 0.0 if offset is None else float(torch.linalg.vector_norm(offset.detach().double()))
