@@ -31,6 +31,8 @@ Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
 RootedTree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
 Known = dict[RootedTree, list[float]]
+Rows = tuple[tuple[float, ...], ...]
+"""Several rows of coefficients."""
 
 
 @checked
@@ -56,16 +58,16 @@ class Tableau:
     """
 
     order: int
-    a: tuple[tuple[float, ...], ...]
+    a: Rows
     b: tuple[float, ...]
     c: tuple[float, ...]
     embedded: tuple[float, ...] | None = None
     embedded_order: int = 0
-    dense: tuple[tuple[float, ...], ...] = ()
+    dense: Rows = ()
     coarse: tuple[float, ...] | None = None
     coarse_order: int = 0
     gamma: float = 0.0
-    inner: tuple[tuple[float, ...], ...] = ()
+    inner: Rows = ()
     inner_c: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -104,12 +106,12 @@ class Tableau:
             self._check_dense(known)
 
     @functools.cached_property
-    def rows(self) -> tuple[tuple[float, ...], ...]:
+    def rows(self) -> Rows:
         """The rows of all stages with the diagonal, then the inner ones."""
         return (*((*row, self.gamma if i else 0.0) for i, row in enumerate(self.a)), *self.inner)
 
     @functools.cached_property
-    def error_weights(self) -> tuple[tuple[float, ...], ...]:
+    def error_weights(self) -> Rows:
         """b - embedded, and b - coarse if there is one. h times the stages, summed with such
         weights, estimates the error.
         """

@@ -26,6 +26,8 @@ from typing import Any
 from ctrans.study.database import Finished
 from ctrans.study.training import FAILED
 
+ByCase = dict[str, dict[str, list[Any]]]
+"""By case, an axis and what is known at each of its places, as by `spread`."""
 BY_FLOOR, BY_SHARE = "depthless floor", "share of the gain"
 RULES = {
     BY_FLOOR: "the mean loss is nearer to the best one than to that of a model without depth",
@@ -127,7 +129,7 @@ def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[A
     }
 
 
-def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
+def losses(runs: Sequence[Finished]) -> ByCase:
     """For each case, its learning rates, ascending, and the mean, lowest and highest min(l, l_0)
     over seeds.
     """
@@ -137,7 +139,7 @@ def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-def curves(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
+def curves(runs: Sequence[Finished]) -> ByCase:
     """For each case with one learning rate, iterations and the validation losses of its runs."""
     found = {}
     for case, each in by_case(runs).items():
@@ -149,7 +151,7 @@ def curves(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
+def states(runs: Sequence[Finished]) -> ByCase:
     """For each case whose runs measured moments, segments and the mean |X| behind each of them over
     the trained models.
     """
