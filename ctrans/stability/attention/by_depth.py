@@ -28,6 +28,7 @@ from ctrans.stability.attention.bounds import (
 )
 from ctrans.stability.backward.sensitivity import TOLERANCE
 from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.walk import Instrument, StepContext, observe
 from solvers import ConfigError
 from solvers.segment import Map
@@ -206,7 +207,7 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
     highest = upper.amax(1)
     lowest = torch.where(masked, math.inf, lower).amin(1)
     mean = lower.sum(1) / (~masked).sum(1)
-    b, stream = (float(torch.linalg.vector_norm(state, dim=-1).max()) for state in (u, x))
+    b, stream = (float(token_lengths(state).max()) for state in (u, x))
     # padding changes which rows count, not the map
     whole = highest.tolist() if padding is None else largest_theta(field, u)
     paths, printed, note = Pathways(math.nan, math.nan), math.nan, ""

@@ -25,7 +25,7 @@ from ctrans.fields import (
 from ctrans.norm import Norm
 from ctrans.residual import MixesStreams
 from ctrans.shapes import TokenRows
-from ctrans.stability.forward.moments import moments
+from ctrans.stability.forward.moments import moments, token_lengths
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, StepContext, observe
 from ctrans.walk.instrument import of_text
@@ -236,7 +236,7 @@ def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
 
 def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, discrete: bool) -> ForwardBounds:
     x0, width, entries = moments(start), start.shape[-1], start.numel()
-    radius = float(torch.linalg.vector_norm(start.double(), dim=-1).max())
+    radius = float(token_lengths(start.double()).max())
     mean_abs, rms = [x0.mean_abs], [x0.rms]
     for segment in segments:
         if segment.sublayer.state_norm is not None:
