@@ -200,7 +200,10 @@ def _by_share(runs: Sequence[Finished]) -> dict[str, float | None]:
     best = known[best_rate]
     first = statistics.fmean(run.first for run in runs if run.first is not None)
     row = (rate for rate in rates if rate >= best_rate)
-    stable = list(itertools.takewhile(lambda rate: _stable(rates[rate], best, first), row))
+    most = best + SHARE * (first - best)
+    stable = list(
+        itertools.takewhile(lambda rate: all(run.last is not None and end_loss(run) <= most for run in rates[rate]), row)
+    )
     return {
         **found,
         "best loss": best,
@@ -208,10 +211,6 @@ def _by_share(runs: Sequence[Finished]) -> dict[str, float | None]:
         "sensitivity": statistics.fmean(min(mean, first) - best for mean in known.values()) if len(known) > 1 else None,
         "largest stable learning rate": stable[-1] if stable and best < first and len(rates) > 1 else None,
     }
-
-
-def _stable(runs: Sequence[Finished], best: float, first: float) -> bool:
-    return all(run.last is not None and end_loss(run) <= best + SHARE * (first - best) for run in runs)
 
 
 def outcomes_of(runs: Sequence[Finished], floor: Floor | None = None) -> dict[str, dict[str, float | None]]:
