@@ -37,7 +37,7 @@ from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Model
+from ctrans.walk import Model, SegmentCallback
 from solvers import ConfigError
 from solvers.checked import checked
 
@@ -95,7 +95,7 @@ def attained(
     *,
     weight_decay: float = 0.0,
     decay_gains: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: SegmentCallback | None = None,
 ) -> Attained:
     """How much of the maximum principle a model's parameters leave, for each segment, on one text.
 
