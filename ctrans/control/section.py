@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import Posedness, VelocitySet, check_costate, length, ratio, rounding_of
+from ctrans.control.admissible import Posedness, length, ratio, rounding_of
 from ctrans.control.ascent import Chart
 from ctrans.control.sets_by_norm import image_of
-from ctrans.control.tangent import TangentSpace
+from ctrans.control.tangent import AtState, TangentSpace
 from ctrans.norm import SphereNorm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
@@ -65,7 +65,7 @@ class TangentSection(TangentSpace):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SectionImage(VelocitySet):
+class SectionImage(AtState):
     """{N(y) : y_i = X_i in the inactive channels}: its closure is half a sphere of one dimension
     more than the active channels make.
 
@@ -75,11 +75,7 @@ class SectionImage(VelocitySet):
     """
 
     norm: SphereNorm
-    state: TokenRows
     active: Bool[Tensor, " width"]
-
-    def __post_init__(self) -> None:
-        check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
 
     @property
     def words(self) -> str:
@@ -105,9 +101,6 @@ class SectionImage(VelocitySet):
         rounding = self.norm.width * rounding_of(r)
         r = torch.where((length(r) > rounding * length(centred)).unsqueeze(-1), r, 0.0)  # 0 if V has full rank
         return r, (r.square().sum(-1, keepdim=True) + self.norm.width * self.norm.eps).sqrt()
-
-    def check(self, P: Tensor) -> None:
-        check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
 
     @property
     def _frame(self) -> Float[Tensor, "*batch tokens width columns"]:

@@ -97,9 +97,23 @@ class WholeSpace(LinearSpace):
         return raw
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class AtState(VelocitySet):
+    """A set that depends on the state X at which a norm acts."""
+
+    norm: Norm
+    state: TokenRows
+
+    def __post_init__(self) -> None:
+        check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
+
+    def check(self, P: Tensor) -> None:
+        check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
+
+
 @checked
 @dataclasses.dataclass(frozen=True, eq=False)
-class TangentSpace(LinearSpace):
+class TangentSpace(LinearSpace, AtState):
     """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the
     norm's image at X.
 
@@ -108,11 +122,8 @@ class TangentSpace(LinearSpace):
     the image: it has no tangent there.
     """
 
-    norm: Norm
-    state: TokenRows
-
     def __post_init__(self) -> None:
-        check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
+        super().__post_init__()
         bad = self.norm.outside_domain(self.state)
         if bool(bad.any()):
             raise ConfigError(
@@ -135,9 +146,6 @@ class TangentSpace(LinearSpace):
     @property
     def _trivial(self) -> bool:
         return self._normals.shape[-1] == self.norm.width
-
-    def check(self, P: Tensor) -> None:
-        check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
 
     def nearest(self, y: TokenRows) -> TokenRows:
         return y - (self._normals @ (self._normals.mT @ y.unsqueeze(-1))).squeeze(-1)
