@@ -24,11 +24,11 @@ from ctrans.report.sections import (
     Findings,
     JSONObject,
     Line,
-    Mark,
     Plot,
     Section,
     Table,
     Words,
+    mark_of,
     table,
 )
 
@@ -105,7 +105,9 @@ def _why(run: JSONObject) -> list[Section]:
             Words(f"{reports} reports cannot say what moved first: {LEAST} must come before the fault. Give a smaller every=.")
         ]
     if not found:
-        return [Words(f"No gauge left its past. A fault that is there from the first step leaves no trace here. {later}; {rule}.")]
+        return [
+            Words(f"No gauge left its past. A fault that is there from the first step leaves no trace here. {later}; {rule}.")
+        ]
     first = found[0]
     said = f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].description}. {later}; {rule}."
     events = [(float(step), name) for step, name in ((loss, "loss"), (sigma, "6 sigma")) if step is not None]
@@ -131,9 +133,8 @@ def _answer(name: str, run: JSONObject) -> Answer:
     known = [finding["severity"] for finding in run["findings"]]
     counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
     found = f"{len(known)} finding{'s' * (len(known) != 1)} ({counts})" if known else "no findings"
-    mark: Mark = "bad" if {"broken", "serious"} & set(known) else "note" if known else "good"
     parts = [*_progress(run), run["ended"] or "still running, or killed"]
-    return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark)
+    return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark_of(run["findings"]))
 
 
 def _progress(run: JSONObject) -> list[str]:
