@@ -21,7 +21,7 @@ from ctrans.fields import reference_kernels
 from ctrans.model.gpt import GPT
 from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import SphereNorm
-from ctrans.norm.random_norms import random_norm
+from ctrans.norm.random_norms import EPSILONS, random_norm
 from ctrans.placement import PLACEMENTS
 from ctrans.statement import Draw, Printed, Trial, Trials, equal, known, statement
 from ctrans.sublayer import Sublayer
@@ -146,7 +146,7 @@ def _alignment(chosen: SphereNorm, raw: Tensor, p: Tensor) -> float:
 
 def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
     """A norm, its input, and a costate."""
-    chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)) if tokens > 1 else 0.0, width=3 + draw.integer(8))
+    chosen = random_norm(draw, eps=draw.choice(EPSILONS) if tokens > 1 else 0.0, width=3 + draw.integer(8))
     raw, p = draw.normal(2, tokens, chosen.width)
     return chosen, raw, draw.log_uniform(-6, 6) * p
 
