@@ -17,7 +17,6 @@ from ctrans.control.ascent import Chart
 from ctrans.norm.norm import row_length
 from ctrans.shapes import AnyShape, BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows, Vectors
 from solvers import ConfigError
-from solvers.errors import shown
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
 """What is known of H(P), from the strongest verdict to the weakest. Each verdict names its
@@ -222,15 +221,14 @@ def check_costate(
         )
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raises ConfigError unless value is a positive finite number."""
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} = {shown(value)}: give a positive finite number")
-
-
-def no_ties(y: TokenRows) -> TokenMask:
-    """False for each token."""
+def no_ties(y: Vectors) -> BatchMask:
+    """False for each row."""
     return torch.zeros(y.shape[:-1], dtype=torch.bool, device=y.device)
+
+
+def rounding_of(x: Tensor) -> float:
+    """ROUNDING machine epsilons of the dtype of x."""
+    return ROUNDING * torch.finfo(x.dtype).eps
 
 
 def length(x: Vectors) -> PerBatch:

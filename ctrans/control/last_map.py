@@ -13,14 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import (
-    ROUNDING,
     AdmissibleSet,
     Posedness,
     VelocitySet,
     check_costate,
-    check_positive,
     no_ties,
     ratio,
+    rounding_of,
     verdict_of,
 )
 from ctrans.control.ascent import Chart, frobenius
@@ -32,6 +31,7 @@ from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from solvers.checked import checked
+from solvers.errors import check_positive
 
 FeatureRows = Float[Tensor, "*batch tokens features"]
 """h, the input of the last linear map."""
@@ -170,7 +170,7 @@ class FrobeniusBall(LastMap, VelocitySet):
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         terms = frobenius(self.features) * frobenius(P)
-        tie = frobenius(self.features.mT @ P) <= ROUNDING * torch.finfo(P.dtype).eps * terms
+        tie = frobenius(self.features.mT @ P) <= rounding_of(P) * terms
         return tie[..., 0].expand(P.shape[:-1])
 
     def residual(self, f: TokenRows) -> PerBatch:

@@ -24,11 +24,11 @@ from ctrans.report.sections import (
     Findings,
     JSONObject,
     Line,
-    Mark,
     Plot,
     Section,
     Table,
     Words,
+    mark_of,
     table,
 )
 
@@ -133,9 +133,8 @@ def _answer(name: str, run: JSONObject) -> Answer:
     known = [finding["severity"] for finding in run["findings"]]
     counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
     found = f"{len(known)} finding{'s' * (len(known) != 1)} ({counts})" if known else "no findings"
-    mark: Mark = "bad" if {"broken", "serious"} & set(known) else "note" if known else "good"
     parts = [*_progress(run), run["ended"] or "still running, or killed"]
-    return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark)
+    return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark_of(run["findings"]))
 
 
 def _progress(run: JSONObject) -> list[str]:
