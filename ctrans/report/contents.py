@@ -8,26 +8,10 @@ command, of models or of commits, become one page that shows all of their models
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctrans.report.pages import (
-    control_page,
-    convergence_page,
-    coordinate_page,
-    diagnose_page,
-    families_page,
-    hjb_check_page,
-    other_page,
-    rate_page,
-    screen_page,
-    simulate_page,
-    study_page,
-    train_page,
-    verify_page,
-    watch_page,
-    written_page,
-)
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
 from solvers import ConfigError
 from solvers.checked import checked
@@ -54,22 +38,31 @@ class Sections:
         return found
 
 
+def _of(page: str, name: str = "chapters") -> Callable[..., Any]:
+    """The function of a page's module, which is imported at the first call, and with it what the page knows of."""
+
+    def call(*results: JSONObject) -> Any:
+        return getattr(importlib.import_module(f"ctrans.report.pages.{page}_page"), name)(*results)
+
+    return call
+
+
 SECTIONS: dict[str, Sections] = {
-    "screen": Sections(screen_page.chapters, "models"),
-    "diagnose": Sections(diagnose_page.chapters, "placements"),
-    "simulate": Sections(simulate_page.chapters, "placements"),
-    "hjb-check": Sections(hjb_check_page.chapters, hjb_check_page.models),
-    "control": Sections(control_page.chapters, control_page.models),
-    "convergence": Sections(convergence_page.chapters, convergence_page.models),
-    "verify": Sections(verify_page.chapters),
-    "train": Sections(train_page.chapters),
-    "watch": Sections(watch_page.chapters),
-    "study": Sections(study_page.chapters),
-    "families": Sections(families_page.chapters, "families"),
-    "coordinate-check": Sections(coordinate_page.chapters),
-    "rate": Sections(rate_page.chapters),
-    "export": Sections(written_page.exported),
-    "generate": Sections(written_page.generated),
+    "screen": Sections(_of("screen"), "models"),
+    "diagnose": Sections(_of("diagnose"), "placements"),
+    "simulate": Sections(_of("simulate"), "placements"),
+    "hjb-check": Sections(_of("hjb_check"), _of("hjb_check", "models")),
+    "control": Sections(_of("control"), _of("control", "models")),
+    "convergence": Sections(_of("convergence"), _of("convergence", "models")),
+    "verify": Sections(_of("verify")),
+    "train": Sections(_of("train")),
+    "watch": Sections(_of("watch")),
+    "study": Sections(_of("study")),
+    "families": Sections(_of("families"), "families"),
+    "coordinate-check": Sections(_of("coordinate")),
+    "rate": Sections(_of("rate")),
+    "export": Sections(_of("written", "exported")),
+    "generate": Sections(_of("written", "generated")),
 }
 """A command that has no entry is shown as tables of all that its result holds (`other_page`)."""
 
@@ -105,7 +98,7 @@ def page_of(results: JSONObject) -> Page:
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
-    sections = SECTIONS.get(command, Sections(other_page.chapters))
+    sections = SECTIONS.get(command, Sections(_of("other")))
     models: dict[str, Any] = {}
     for label, result in group.items():
         for name, model in sections.models_in(result).items():
