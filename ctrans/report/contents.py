@@ -7,7 +7,6 @@ command, of models or of commits, become one page that shows all of their models
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,55 +15,29 @@ from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decod
 from solvers import ConfigError
 from solvers.checked import checked
 
-Chapters = Callable[[JSONObject, JSONObject], Sequence[Chapter]]
-"""From models by name, of one or several results, and the first result, which has what all have in
-common.
-"""
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Sections:
-    """The chapters of a command's results. `models` finds the models in a result: a key of it, or a
-    function. By default the result is of one thing.
-    """
-
-    chapters: Chapters
-    models: str | Callable[[JSONObject], JSONObject] = lambda result: {"": result}
-
-    def models_in(self, result: JSONObject) -> JSONObject:
-        """The models of a result, by name."""
-        found: JSONObject = result[self.models] if isinstance(self.models, str) else self.models(result)
-        return found
-
-
-def _of(page: str, name: str = "chapters") -> Callable[..., Any]:
-    """The function of a page's module, which is imported at the first call, and with it what the page knows of."""
-
-    def call(*results: JSONObject) -> Any:
-        return getattr(importlib.import_module(f"ctrans.report.pages.{page}_page"), name)(*results)
-
-    return call
-
-
-SECTIONS: dict[str, Sections] = {
-    "screen": Sections(_of("screen"), "models"),
-    "diagnose": Sections(_of("diagnose"), "placements"),
-    "simulate": Sections(_of("simulate"), "placements"),
-    "hjb-check": Sections(_of("hjb_check"), _of("hjb_check", "models")),
-    "control": Sections(_of("control"), _of("control", "models")),
-    "convergence": Sections(_of("convergence"), _of("convergence", "models")),
-    "verify": Sections(_of("verify")),
-    "train": Sections(_of("train")),
-    "watch": Sections(_of("watch")),
-    "study": Sections(_of("study")),
-    "families": Sections(_of("families"), "families"),
-    "coordinate-check": Sections(_of("coordinate")),
-    "rate": Sections(_of("rate")),
-    "export": Sections(_of("written", "exported")),
-    "generate": Sections(_of("written", "generated")),
+SECTIONS = {
+    "screen": "screen",
+    "diagnose": "diagnose",
+    "simulate": "simulate",
+    "hjb-check": "hjb_check",
+    "control": "control",
+    "convergence": "convergence",
+    "verify": "verify",
+    "train": "train",
+    "watch": "watch",
+    "study": "study",
+    "families": "families",
+    "coordinate-check": "coordinate",
+    "rate": "rate",
+    "export": "written",
+    "generate": "written",
 }
-"""A command that has no entry is shown as tables of all that its result holds (`other_page`)."""
+"""The page of each command: a module, imported when it is needed, whose `chapters` takes models by
+name, of one or several results, and the first result, which has what all have in common. Its
+`models` finds the models in a result; without it the result is of one thing.
+
+A command that has no entry is shown as tables of all that its result holds (`other_page`).
+"""
 
 
 @checked
@@ -98,12 +71,13 @@ def page_of(results: JSONObject) -> Page:
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
-    sections = SECTIONS.get(command, Sections(_of("other")))
+    page = importlib.import_module(f"ctrans.report.pages.{SECTIONS.get(command, 'other')}_page")
+    models_in: Callable[[JSONObject], JSONObject] = getattr(page, "models", lambda result: {"": result})
     models: dict[str, Any] = {}
     for label, result in group.items():
-        for name, model in sections.models_in(result).items():
+        for name, model in models_in(result).items():
             models[": ".join(filter(None, (label, name))) if len(group) > 1 else name] = model
-    chapters = sections.chapters(models, next(iter(group.values())))
+    chapters = page.chapters(models, next(iter(group.values())))
     return [each.shown for each in chapters if each.shown.parts]
 
 
