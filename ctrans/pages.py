@@ -8,21 +8,21 @@ library, because it must run before torch is imported.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 SWITCH = "THP_MEM_ALLOC_ENABLE"
 """With this variable torch requests huge pages (madvise) for tensors of 2 MiB and more."""
 
 
-def take_huge_pages(setting: Path = SETTING) -> None:
+def take_huge_pages(setting: str | os.PathLike[str] = SETTING) -> None:
     """Lets torch request huge pages if Linux gives them on request, unless the user has set
     `SWITCH`.
 
     Works only before torch is imported.
     """
     try:
-        on_request = "[madvise]" in setting.read_text()
+        with open(setting, encoding="utf-8") as file:
+            on_request = "[madvise]" in file.read()
     except OSError:
         return  # another system, or an unknown setting
     if on_request:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 import torch
-from jaxtyping import AbstractArray, jaxtyped
+from jaxtyping import AbstractArray, _decorator, jaxtyped
 from torch import Tensor, nn
 
 from solvers.errors import ConfigError, shown, unknown, with_article
@@ -78,7 +78,7 @@ def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
         if not torch.compiler.is_compiling():
             checks, sizes = _checks(annotated)
             try:
-                with jaxtyped("context") if sizes else NOTHING:  # in which names of sizes are bound
+                with SIZES() if sizes else NOTHING:  # in which names of sizes are bound
                     for name, value in (*zip(places, arguments, strict=False), *named.items()):
                         if name in checks:
                             checks[name](name, value)
@@ -100,6 +100,8 @@ def binds(made: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
 
 
 NOTHING = contextlib.nullcontext()
+SIZES: Any = getattr(_decorator, "_JaxtypingContext", lambda: jaxtyped("context"))
+"""`jaxtyped("context")`, which itself would import jax where that is installed."""
 SEVERAL = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 UNIONS = (Union, types.UnionType)
 Test = Callable[[Any], bool]

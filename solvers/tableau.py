@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -202,14 +203,13 @@ class Tableau:
                         )
 
     def _stage_weights(self, tree: RootedTree, known: Known) -> list[float]:
-        if tree in known:
-            return known[tree]
+        """The products of the row sums of the branches (`known` has those that were computed)."""
         values = [1.0] * len(self.rows)
         for branch in tree:
-            below = self._stage_weights(branch, known)
-            sums = [sum(a * value for a, value in zip(row, below, strict=False)) for row in self.rows]
-            values = [value * total for value, total in zip(values, sums, strict=True)]
-        known[tree] = values
+            if branch not in known:
+                below = self._stage_weights(branch, known)
+                known[branch] = [sum(map(operator.mul, row, below)) for row in self.rows]
+            values = list(map(operator.mul, values, known[branch]))
         return values
 
 
@@ -295,6 +295,7 @@ def _forests(nodes: int, largest: int) -> Iterator[RootedTree]:
                 yield tuple(sorted((tree, *rest)))
 
 
+@functools.cache
 def density(tree: RootedTree) -> int:
     """gamma(tree) = (number of nodes) * product of the densities of its branches. The order
     condition is sum b phi = 1/gamma.

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import atexit
-import difflib
+import gc
 import importlib
 import io
 import os
 import signal
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from ctrans import __version__
 from ctrans.cli.exits import Terminated
-from ctrans.cli.failures import explained
-from ctrans.cli.plugins import import_plugins
 from ctrans.cli.say import discard_stdout, end_stdout, say_last
 from ctrans.cli.signals import ending_by_signals, words_of
 from ctrans.pages import take_huge_pages
 from ctrans.threads import wait_passively
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 wait_passively()
 take_huge_pages()
@@ -56,14 +57,23 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            import difflib
+
             near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             hint = f": did you mean {near[0]!r}?" if near else f". There are {', '.join(COMMANDS)}"
             ctx.fail(f"No such command {cmd_name!r}{hint}")
-        command: click.Command = importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
+        gc.disable()  # of what an import makes nothing is garbage
+        try:
+            importlib.import_module("ctrans.cli.failures")  # before memory or descriptors may run out
+            command: click.Command = importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
+        finally:
+            gc.enable()
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands with this beginning, without importing them, and options of the group."""
+        from click.shell_completion import CompletionItem
+
         named = [CompletionItem(name, help=says) for name, says in COMMANDS.items() if name.startswith(incomplete)]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -108,12 +118,25 @@ class Commands(click.Group):
         except SystemExit:
             raise
         except BaseException as error:  # users' code may raise any class
+            from ctrans.cli.failures import explained
+
             words, code = explained(error)
             say_last(words)
         finally:
             if not (args or "args" in kwargs):  # a command of its own: first of all that runs at its exit
                 atexit.register(end_stdout)
+                gc.freeze()  # the end looks for no garbage among the objects of torch
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _import_plugins(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> None:
+    """Imports each plugin (see `import_named`)."""
+    for value in values:
+        from ctrans.cli.plugins import LOADED, import_named
+
+        import_named(value)
+        if value not in LOADED:
+            LOADED.append(value)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -123,7 +146,7 @@ class Commands(click.Group):
     multiple=True,
     metavar="FILE|MODULE",
     expose_value=False,
-    callback=import_plugins,
+    callback=_import_plugins,
     help="Repeatable: import this .py file or module of yours first. Every command then has the entries that it adds to the tables "
     "of ctrans (placements, attentions, norms, methods, screening steps, ...). This runs its code.",
 )

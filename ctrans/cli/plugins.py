@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -28,14 +28,6 @@ LOADED: list[str] = []
 """The plugins that were imported, as named. Results depend on them and show them."""
 FILES: set[str] = set()
 """The files of the user's modules that were imported."""
-
-
-def import_plugins(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> None:
-    """Imports each plugin (see `import_named`)."""
-    for value in values:
-        import_named(value)
-        if value not in LOADED:
-            LOADED.append(value)
 
 
 def import_named(value: str) -> ModuleType:

@@ -7,71 +7,37 @@ command, of models or of commits, become one page that shows all of their models
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctrans.report.pages import (
-    control_page,
-    convergence_page,
-    coordinate_page,
-    diagnose_page,
-    families_page,
-    hjb_check_page,
-    other_page,
-    rate_page,
-    screen_page,
-    simulate_page,
-    study_page,
-    train_page,
-    verify_page,
-    watch_page,
-    written_page,
-)
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
 from solvers import ConfigError
 from solvers.checked import checked
 
-Chapters = Callable[[JSONObject, JSONObject], Sequence[Chapter]]
-"""From models by name, of one or several results, and the first result, which has what all have in
-common.
-"""
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Sections:
-    """The chapters of a command's results. `models` finds the models in a result: a key of it, or a
-    function. By default the result is of one thing.
-    """
-
-    chapters: Chapters
-    models: str | Callable[[JSONObject], JSONObject] = lambda result: {"": result}
-
-    def models_in(self, result: JSONObject) -> JSONObject:
-        """The models of a result, by name."""
-        found: JSONObject = result[self.models] if isinstance(self.models, str) else self.models(result)
-        return found
-
-
-SECTIONS: dict[str, Sections] = {
-    "screen": Sections(screen_page.chapters, "models"),
-    "diagnose": Sections(diagnose_page.chapters, "placements"),
-    "simulate": Sections(simulate_page.chapters, "placements"),
-    "hjb-check": Sections(hjb_check_page.chapters, hjb_check_page.models),
-    "control": Sections(control_page.chapters, control_page.models),
-    "convergence": Sections(convergence_page.chapters, convergence_page.models),
-    "verify": Sections(verify_page.chapters),
-    "train": Sections(train_page.chapters),
-    "watch": Sections(watch_page.chapters),
-    "study": Sections(study_page.chapters),
-    "families": Sections(families_page.chapters, "families"),
-    "coordinate-check": Sections(coordinate_page.chapters),
-    "rate": Sections(rate_page.chapters),
-    "export": Sections(written_page.exported),
-    "generate": Sections(written_page.generated),
+SECTIONS = {
+    "screen": "screen",
+    "diagnose": "diagnose",
+    "simulate": "simulate",
+    "hjb-check": "hjb_check",
+    "control": "control",
+    "convergence": "convergence",
+    "verify": "verify",
+    "train": "train",
+    "watch": "watch",
+    "study": "study",
+    "families": "families",
+    "coordinate-check": "coordinate",
+    "rate": "rate",
+    "export": "written",
+    "generate": "written",
 }
-"""A command that has no entry is shown as tables of all that its result holds (`other_page`)."""
+"""The page of each command: a module, imported when it is needed, whose `chapters` takes models by
+name, of one or several results, and the first result, which has what all have in common. Its
+`models` finds the models in a result; without it the result is of one thing.
+
+A command that has no entry is shown as tables of all that its result holds (`other_page`).
+"""
 
 
 @checked
@@ -105,12 +71,13 @@ def page_of(results: JSONObject) -> Page:
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
-    sections = SECTIONS.get(command, Sections(other_page.chapters))
+    page = importlib.import_module(f"ctrans.report.pages.{SECTIONS.get(command, 'other')}_page")
+    models_in: Callable[[JSONObject], JSONObject] = getattr(page, "models", lambda result: {"": result})
     models: dict[str, Any] = {}
     for label, result in group.items():
-        for name, model in sections.models_in(result).items():
+        for name, model in models_in(result).items():
             models[": ".join(filter(None, (label, name))) if len(group) > 1 else name] = model
-    chapters = sections.chapters(models, next(iter(group.values())))
+    chapters = page.chapters(models, next(iter(group.values())))
     return [each.shown for each in chapters if each.shown.parts]
 
 

@@ -62,8 +62,8 @@ def check_writable(directory: Path) -> None:
 
 
 def png(figure: Figure, dpi: int = 130) -> bytes:
-    """The figure as a PNG file's bytes."""
-    FigureCanvasAgg(figure)
+    """The figure as a PNG file's bytes. `savefig` would draw it twice."""
+    figure.set_dpi(dpi)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    FigureCanvasAgg(figure).print_png(buffer)
     return buffer.getvalue()

@@ -36,7 +36,8 @@ from ctrans.cli import main
 try:
     main(["--help"])
 finally:
-    assert not {"torch", "rich", "matplotlib"} & set(sys.modules)
+    own = {"ctrans." + name for name in ("cli.plugins", "cli.failures", "option")}
+    assert not {"torch", "rich", "matplotlib", "click.shell_completion", "difflib", *own} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -60,14 +61,23 @@ def test_commands_are_completed_without_importing_torch(typed, offered):
 
 
 @pytest.mark.slow
-def test_what_few_commands_need_is_not_imported_by_all():
-    """scipy, which torchdiffeq imports too, takes as long as a quarter of torch; the compiler twice as long as torch."""
-    code = """
-import sys, ctrans.cli.simulate, ctrans.cli.train, ctrans.cli.diagnose
-print({"scipy", "torchdiffeq", "matplotlib.pyplot", "torch._dynamo", "transformers", "plotly", "jinja2"} & set(sys.modules))
+def test_what_few_commands_need_is_not_imported_by_all(tmp_path):
+    """scipy, which torchdiffeq imports too, takes as long as a quarter of torch, jax a third; the compiler twice as long."""
+    (tmp_path / "jax.py").touch()
+    code = f"""
+import contextlib, sys, ctrans.cli
+with contextlib.suppress(SystemExit):
+    ctrans.cli.main(["simulate", *{QUICK}, "--out", "out"])
+own = {{"ctrans." + name for name in ("control", "monitor", "study", "training.loop", "stability.diagnosis", "verify")}}
+print(own & set(sys.modules))
+import ctrans.cli.train, ctrans.cli.diagnose
+few = {{"jax", "scipy", "torchdiffeq", "matplotlib.pyplot", "torch._dynamo", "transformers", "plotly", "jinja2"}}
+print(few & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=path, cwd=tmp_path)
+    assert (tmp_path / "out" / "simulate.png").exists()
+    assert done.stdout.splitlines()[-2:] == ["set()", "set()"], done.stdout
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ is from its limit.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 from ctrans.findings import SEVERITIES, Checks, Reading, Readings
@@ -22,6 +23,9 @@ NOTABLE = 0.1
 UPDATE = "update over weight"
 OF_WEIGHTS = "This read the weights alone. Without --weights-only a diagnosis also runs the model on a text."
 OF_PARTS = "A diagnosis looks for faults of single parts. ctrans screen measures how the whole model behaves."
+
+
+models = operator.itemgetter("placements")
 
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:

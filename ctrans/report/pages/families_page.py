@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Words, table
@@ -21,6 +22,9 @@ COLUMNS = (
     Column("FFN", detail=True),
 )
 KNOWN = ("theta", "bounds", "matrices", "last")
+
+
+models = operator.itemgetter("families")
 
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -97,6 +98,9 @@ step.
 PLACES = {"updates": ("updates", "updates", "adam", "segments"), "attention": ("attention", "layers", "index")}
 """Where the segments of a step's figures are, for steps that do not measure all of them."""
 BOUND = ("forward", "bounds", "mean_abs")
+
+
+models = operator.itemgetter("models")
 
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,9 @@ BY_SEGMENT = {
     "discrete_distance": Column("distance to the ODE", APART, FORMULA),
     "error": Column("method's error", "relative distance of the chosen method's solution from the ODE's"),
 }
+
+
+models = operator.itemgetter("placements")
 
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:

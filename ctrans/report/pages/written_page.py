@@ -7,7 +7,12 @@ from __future__ import annotations
 from ctrans.report.sections import Answer, Chapter, JSONObject, Words, table
 
 
-def exported(models: JSONObject, result: JSONObject) -> list[Chapter]:
+def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
+    """Those of the command that wrote the result."""
+    return (_exported if result["command"] == "export" else _generated)(models)
+
+
+def _exported(models: JSONObject) -> list[Chapter]:
     """What the model is there, and its files."""
     parts = list[Answer | Words]()
     for name, each in models.items():
@@ -16,7 +21,7 @@ def exported(models: JSONObject, result: JSONObject) -> list[Chapter]:
     return [Chapter("Export", parts)]
 
 
-def generated(models: JSONObject, result: JSONObject) -> list[Chapter]:
+def _generated(models: JSONObject) -> list[Chapter]:
     """The continuations."""
     samples = [sample for each in models.values() for sample in each["samples"]]
     rows = [[each["seed"], each["text"], len(each["tokens"]), each["seconds"]] for each in samples]
