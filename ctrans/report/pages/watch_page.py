@@ -67,7 +67,7 @@ TIME, DEPTH = 16, 14
 """Characters of a sparkline over time, and over depth."""
 TIMELINE = 7
 """Deviations in the timeline."""
-EARLY, LATE = slice(-8), slice(-8, None)
+EARLY, LATE = slice(-12), slice(-12, None)
 """Findings shown with --verbose only, and the newest ones."""
 
 
@@ -97,8 +97,8 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
 def _why(run: JSONObject) -> list[Section]:
     """What left its past, as a sentence, a timeline and a table."""
     found, loss, sigma = run["why"]["deviations"], run["why"]["loss"], run["why"]["sigma"]
-    later = "The loss did not rise above its past" if loss is None else f"The loss rose above its past at step {loss:,}"
-    rule = "the 6-sigma rule saw nothing" if sigma is None else f"the 6-sigma rule saw it at step {sigma:,}"
+    later = "The loss did not leave its past for three reports" if loss is None else f"The loss left its past at step {loss:,}"
+    rule = f"the 6-sigma rule {'never warned' if sigma is None else f'first warned at step {sigma:,}'}"
     reports = len(run["steps"])
     if reports < LEAST + 2:
         return [
