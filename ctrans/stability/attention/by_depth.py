@@ -96,8 +96,8 @@ class AttentionByDepth(Instrument):
     """`AttentionLayer` of each attention sublayer at its input state.
 
     `segments` limits the segments; None means all. Local values are those of the first sequence.
-    Padding affects theta alone. Normalised queries and keys have no bounds, because the theorem does
-    not cover them. Raises ConfigError for attention that does not expose its heads.
+    Padding affects theta alone. Normalised queries and keys have no bounds, because the theorem
+    does not cover them. Raises ConfigError for attention that does not expose its heads.
     """
 
     def __init__(self, segments: Collection[int] | None = None, *, seed: int = 0, tolerance: float = TOLERANCE):
