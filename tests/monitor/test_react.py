@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 
 import pytest
@@ -19,10 +20,9 @@ WORDS = [*SIZE, "--batch", "2", "--iterations", "18", "--eval-every", "6", "--ev
 
 @pytest.fixture
 def often(monkeypatch):
-    """Alarms where nothing is wrong: every update is too large, and a gradient 2% above the median a spike."""
-    for name, limits in (("updates too large", {"limit": 0.0}), ("gradient spike", {"factor": 1.02})):
-        rule = ALARMS[name]
-        monkeypatch.setitem(ALARMS, name, dataclasses.replace(rule, limits={**rule.limits, **limits}))
+    """An alarm where nothing is wrong: every update is too large."""
+    rule = ALARMS["updates too large"]
+    monkeypatch.setitem(ALARMS, "updates too large", dataclasses.replace(rule, limits={**rule.limits, "limit": 0.0}))
 
 
 def train(out, *words, code=0):
@@ -60,7 +60,15 @@ def reacting(*names):
     return [word for name in names for word in ("--react", name)]
 
 
-def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, often):
+def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, often, monkeypatch):
+    made = loop.nn.utils.get_total_norm
+
+    def sometimes(grads):
+        """The gradient's norm, or nan if a digit of it is odd."""
+        norm = made(grads)
+        return norm * math.nan if int(1000 * norm) % 2 else norm
+
+    monkeypatch.setattr(loop.nn.utils, "get_total_norm", sometimes)
     words = [*reacting("skip", "lower", "save"), "--save-every", "9", "--eval-every", "100"]
     for name in ("whole", "killed"):
         train(tmp_path / name, *words)
