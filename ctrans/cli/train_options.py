@@ -141,7 +141,7 @@ class TrainRequest(OfTraining):
         "with a danger, halve the learning rate at each danger, or end the run. In a trial, skip healed 10 of 12 runs with a nan and "
         "harmed 1 of 12 healthy ones; lower healed no more than a placebo.",
         group="Monitor",
-        choices=REACTIONS,
+        choices=dict.fromkeys(REACTIONS),
         default_words="nothing",
     )
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
