@@ -34,7 +34,6 @@ RootedTree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at 
 Known = dict[RootedTree, list[float]]
 Row = tuple[float, ...]
 Rows = tuple[Row, ...]
-"""Coefficients: one row of them, and several."""
 
 
 @checked
