@@ -17,6 +17,7 @@ from ctrans.control.ascent import Chart
 from ctrans.norm.norm import row_length
 from ctrans.shapes import AnyShape, BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows, Vectors
 from solvers import ConfigError
+from solvers.errors import shown
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
 """What is known of H(P), from the strongest verdict to the weakest. Each verdict names its
@@ -219,6 +220,12 @@ def check_costate(
         raise ConfigError(
             f"the {what} has entries that are not finite, and H is defined for finite ones: look for the layer that overflowed"
         )
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises ConfigError unless value is a positive finite number."""
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{name} = {shown(value)}: give a positive finite number")
 
 
 def no_ties(y: Vectors) -> BatchMask:

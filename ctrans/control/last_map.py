@@ -17,6 +17,7 @@ from ctrans.control.admissible import (
     Posedness,
     VelocitySet,
     check_costate,
+    check_positive,
     no_ties,
     ratio,
     rounding_of,
@@ -31,7 +32,6 @@ from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.errors import check_positive
 
 FeatureRows = Float[Tensor, "*batch tokens features"]
 """h, the input of the last linear map."""

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from ctrans.control.admissible import AdmissibleSet, Posedness, Supremum, VelocitySet, length, ratio, verdict_of
+from ctrans.control.admissible import AdmissibleSet, Posedness, Supremum, VelocitySet, check_positive, length, ratio, verdict_of
 from ctrans.control.ascent import Chart
 from ctrans.control.gains import has_offset, unit
 from ctrans.control.norm_image import NormImage
@@ -21,7 +21,6 @@ from ctrans.option import Range
 from ctrans.shapes import BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
 from solvers.checked import checked
-from solvers.errors import check_positive
 
 RUNNING_COSTS = Range(1e-12, 1e12, "a positive number from 1e-12 to 1e+12")
 """H is about |P|^2/lam. Outside these limits rounding decides whether evidence holds."""

@@ -8,11 +8,10 @@ import dataclasses
 
 from torch import Tensor
 
-from ctrans.control.admissible import GainSlope, Posedness, VelocitySet, check_costate
+from ctrans.control.admissible import GainSlope, Posedness, VelocitySet, check_costate, check_positive
 from ctrans.control.ascent import Chart
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers.checked import checked
-from solvers.errors import check_positive
 
 
 @checked
