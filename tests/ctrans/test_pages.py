@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,7 +42,8 @@ def test_a_system_that_does_not_say_is_left_alone(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not (pages.SETTING.exists() and "[madvise]" in pages.SETTING.read_text()), reason="the system does not give them on request"
+    not (Path(pages.SETTING).exists() and "[madvise]" in Path(pages.SETTING).read_text()),
+    reason="the system does not give them on request",
 )
 def test_a_large_tensor_lies_on_huge_pages():
     """64 MiB, most of which the system says are huge pages."""
