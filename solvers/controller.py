@@ -13,7 +13,8 @@ import dataclasses
 import math
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from solvers.checked import AnyFloat, checked
 from solvers.errors import ConfigError, shown
@@ -30,7 +31,7 @@ says.
 """
 Errors = tuple[float, float, float]
 Size = Any
-"""A number, or an array of one for each row of `solve_each`."""
+"""A number, or a tensor of one for each row of `solve_each`."""
 
 
 @runtime_checkable
@@ -89,8 +90,8 @@ class Cautious(_ByFactors):
 
     def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
         error, before, _ = errors
-        factor = self.safety * error ** (-1 / q) * np.minimum(1.0, before / error) ** (self.damping / q)
-        return np.maximum(proposed, size * np.minimum(self.grow, factor))
+        factor = self.safety * error ** (-1 / q) * _at_most(before / error, 1.0) ** (self.damping / q)
+        return _at_least(size * _at_most(factor, self.grow), proposed)
 
     def rejected(self, size: Size, error: Size, q: int) -> Size:
         return _shorter(size, error, q, self.shrink, self.retry)
@@ -111,9 +112,9 @@ class _ByPowers(_ByFactors):
 
     def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
         factor = math.prod(error ** (power / q) for error, power in zip(errors, self.powers, strict=True))
-        following = size * np.minimum(self.grow, np.maximum(self.shrink, self.safety * factor))
+        following = size * _at_most(_at_least(self.safety * factor, self.shrink), self.grow)
         # a step cut short by its segment's end is no evidence against the longer proposal
-        return np.maximum(following, (size < proposed) * proposed)
+        return _at_least(following, (size < proposed) * proposed)
 
     def rejected(self, size: Size, error: Size, q: int) -> Size:
         return _shorter(size, error, q, self.shrink, self.safety)
@@ -169,31 +170,44 @@ class PID(_ByPowers):
         return -(self.i + self.p + self.d), self.p + 2 * self.d, -self.d
 
 
+def _at_least(x: Size, bound: Size) -> Size:
+    return x.clamp(min=bound) if isinstance(x, Tensor) else max(x, bound)
+
+
+def _at_most(x: Size, bound: Size) -> Size:
+    return x.clamp(max=bound) if isinstance(x, Tensor) else min(x, bound)
+
+
 def _shorter(size: Size, error: Size, q: int, shrink: float, retry: float) -> Size:
     """size * max(shrink, retry error^(-1/q)); with an error that is not finite size * shrink."""
-    return size * np.where(np.isfinite(error), np.maximum(shrink, retry * error ** (-1 / q)), shrink)
+    if isinstance(error, Tensor):
+        error = error.nan_to_num(nan=math.inf, posinf=math.inf)
+    elif math.isnan(error):
+        error = math.inf
+    return size * _at_least(retry * error ** (-1 / q), shrink)
 
 
 class ByNumber:
-    """A rule of numbers, for arrays: it gets one row at a time."""
+    """A rule of numbers, for tensors: it gets one row at a time."""
 
     def __init__(self, rule: Controller):
         self.rule = rule
 
     def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
-        rows = np.stack((size, proposed, *errors), 1).tolist()
-        return np.array([self.rule.accepted(size, proposed, tuple(errors), q) for size, proposed, *errors in rows])
+        rows = torch.stack((size, proposed, *errors), 1).tolist()
+        return size.new_tensor([self.rule.accepted(size, proposed, tuple(errors), q) for size, proposed, *errors in rows])
 
     def rejected(self, size: Size, error: Size, q: int) -> Size:
-        return np.array([self.rule.rejected(size, error, q) for size, error in np.stack((size, error), 1).tolist()])
+        rows = torch.stack((size, error), 1).tolist()
+        return size.new_tensor([self.rule.rejected(size, error, q) for size, error in rows])
 
 
 CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI(), "pid": PID()}
 """Each rule with its default numbers. The tests run through all of them."""
 
 
-def for_arrays(rule: Controller) -> Any:
-    """The rule, for arrays in place of numbers. The package's own take them."""
+def for_tensors(rule: Controller) -> Any:
+    """The rule, for tensors in place of numbers. The package's own take them."""
     return rule if type(rule) in map(type, CONTROLLERS.values()) else ByNumber(rule)
 
 
@@ -233,9 +247,9 @@ class StepSize:
     def judge(self, size: float, error: float) -> bool:
         """Whether a step of that size with that error is accepted. Sets the next proposal."""
         if not self.allows(size, error):  # also if it is nan
-            self.step, self.refused = min(float(self.rule.rejected(size, error, self.q)), SHORTER * size), size
+            self.step, self.refused = min(self.rule.rejected(size, error, self.q), SHORTER * size), size
             return False
         error = max(error, SMALLEST)
-        self.step = float(self.rule.accepted(size, self.step, (error, *self.errors), self.q))
+        self.step = self.rule.accepted(size, self.step, (error, *self.errors), self.q)
         self.errors, self.refused = (error, self.errors[0]), math.inf
         return True

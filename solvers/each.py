@@ -12,16 +12,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from solvers.attempts import SHORTEST
 from solvers.checked import checked
-from solvers.controller import SHORTER, SMALLEST, STRETCH, for_arrays
+from solvers.controller import SHORTER, SMALLEST, STRETCH, for_tensors
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.method import Method
 from solvers.methods import get_method
@@ -33,8 +30,9 @@ from solvers.solution import ADVICE, Stats, Status
 from solvers.step_control import StepControl
 from solvers.transforms import batched, in_forward_mode
 
-Places = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+ENDS = (Status.SUCCESS, Status.STEP_UNDERFLOW, Status.NON_FINITE, Status.TOO_MANY_STEPS)
+"""The ways in which a row ends, by number."""
+GOOD, UNDERFLOW, NON_FINITE, TOO_MANY = range(4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,66 +106,75 @@ def solve_each(
     x = x0
     for k, segment in enumerate(segments):
         x = _Batch(chosen, segment, k, run, x, rows).advance()
-    solution = EachSolution(x, tuple(rows.status), rows.stats, tuple(rows.segment), tuple(rows.time))
+    solution = EachSolution(x, *rows.results())
     if throw and not all(status.good for status in solution.status):
         raise SolveError(solution.message, solution)
     return solution
 
 
 class _Rows:
-    """How far each row is, what its `StepSize` and `Attempts` hold, and how it ended, as arrays over
-    all rows.
+    """How far each row is, what its `StepSize` and `Attempts` hold, and how it ended, as tensors over
+    all rows on the CPU. `at` are numbers of rows.
     """
 
     def __init__(self, count: int):
-        self.status, self.segment, self.time = np.full(count, Status.SUCCESS), np.full(count, None), np.full(count, None)
-        self.evaluations, self.accepted, self.rejected, self.forced = np.zeros((4, count), dtype=int)
-        self.t, self.end, self.h = np.zeros((3, count))
-        self.proposed, self.refused, self.errors = np.full(count, math.nan), np.full(count, math.inf), np.ones((2, count))
-        # on the present segment
-        self.count, self.size, self.error = np.zeros(count, dtype=int), np.zeros(count), np.zeros(count)
+        def filled(value: float) -> Tensor:
+            return torch.full((count,), value, dtype=torch.float64, device="cpu")
 
-    @property
-    def stats(self) -> tuple[Stats, ...]:
+        self.status, self.segment, self.evaluations, self.accepted, self.rejected, self.forced, self.count = torch.zeros(
+            7, count, dtype=torch.long, device="cpu"
+        )
+        self.t, self.end, self.h, self.proposed, self.refused = map(filled, (0, 0, 0, math.nan, math.inf))
+        self.errors = torch.stack([filled(1), filled(1)])
+        # on the present segment, as `count`, the number of attempts
+        self.size, self.error = filled(math.inf), filled(0)
+
+    def results(self) -> tuple[tuple[Status, ...], tuple[Stats, ...], tuple[int | None, ...], tuple[float | None, ...]]:
+        """Those of an `EachSolution`."""
+        status = tuple(ENDS[k] for k in self.status.tolist())
         costs = (self.evaluations, self.accepted, self.rejected, self.forced)
-        return tuple(Stats(*each) for each in zip(*(cost.tolist() for cost in costs), strict=True))
+        stats = tuple(Stats(*each) for each in torch.stack(costs, 1).tolist())
+        broken = [not each.good for each in status]
+        segments, times = (
+            tuple(value if bad else None for value, bad in zip(of.tolist(), broken, strict=True)) for of in (self.segment, self.t)
+        )
+        return status, stats, segments, times
 
-    def enter(self, at: Places, start: float) -> None:
+    def enter(self, at: Tensor, start: float) -> None:
         self.t[at], self.count[at], self.size[at], self.error[at] = start, 0, math.inf, 0.0
 
-    def next(self, at: Places, run: Run, segment: Segment, dtype: torch.dtype, sound: Flags) -> Any:
-        """The next step of each row, as by `Attempts.next`: the status, good where it goes on."""
-        t, before, finite = self.t[at], self.size[at], np.isfinite(self.error[at])
-        step = np.clip(self.proposed[at], run.min_step, run.max_step)
-        left, refused = np.abs(segment.end - t), self.refused[at]
-        pieces = np.maximum(1, np.ceil(np.minimum(3, left / np.minimum(STRETCH * step, run.max_step))))
-        pieces += (left / pieces >= refused) & (refused > run.min_step)
-        size, last = np.where(pieces <= 2, left / pieces, step), pieces == 1
-        h = np.copysign(size, segment.end - t)
-        near = t + h
-        if real_type(dtype) is torch.float32:
-            near = near.astype(np.float32).astype(float)
-        self.end[at], self.h[at] = np.where(last, segment.end, near), np.where(last | (near == t), h, near - t)
-        lost = ~(sound | np.isfinite(self.error[at])) | (~last & (size <= np.maximum(4 * np.spacing(np.abs(t)), SHORTEST)))
-        ways = [lost & finite, lost | (~finite & (before <= run.min_step)), self.count[at] == run.max_steps]
+    def next(self, at: Tensor, run: Run, segment: Segment, dtype: torch.dtype, sound: Tensor) -> Tensor:
+        """The next step of each row, as by `Attempts.next`, and its number in `ENDS`."""
+        t, before, finite = self.t[at], self.size[at], self.error[at].isfinite()
+        step = self.proposed[at].clamp(run.min_step, run.max_step)
+        left, refused = (segment.end - t).abs(), self.refused[at]
+        pieces = (left / (STRETCH * step).clamp(max=run.max_step)).clamp(max=3).ceil().clamp(min=1)
+        pieces = pieces + ((left / pieces >= refused) & (refused > run.min_step))
+        size, last = torch.where(pieces <= 2, left / pieces, step), pieces == 1
+        h = torch.copysign(size, segment.end - t)
+        near = (t + h).to(real_type(dtype)).double()
+        self.end[at], self.h[at] = torch.where(last, segment.end, near), torch.where(last | (near == t), h, near - t)
+        ulp = torch.nextafter(t.abs(), torch.full_like(t, math.inf)) - t.abs()
+        lost = ~(sound | finite) | (~last & (size <= (4 * ulp).clamp(min=SHORTEST)))
+        ends = torch.where(self.count[at] == run.max_steps, TOO_MANY, GOOD)
+        ends = torch.where(~finite & (lost | (before <= run.min_step)), NON_FINITE, torch.where(lost, UNDERFLOW, ends))
         self.proposed[at], self.size[at] = step, size
         self.count[at] += 1
-        kinds: Any = [Status.STEP_UNDERFLOW, Status.NON_FINITE, Status.TOO_MANY_STEPS, Status.SUCCESS]
-        return np.select(ways, kinds[:-1], kinds[-1])
+        return ends
 
-    def judge(self, at: Places, error: NDArray[np.float64], method: RungeKutta, run: Run) -> Flags:
+    def judge(self, at: Tensor, error: Tensor, method: RungeKutta, run: Run) -> Tensor:
         """Which attempts are accepted, as by `Attempts.judge`."""
-        rule, q, size = for_arrays(method.controller), method.tableau.error_order, self.size[at]
-        good = (error <= 1) | ((size <= run.min_step) & np.isfinite(error))
-        self.error[at] = error
-        self.rejected[at[~good]] += 1
-        self.forced[at[good & (error > 1)]] += 1
+        rule, q, size = for_tensors(method.controller), method.tableau.error_order, self.size[at]
+        good = (error <= 1) | ((size <= run.min_step) & error.isfinite())
         bad, fine = at[~good], at[good]
-        self.proposed[bad] = np.minimum(rule.rejected(size[~good], error[~good], q), SHORTER * size[~good])
-        self.refused[bad] = size[~good]
-        latest = np.maximum(error[good], SMALLEST)
+        self.error[at] = error
+        self.rejected[bad] += 1
+        self.forced[at[good & (error > 1)]] += 1
+        shorter = rule.rejected(size[~good], error[~good], q)
+        self.proposed[bad], self.refused[bad] = torch.minimum(shorter, SHORTER * size[~good]), size[~good]
+        latest = error[good].clamp(min=SMALLEST)
         self.proposed[fine] = rule.accepted(size[good], self.proposed[fine], (latest, *self.errors[:, fine]), q)
-        self.errors[:, fine], self.refused[fine] = (latest, self.errors[0, fine]), math.inf
+        self.errors[:, fine], self.refused[fine] = torch.stack((latest, self.errors[0, fine])), math.inf
         return good
 
 
@@ -178,10 +185,10 @@ class _Batch:
 
     def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: _Rows):
         self.method, self.segment, self.k, self.run, self.whole, self.rows = method, segment, k, run, whole, rows
-        self.at = np.flatnonzero(rows.status == Status.SUCCESS)
-        self.x = self.first = whole[torch.from_numpy(self.at).to(whole.device)]
+        self.at = _places(rows.status == GOOD)
+        self.x = self.first = whole[self.at.to(whole.device)]
         rows.enter(self.at, segment.start)
-        self._end(np.array([Status.NON_FINITE, Status.SUCCESS])[_sound(self.x).astype(int)])
+        self._end(torch.where(_sound(self.x), GOOD, NON_FINITE))
 
     def advance(self) -> Tensor:
         """The whole batch at the segment's end."""
@@ -225,7 +232,7 @@ class _Batch:
     def _begin(self) -> None:
         """A first step, as chosen by `solve`, of the rows without a step size."""
         rows, run, x, first, segment = self.rows, self.run, self.x, self.first, self.segment
-        if not np.isnan(rows.proposed[self.at]).any():
+        if not rows.proposed[self.at].isnan().any():
             return
         if run.first_step is not None:
             rows.proposed[self.at] = run.first_step
@@ -234,40 +241,38 @@ class _Batch:
         scale = run.atol + run.rtol * x.abs()
         slopes = self._norms(first / scale).tolist()
         probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale).tolist(), slopes, strict=True)]
-        h = sign * np.array(probes)
+        h = sign * torch.tensor(probes, dtype=torch.float64, device="cpu")
         bend = self._velocity(rows.t[self.at] + h, x + self._by_row(h, x) * first, self.at) - first
-        curvatures = (self._norms(bend / scale) / np.array(probes)).tolist()
-        rows.proposed[self.at] = [
-            guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)
-        ]
+        curvatures = (self._norms(bend / scale) / h.abs()).tolist()
+        guesses = [guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)]
+        rows.proposed[self.at] = h.new_tensor(guesses)
 
-    def _norms(self, e: Tensor) -> NDArray[np.float64]:
-        return np.array(torch.func.vmap(self.run.norm)(e).tolist())
+    def _norms(self, e: Tensor) -> Tensor:
+        found: Tensor = torch.func.vmap(self.run.norm)(e)
+        return found.to("cpu", torch.float64)
 
-    def _places(self, chosen: Flags) -> Tensor:
-        return torch.from_numpy(np.flatnonzero(chosen)).to(self.whole.device)
+    def _places(self, chosen: Tensor) -> Tensor:
+        return _places(chosen).to(self.whole.device)
 
-    def _by_row(self, numbers: NDArray[np.float64], x: Tensor) -> Tensor:
+    def _by_row(self, numbers: Tensor, x: Tensor) -> Tensor:
         """A number for each row, in a shape that broadcasts with x."""
-        return torch.from_numpy(numbers).to(x.device, x.dtype).reshape(-1, *[1] * (x.dim() - 1))
+        return numbers.to(x.device, x.dtype).reshape(-1, *[1] * (x.dim() - 1))
 
-    def _end(self, status: Any) -> None:
-        """Ends the rows whose status is not good."""
-        broken = status != Status.SUCCESS
-        out = self.at[broken]
-        self.rows.status[out], self.rows.segment[out], self.rows.time[out] = status[broken], self.k, self.rows.t[out].tolist()
-        self._leave(broken)
+    def _end(self, status: Tensor) -> None:
+        """Ends the rows whose number in `ENDS` is not good."""
+        self.rows.status[self.at], self.rows.segment[self.at] = status, self.k
+        self._leave(status != GOOD)
 
-    def _leave(self, gone: Flags) -> None:
+    def _leave(self, gone: Tensor) -> None:
         """Removes rows and stores their states in the whole."""
         if not gone.any():
             return
-        places = torch.from_numpy(self.at[gone]).to(self.whole.device)
+        places = self.at[gone].to(self.whole.device)
         self.whole = self.whole.index_put((places,), self.x[self._places(gone)])
         kept = self._places(~gone)
         self.at, self.x, self.first = self.at[~gone], self.x[kept], self.first[kept]
 
-    def _slope(self, at: Places, x: Tensor) -> Tensor:
+    def _slope(self, at: Tensor, x: Tensor) -> Tensor:
         """dx/dt. Only rows whose dx/dt is finite get a graph: zero times a non-finite number is not
         zero.
         """
@@ -279,15 +284,15 @@ class _Batch:
         which = self._places(sound)
         return v.index_put((which,), self._velocity(self.rows.t[at[sound]], x[which])) if sound.any() else v
 
-    def _velocity(self, times: NDArray[np.float64], x: Tensor, counted: Places | None = None) -> Tensor:
+    def _velocity(self, times: Tensor, x: Tensor, counted: Tensor | None = None) -> Tensor:
         if counted is not None:
             self.rows.evaluations[counted] += 1
-        told = torch.from_numpy(times).clamp(*self.run.inside(self.segment, x.dtype)).to(real_type(x.dtype)).to(x.device)
+        told = times.clamp(*self.run.inside(self.segment, x.dtype)).to(real_type(x.dtype)).to(x.device)
         v = self.segment.field(told.reshape(-1, *[1] * (x.dim() - 1)), x)
         check_like("field", v, x)
         return v
 
-    def _step(self, at: Places, x: Tensor, first: Tensor, count: bool = True) -> tuple[Tensor, Tensor, NDArray[np.float64]]:
+    def _step(self, at: Tensor, x: Tensor, first: Tensor, count: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """x1, the last stage and each row's error of one attempt by each row."""
         tableau, start, end = self.method.tableau, self.rows.t[at], self.rows.end[at]
         h, stages = self._by_row(self.rows.h[at], x), [first]
@@ -298,11 +303,15 @@ class _Batch:
         with torch.no_grad():
             scale = self.run.atol + self.run.rtol * torch.maximum(x.abs(), x1.abs())
             norms = [self._norms(h * weighted(1, weights, stages) / scale) for weights in tableau.error_weights]
-        errors = norms[0] if len(norms) == 1 else np.array([tableau.error(of_row) for of_row in zip(*norms, strict=True)])
-        return x1, stages[-1], errors
+        if len(norms) == 1:
+            return x1, stages[-1], norms[0]
+        return x1, stages[-1], start.new_tensor([tableau.error(of_row) for of_row in torch.stack(norms, 1).tolist()])
 
 
-def _sound(x: Tensor) -> Flags:
+def _sound(x: Tensor) -> Tensor:
     """Which rows are finite."""
-    found: Flags = torch.isfinite(x.detach()).reshape(len(x), math.prod(x.shape[1:])).all(1).cpu().numpy()
-    return found
+    return torch.isfinite(x.detach()).reshape(len(x), math.prod(x.shape[1:])).all(1).cpu()
+
+
+def _places(chosen: Tensor) -> Tensor:
+    return chosen.nonzero().squeeze(1)
