@@ -68,11 +68,12 @@ def velocities() -> BallImage:
     return velocity_hull(norm)
 
 
-def our_solver(scheme: str) -> Solver:
+def our_solver(scheme: str, compiled: bool = False) -> Solver:
     """ctrans with that scheme."""
 
     def solve(terminal: Terminal, grid: Grid, horizon: float) -> np.ndarray:
-        return solve_hjb(velocities(), terminal, grid, [0.0], horizon=horizon, scheme=scheme, cfl=CFL).values[0].numpy()
+        found = solve_hjb(velocities(), terminal, grid, [0.0], horizon=horizon, scheme=scheme, cfl=CFL, compiled=compiled)
+        return found.values[0].numpy()
 
     return solve
 

@@ -62,41 +62,50 @@ def as_found(model: Any) -> Iterator[None]:
         tensors = [b for part in parts for b in part.buffers(recurse=False) if not (is_lazy(b) or b.is_inference())]
         buffers = [(b, b._version, _entries(b).clone()) for b in tensors]
         generators = [(g, g.get_state()) for part in parts for g in vars(part).values() if isinstance(g, torch.Generator)]
-        numbers, more = random.getstate(), np.random.get_state()
         with _IDLE:
             _HELD.update(held)
-        try:
-            with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        with random_numbers_kept():
+            try:
                 for part in parts:
                     part.training = False
                 for p, _ in asked:
                     p.requires_grad = False
                 yield
-        finally:
-            with _IDLE:
-                _IDLE.wait_for(lambda: held.isdisjoint(_GUESTS))
-                _HELD.difference_update(held)
-            random.setstate(numbers)
-            np.random.set_state(more)
-            for generator, state in generators:
-                generator.set_state(state)
-            for part, kind, now, before in kept:
-                if type(part) is not kind:  # a lazy module got its weights, and its hook is gone for good
-                    continue
-                if isinstance(now, list):
-                    now[:] = before
-                else:
-                    for key in now.keys() - before.keys():
-                        del now[key]
-                    now.update(before)
-            for part, training in modes:
-                part.training = training
-            for p, required in asked:
-                p.requires_grad = required
-            for b, version, value in buffers:
-                known = b.layout == torch.strided and not b.is_meta
-                if b._version != version or (known and not torch.equal(_entries(b), value)):  # .data has no version
-                    _entries(b).copy_(value)
+            finally:
+                with _IDLE:
+                    _IDLE.wait_for(lambda: held.isdisjoint(_GUESTS))
+                    _HELD.difference_update(held)
+                for generator, state in generators:
+                    generator.set_state(state)
+                for part, kind, now, before in kept:
+                    if type(part) is not kind:  # a lazy module got its weights, and its hook is gone for good
+                        continue
+                    if isinstance(now, list):
+                        now[:] = before
+                    else:
+                        for key in now.keys() - before.keys():
+                            del now[key]
+                        now.update(before)
+                for part, training in modes:
+                    part.training = training
+                for p, required in asked:
+                    p.requires_grad = required
+                for b, version, value in buffers:
+                    known = b.layout == torch.strided and not b.is_meta
+                    if b._version != version or (known and not torch.equal(_entries(b), value)):  # .data has no version
+                        _entries(b).copy_(value)
+
+
+@contextlib.contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """At the end the random numbers of torch, numpy and Python go on as if there had been none."""
+    ours, numpys = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+            yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(numpys)
 
 
 def _entries(buffer: Tensor) -> Tensor:

@@ -63,7 +63,6 @@ WEIGHT = Range(SMALLEST, 1e37, "a positive number of at most 1e37, since weights
 Count = Annotated[int, COUNT]
 Seed = Annotated[int, SEED]
 Positive = Annotated[float, POSITIVE]
-NotNegative = Annotated[float, NOT_NEGATIVE]
 
 
 @dataclasses.dataclass(frozen=True)

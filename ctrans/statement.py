@@ -35,6 +35,14 @@ class Draw:
         """Entries N(0, 1)."""
         return torch.randn(shape, dtype=torch.float64, generator=self.generator)
 
+    def rows(self, width: int, most: int = 4) -> AnyShape:
+        """From one to `most` rows of entries N(0, 1)."""
+        return self.normal(1 + self.integer(most), width)
+
+    def of_any_size(self, *shape: int) -> AnyShape:
+        """Entries N(0, 1) times one number from 1/10 to 10."""
+        return self.log_uniform(-1, 1) * self.normal(*shape)
+
     def unit(self, *shape: int) -> AnyShape:
         """Entries uniform in [0, 1)."""
         return torch.rand(shape, dtype=torch.float64, generator=self.generator)

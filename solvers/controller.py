@@ -11,7 +11,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from solvers.checked import AnyFloat, checked
 from solvers.errors import ConfigError, shown
@@ -27,6 +29,8 @@ SHORTER = 0.99
 says.
 """
 Errors = tuple[float, float, float]
+Size = Any
+"""A number, or an array of one for each row of `solve_each`."""
 
 
 @runtime_checkable
@@ -83,13 +87,13 @@ class Cautious(_ByFactors):
     shrink: float = 0.2
     grow: AnyFloat = 10.0
 
-    def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
+    def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
         error, before, _ = errors
-        factor = float(self.safety * error ** (-1 / q) * min(1.0, before / error) ** (self.damping / q))
-        return max(proposed, size * min(self.grow, factor))
+        factor = self.safety * error ** (-1 / q) * np.minimum(1.0, before / error) ** (self.damping / q)
+        return np.maximum(proposed, size * np.minimum(self.grow, factor))
 
-    def rejected(self, size: float, error: float, q: int) -> float:
-        return size * (max(self.shrink, self.retry * error ** (-1 / q)) if math.isfinite(error) else self.shrink)
+    def rejected(self, size: Size, error: Size, q: int) -> Size:
+        return _shorter(size, error, q, self.shrink, self.retry)
 
 
 class _ByPowers(_ByFactors):
@@ -105,14 +109,14 @@ class _ByPowers(_ByFactors):
     @abc.abstractmethod
     def powers(self) -> tuple[float, float, float]: ...
 
-    def accepted(self, size: float, proposed: float, errors: Errors, q: int) -> float:
-        factor: float = math.prod(error ** (power / q) for error, power in zip(errors, self.powers, strict=True))
-        following = size * min(self.grow, max(self.shrink, self.safety * factor))
+    def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
+        factor = math.prod(error ** (power / q) for error, power in zip(errors, self.powers, strict=True))
+        following = size * np.minimum(self.grow, np.maximum(self.shrink, self.safety * factor))
         # a step cut short by its segment's end is no evidence against the longer proposal
-        return following if size >= proposed else max(proposed, following)
+        return np.maximum(following, (size < proposed) * proposed)
 
-    def rejected(self, size: float, error: float, q: int) -> float:
-        return size * (max(self.shrink, self.safety * error ** (-1 / q)) if math.isfinite(error) else self.shrink)
+    def rejected(self, size: Size, error: Size, q: int) -> Size:
+        return _shorter(size, error, q, self.shrink, self.safety)
 
 
 @checked
@@ -165,8 +169,32 @@ class PID(_ByPowers):
         return -(self.i + self.p + self.d), self.p + 2 * self.d, -self.d
 
 
+def _shorter(size: Size, error: Size, q: int, shrink: float, retry: float) -> Size:
+    """size * max(shrink, retry error^(-1/q)); with an error that is not finite size * shrink."""
+    return size * np.where(np.isfinite(error), np.maximum(shrink, retry * error ** (-1 / q)), shrink)
+
+
+class ByNumber:
+    """A rule of numbers, for arrays: it gets one row at a time."""
+
+    def __init__(self, rule: Controller):
+        self.rule = rule
+
+    def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
+        rows = np.stack((size, proposed, *errors), 1).tolist()
+        return np.array([self.rule.accepted(size, proposed, tuple(errors), q) for size, proposed, *errors in rows])
+
+    def rejected(self, size: Size, error: Size, q: int) -> Size:
+        return np.array([self.rule.rejected(size, error, q) for size, error in np.stack((size, error), 1).tolist()])
+
+
 CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI(), "pid": PID()}
 """Each rule with its default numbers. The tests run through all of them."""
+
+
+def for_arrays(rule: Controller) -> Any:
+    """The rule, for arrays in place of numbers. The package's own take them."""
+    return rule if type(rule) in map(type, CONTROLLERS.values()) else ByNumber(rule)
 
 
 @dataclasses.dataclass
@@ -205,9 +233,9 @@ class StepSize:
     def judge(self, size: float, error: float) -> bool:
         """Whether a step of that size with that error is accepted. Sets the next proposal."""
         if not self.allows(size, error):  # also if it is nan
-            self.step, self.refused = min(self.rule.rejected(size, error, self.q), SHORTER * size), size
+            self.step, self.refused = min(float(self.rule.rejected(size, error, self.q)), SHORTER * size), size
             return False
         error = max(error, SMALLEST)
-        self.step = self.rule.accepted(size, self.step, (error, *self.errors), self.q)
+        self.step = float(self.rule.accepted(size, self.step, (error, *self.errors), self.q))
         self.errors, self.refused = (error, self.errors[0]), math.inf
         return True

@@ -10,25 +10,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from solvers.attempts import Attempts
+from solvers.attempts import SHORTEST
 from solvers.checked import checked
-from solvers.controller import StepSize
+from solvers.controller import SHORTER, SMALLEST, STRETCH, for_arrays
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_state
-from solvers.run import Run, Step, check_like, real_type
-from solvers.runge_kutta import RungeKutta, guessed_step, probe_step
+from solvers.run import Run, check_like, real_type
+from solvers.runge_kutta import RungeKutta, guessed_step, probe_step, weighted
 from solvers.segment import Segment, check_segments
 from solvers.solution import ADVICE, Stats, Status
 from solvers.step_control import StepControl
 from solvers.transforms import batched, in_forward_mode
+
+Places = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +84,8 @@ def solve_each(
 
     Gradients are those of `backprop`. Steps are first tried without a graph, and accepted steps are
     repeated with it; `stats` do not count the repetition. So a row that breaks affects no other
-    gradient. It keeps its last state. The step sizes are chosen row by row in Python, which costs
-    some microseconds for each row and step.
+    gradient. It keeps its last state. A controller of your own is called for each row and step,
+    which costs some microseconds.
 
     Raises SolveError, with the EachSolution, if a row breaks (with `throw=False` it is returned).
     Raises ConfigError for invalid requests, other methods, learned times, vmap and forward mode.
@@ -98,194 +104,205 @@ def solve_each(
         raise ConfigError(
             "steps by row need a state whose first axis are the rows, times that are not learned, and no vmap or forward mode: use `solve`"
         )
-    run = Run(1, **limits)
-    rows = [_Row(i) for i in range(len(x0))]
+    run, rows = Run(1, **limits), _Rows(len(x0))
     x = x0
     for k, segment in enumerate(segments):
-        x = _Batch(chosen, segment, k, run, x, [row for row in rows if row.status is Status.SUCCESS]).advance()
-    found = {name: tuple(getattr(row, name) for row in rows) for name in ("status", "stats", "segment", "time")}
-    solution = EachSolution(x, **found)
+        x = _Batch(chosen, segment, k, run, x, rows).advance()
+    solution = EachSolution(x, tuple(rows.status), rows.stats, tuple(rows.segment), tuple(rows.time))
     if throw and not all(status.good for status in solution.status):
         raise SolveError(solution.message, solution)
     return solution
 
 
-@dataclasses.dataclass
-class _Row:
-    """The state of a row: its index in the batch, its step size, and its time."""
+class _Rows:
+    """How far each row is, what its `StepSize` and `Attempts` hold, and how it ended, as arrays over
+    all rows.
+    """
 
-    place: int
-    status: Status = Status.SUCCESS
-    stats: Stats = dataclasses.field(default_factory=Stats)
-    segment: int | None = None
-    time: float | None = None
-    size: StepSize | None = None
-    t: float = 0.0
-    # on the present segment: all attempts, and the step of the next one
-    attempts: Attempts = dataclasses.field(init=False)
-    step: Step = dataclasses.field(init=False)
+    def __init__(self, count: int):
+        self.status, self.segment, self.time = np.full(count, Status.SUCCESS), np.full(count, None), np.full(count, None)
+        self.evaluations, self.accepted, self.rejected, self.forced = np.zeros((4, count), dtype=int)
+        self.t, self.end, self.h = np.zeros((3, count))
+        self.proposed, self.refused, self.errors = np.full(count, math.nan), np.full(count, math.inf), np.ones((2, count))
+        # on the present segment
+        self.count, self.size, self.error = np.zeros(count, dtype=int), np.zeros(count), np.zeros(count)
 
-    def breaks(self, status: Status, segment: int) -> None:
-        self.status, self.segment, self.time = status, segment, self.t
+    @property
+    def stats(self) -> tuple[Stats, ...]:
+        costs = (self.evaluations, self.accepted, self.rejected, self.forced)
+        return tuple(Stats(*each) for each in zip(*(cost.tolist() for cost in costs), strict=True))
+
+    def enter(self, at: Places, start: float) -> None:
+        self.t[at], self.count[at], self.size[at], self.error[at] = start, 0, math.inf, 0.0
+
+    def next(self, at: Places, run: Run, segment: Segment, dtype: torch.dtype, sound: Flags) -> Any:
+        """The next step of each row, as by `Attempts.next`: the status, good where it goes on."""
+        t, before, finite = self.t[at], self.size[at], np.isfinite(self.error[at])
+        step = np.clip(self.proposed[at], run.min_step, run.max_step)
+        left, refused = np.abs(segment.end - t), self.refused[at]
+        pieces = np.maximum(1, np.ceil(np.minimum(3, left / np.minimum(STRETCH * step, run.max_step))))
+        pieces += (left / pieces >= refused) & (refused > run.min_step)
+        size, last = np.where(pieces <= 2, left / pieces, step), pieces == 1
+        h = np.copysign(size, segment.end - t)
+        near = t + h
+        if real_type(dtype) is torch.float32:
+            near = near.astype(np.float32).astype(float)
+        self.end[at], self.h[at] = np.where(last, segment.end, near), np.where(last | (near == t), h, near - t)
+        lost = ~(sound | np.isfinite(self.error[at])) | (~last & (size <= np.maximum(4 * np.spacing(np.abs(t)), SHORTEST)))
+        ways = [lost & finite, lost | (~finite & (before <= run.min_step)), self.count[at] == run.max_steps]
+        self.proposed[at], self.size[at] = step, size
+        self.count[at] += 1
+        kinds: Any = [Status.STEP_UNDERFLOW, Status.NON_FINITE, Status.TOO_MANY_STEPS, Status.SUCCESS]
+        return np.select(ways, kinds[:-1], kinds[-1])
+
+    def judge(self, at: Places, error: NDArray[np.float64], method: RungeKutta, run: Run) -> Flags:
+        """Which attempts are accepted, as by `Attempts.judge`."""
+        rule, q, size = for_arrays(method.controller), method.tableau.error_order, self.size[at]
+        good = (error <= 1) | ((size <= run.min_step) & np.isfinite(error))
+        self.error[at] = error
+        self.rejected[at[~good]] += 1
+        self.forced[at[good & (error > 1)]] += 1
+        bad, fine = at[~good], at[good]
+        self.proposed[bad] = np.minimum(rule.rejected(size[~good], error[~good], q), SHORTER * size[~good])
+        self.refused[bad] = size[~good]
+        latest = np.maximum(error[good], SMALLEST)
+        self.proposed[fine] = rule.accepted(size[good], self.proposed[fine], (latest, *self.errors[:, fine]), q)
+        self.errors[:, fine], self.refused[fine] = (latest, self.errors[0, fine]), math.inf
+        return good
 
 
 class _Batch:
-    """The rows on one segment. `x` and `first` hold the state and slope of the active `rows`,
-    `whole` all states.
+    """The rows on one segment. `x` and `first` hold the state and slope of the active rows, which are
+    `at` these places in `whole`, all states.
     """
 
-    def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: list[_Row]):
-        self.method, self.segment, self.k, self.run, self.whole = method, segment, k, run, whole
-        sound = _sound(whole)
-        for row in rows:
-            row.t = segment.start
-            if not sound[row.place]:
-                row.breaks(Status.NON_FINITE, k)
-        self.rows = [row for row in rows if row.status is Status.SUCCESS]
-        self.x = self.first = whole[self._places([row.place for row in self.rows])]
+    def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: _Rows):
+        self.method, self.segment, self.k, self.run, self.whole, self.rows = method, segment, k, run, whole, rows
+        self.at = np.flatnonzero(rows.status == Status.SUCCESS)
+        self.x = self.first = whole[torch.from_numpy(self.at).to(whole.device)]
+        rows.enter(self.at, segment.start)
+        self._end(np.array([Status.NON_FINITE, Status.SUCCESS])[_sound(self.x).astype(int)])
 
     def advance(self) -> Tensor:
         """The whole batch at the segment's end."""
-        if not self.rows:
+        if not len(self.at):
             return self.whole
         if self.segment.enter is not None:
             self.x, before = self.segment.enter(self.x), self.x
             check_like("enter", self.x, before)
-        self.first = self._slope(self.rows, self.x)
+        self.first = self._slope(self.at, self.x)
         self._begin()
-        while self.rows:
-            for row, good in zip(self.rows, _sound(self.first), strict=True):
-                row.step, broken = row.attempts.next(row.t, self.x.dtype, good or math.isfinite(row.attempts.error))
-                if broken is not None:
-                    row.breaks(broken, self.k)
-            self._leave([row.status is not Status.SUCCESS for row in self.rows])
-            if self.rows:
+        while len(self.at):
+            self._end(self.rows.next(self.at, self.run, self.segment, self.x.dtype, _sound(self.first)))
+            if len(self.at):
                 self._attempt()
         return self.whole
 
     def _attempt(self) -> None:
         """One attempt by each row; accepted rows advance."""
         with torch.no_grad():
-            x1, slope, errors = self._step(self.rows, self.x, self.first)
-        accepted = [i for i, (row, error) in enumerate(zip(self.rows, errors, strict=True)) if row.attempts.judge(error)]
-        if not accepted:
+            x1, slope, errors = self._step(self.at, self.x, self.first)
+        good = self.rows.judge(self.at, errors, self.method, self.run)
+        if not good.any():
             return
-        which = self._places(accepted)
-        taken = [self.rows[i] for i in accepted]
+        which, taken = self._places(good), self.at[good]
         if torch.is_grad_enabled():
             x1, slope, _ = self._step(taken, self.x[which], self.first[which], count=False)
         else:
             x1, slope = x1[which], slope[which]
         projected = x1 if self.segment.project is None else self.segment.project(x1)
         check_like("project", projected, x1)
-        for row in taken:
-            row.t = row.step.end
-            row.stats.accepted += 1
-        more = [j for j, row in enumerate(taken) if row.t != self.segment.end]
-        if more and not (self.method.tableau.reuses_last_stage and projected is x1):
+        self.rows.t[taken] = self.rows.end[taken]
+        self.rows.accepted[taken] += 1
+        more = self.rows.t[taken] != self.segment.end
+        if more.any() and not (self.method.tableau.reuses_last_stage and projected is x1):
             some = self._places(more)
-            slope = slope.index_put((some,), self._slope([taken[j] for j in more], projected[some]))
+            slope = slope.index_put((some,), self._slope(taken[more], projected[some]))
         self.x, self.first = self.x.index_put((which,), projected), self.first.index_put((which,), slope)
-        self._leave([row.t == self.segment.end for row in self.rows])
+        self._leave(self.rows.t[self.at] == self.segment.end)
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """The attempts of each row. Those of rows without a step size begin with a first step chosen
-        as by `solve`.
-        """
+        """A first step, as chosen by `solve`, of the rows without a step size."""
         rows, run, x, first, segment = self.rows, self.run, self.x, self.first, self.segment
-        if any(row.size is None for row in rows):
-            sizes = [run.first_step] * len(rows)
-            if run.first_step is None:
-                span, sign = abs(segment.end - segment.start), math.copysign(1.0, segment.end - segment.start)
-                scale = run.atol + run.rtol * x.abs()
-                slopes = self._norms(first / scale)
-                probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale), slopes, strict=True)]
-                h = self._by_row([sign * probe for probe in probes], x)
-                times = _times(row.t + sign * probe for row, probe in zip(rows, probes, strict=True))
-                bend = self._velocity(times, x + h * first, rows) - first
-                curvatures = [norm / probe for norm, probe in zip(self._norms(bend / scale), probes, strict=True)]
-                sizes = [guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)]
-            for row, size in zip(rows, sizes, strict=True):
-                assert size is not None, "given, or found"
-                row.size = self.method.step_size(size, run)
-        for row in rows:
-            assert row.size is not None, "begun"
-            row.attempts = Attempts(segment, row.size, row.stats, run.max_steps)
-
-    def _norms(self, e: Tensor) -> list[float]:
-        found: list[float] = torch.func.vmap(self.run.norm)(e).tolist()
-        return found
-
-    def _places(self, numbers: list[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.long, device=self.whole.device)
-
-    def _by_row(self, numbers: list[float], x: Tensor) -> Tensor:
-        """A number for each row, in a shape that broadcasts with x."""
-        return torch.tensor(numbers, dtype=x.dtype, device=x.device).reshape(-1, *[1] * (x.dim() - 1))
-
-    def _leave(self, gone: list[bool]) -> None:
-        """Removes rows and stores their states in the whole."""
-        if not any(gone):
+        if not np.isnan(rows.proposed[self.at]).any():
             return
-        out = [i for i, flag in enumerate(gone) if flag]
-        stay = [i for i, flag in enumerate(gone) if not flag]
-        places = self._places([self.rows[i].place for i in out])
-        self.whole = self.whole.index_put((places,), self.x[self._places(out)])
-        kept = self._places(stay)
-        self.rows, self.x, self.first = [self.rows[i] for i in stay], self.x[kept], self.first[kept]
+        if run.first_step is not None:
+            rows.proposed[self.at] = run.first_step
+            return
+        span, sign = abs(segment.end - segment.start), math.copysign(1.0, segment.end - segment.start)
+        scale = run.atol + run.rtol * x.abs()
+        slopes = self._norms(first / scale).tolist()
+        probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale).tolist(), slopes, strict=True)]
+        h = sign * np.array(probes)
+        bend = self._velocity(rows.t[self.at] + h, x + self._by_row(h, x) * first, self.at) - first
+        curvatures = (self._norms(bend / scale) / np.array(probes)).tolist()
+        rows.proposed[self.at] = [
+            guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)
+        ]
 
-    def _slope(self, rows: list[_Row], x: Tensor) -> Tensor:
+    def _norms(self, e: Tensor) -> NDArray[np.float64]:
+        return np.array(torch.func.vmap(self.run.norm)(e).tolist())
+
+    def _places(self, chosen: Flags) -> Tensor:
+        return torch.from_numpy(np.flatnonzero(chosen)).to(self.whole.device)
+
+    def _by_row(self, numbers: NDArray[np.float64], x: Tensor) -> Tensor:
+        """A number for each row, in a shape that broadcasts with x."""
+        return torch.from_numpy(numbers).to(x.device, x.dtype).reshape(-1, *[1] * (x.dim() - 1))
+
+    def _end(self, status: Any) -> None:
+        """Ends the rows whose status is not good."""
+        broken = status != Status.SUCCESS
+        out = self.at[broken]
+        self.rows.status[out], self.rows.segment[out], self.rows.time[out] = status[broken], self.k, self.rows.t[out].tolist()
+        self._leave(broken)
+
+    def _leave(self, gone: Flags) -> None:
+        """Removes rows and stores their states in the whole."""
+        if not gone.any():
+            return
+        places = torch.from_numpy(self.at[gone]).to(self.whole.device)
+        self.whole = self.whole.index_put((places,), self.x[self._places(gone)])
+        kept = self._places(~gone)
+        self.at, self.x, self.first = self.at[~gone], self.x[kept], self.first[kept]
+
+    def _slope(self, at: Places, x: Tensor) -> Tensor:
         """dx/dt. Only rows whose dx/dt is finite get a graph: zero times a non-finite number is not
         zero.
         """
         with torch.no_grad():
-            v = self._velocity(_times(row.t for row in rows), x, rows)
+            v = self._velocity(self.rows.t[at], x, at)
         if not torch.is_grad_enabled():
             return v
-        sound = [i for i, good in enumerate(_sound(v)) if good]
+        sound = _sound(v)
         which = self._places(sound)
-        return v.index_put((which,), self._velocity(_times(rows[i].t for i in sound), x[which], [])) if sound else v
+        return v.index_put((which,), self._velocity(self.rows.t[at[sound]], x[which])) if sound.any() else v
 
-    def _velocity(self, times: Tensor, x: Tensor, counted: list[_Row]) -> Tensor:
-        for row in counted:
-            row.stats.evaluations += 1
-        told = times.clamp(*self.run.inside(self.segment, x.dtype)).to(real_type(x.dtype)).to(x.device)
+    def _velocity(self, times: NDArray[np.float64], x: Tensor, counted: Places | None = None) -> Tensor:
+        if counted is not None:
+            self.rows.evaluations[counted] += 1
+        told = torch.from_numpy(times).clamp(*self.run.inside(self.segment, x.dtype)).to(real_type(x.dtype)).to(x.device)
         v = self.segment.field(told.reshape(-1, *[1] * (x.dim() - 1)), x)
         check_like("field", v, x)
         return v
 
-    def _step(self, rows: list[_Row], x: Tensor, first: Tensor, count: bool = True) -> tuple[Tensor, Tensor, list[float]]:
+    def _step(self, at: Places, x: Tensor, first: Tensor, count: bool = True) -> tuple[Tensor, Tensor, NDArray[np.float64]]:
         """x1, the last stage and each row's error of one attempt by each row."""
-        tableau = self.method.tableau
-        h = self._by_row([row.step.h for row in rows], x)
-        start, end = _times(row.t for row in rows), _times(row.step.end for row in rows)
-        stages = [first]
+        tableau, start, end = self.method.tableau, self.rows.t[at], self.rows.end[at]
+        h, stages = self._by_row(self.rows.h[at], x), [first]
         for c, weights in list(zip(tableau.c, tableau.a, strict=True))[1:]:
             times = end if c == 1 else start + c * (end - start)
-            stages.append(self._velocity(times, x + _combined(h, weights, stages), rows if count else []))
-        x1 = x + _combined(h, tableau.b, stages)
+            stages.append(self._velocity(times, x + h * weighted(1, weights, stages), at if count else None))
+        x1 = x + h * weighted(1, tableau.b, stages)
         with torch.no_grad():
             scale = self.run.atol + self.run.rtol * torch.maximum(x.abs(), x1.abs())
-            estimates = [_combined(h, weights, stages) / scale for weights in tableau.error_weights]
-            norms = zip(*(self._norms(e) for e in estimates), strict=True)
-        return x1, stages[-1], [tableau.error(of_row) for of_row in norms]
+            norms = [self._norms(h * weighted(1, weights, stages) / scale) for weights in tableau.error_weights]
+        errors = norms[0] if len(norms) == 1 else np.array([tableau.error(of_row) for of_row in zip(*norms, strict=True)])
+        return x1, stages[-1], errors
 
 
-def _times(numbers: Iterable[float]) -> Tensor:
-    return torch.tensor(list(numbers), dtype=torch.float64)
-
-
-def _sound(x: Tensor) -> list[bool]:
+def _sound(x: Tensor) -> Flags:
     """Which rows are finite."""
-    found: list[bool] = torch.isfinite(x.detach()).reshape(len(x), -1).all(1).tolist()
+    found: Flags = torch.isfinite(x.detach()).reshape(len(x), math.prod(x.shape[1:])).all(1).cpu().numpy()
     return found
-
-
-def _combined(h: Tensor, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
-    """h sum_i w_i k_i with a step h for each row."""
-    total = torch.zeros_like(stages[0])
-    for weight, stage in zip(weights, stages, strict=False):
-        if weight:
-            total = total + (h * weight) * stage
-    return total

@@ -24,14 +24,15 @@ from solvers.errors import ConfigError, shown
 TOLERANCE = 1e-13
 """The largest error of a condition: coefficients are published to 16 digits."""
 DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
-"""The same for dense output whose coefficients, of opposite signs, have absolute values that sum to
-DENSE_SIZE. It grows in proportion to larger sums.
-"""
+"""The same for dense output whose coefficients have absolute values that sum to DENSE_SIZE; in
+proportion to larger sums."""
 
 Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
 RootedTree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
 Known = dict[RootedTree, list[float]]
+Row = tuple[float, ...]
+Rows = tuple[Row, ...]
 
 
 @checked
@@ -57,17 +58,17 @@ class Tableau:
     """
 
     order: int
-    a: tuple[tuple[float, ...], ...]
-    b: tuple[float, ...]
-    c: tuple[float, ...]
-    embedded: tuple[float, ...] | None = None
+    a: Rows
+    b: Row
+    c: Row
+    embedded: Row | None = None
     embedded_order: int = 0
-    dense: tuple[tuple[float, ...], ...] = ()
-    coarse: tuple[float, ...] | None = None
+    dense: Rows = ()
+    coarse: Row | None = None
     coarse_order: int = 0
     gamma: float = 0.0
-    inner: tuple[tuple[float, ...], ...] = ()
-    inner_c: tuple[float, ...] = ()
+    inner: Rows = ()
+    inner_c: Row = ()
 
     def __post_init__(self) -> None:
         stages = len(self.b)
@@ -105,12 +106,12 @@ class Tableau:
             self._check_dense(known)
 
     @functools.cached_property
-    def rows(self) -> tuple[tuple[float, ...], ...]:
+    def rows(self) -> Rows:
         """The rows of all stages with the diagonal, then the inner ones."""
         return (*((*row, self.gamma if i else 0.0) for i, row in enumerate(self.a)), *self.inner)
 
     @functools.cached_property
-    def error_weights(self) -> tuple[tuple[float, ...], ...]:
+    def error_weights(self) -> Rows:
         """b - embedded, and b - coarse if there is one. h times the stages, summed with such
         weights, estimates the error.
         """
@@ -149,7 +150,7 @@ class Tableau:
         raise AssertionError("the polynomial of an explicit method leaves the unit disc")
 
     @functools.cached_property
-    def last_difference(self) -> tuple[float, ...]:
+    def last_difference(self) -> Row:
         """x_s - x_(s-1) of the last two stages, over h, as weights of the stages."""
         last, before = self.a[-1], (*self.a[-2], 0.0)
         return tuple(a - b for a, b in zip(last, before, strict=True))
@@ -234,7 +235,7 @@ def tableau(
     Raises ConfigError if an order or a coefficient is wrong.
     """
 
-    def floats(values: Sequence[Coefficient]) -> tuple[float, ...]:
+    def floats(values: Sequence[Coefficient]) -> Row:
         return tuple(float(_exact(value)) for value in values)
 
     def node(row: Sequence[Coefficient]) -> float:  # 15 digits: decimals whose sum misses 1 in the last place give 1

@@ -60,7 +60,10 @@ def run(name: str, quick: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.bench", "--one", name, *(["--quick"] if quick else [])]
     # one thread for jax too, where torch has one
     alone = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    flags = {"XLA_FLAGS": alone} if torch.get_num_threads() == 1 else {}
+    threads = PARTS[name].threads or torch.get_num_threads()
+    # set for all parts, it would stop `choose_threads`
+    flags = {"OMP_NUM_THREADS": str(threads)} if PARTS[name].threads else {}
+    flags |= {"XLA_FLAGS": alone} if threads == 1 else {}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **flags, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
@@ -71,7 +74,7 @@ def run(name: str, quick: bool) -> dict[str, Any]:
         "failure": failure,
         "seconds": time.perf_counter() - start,
         "load": [before, os.getloadavg()[0]],
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "quick": quick,
         "commit": commit(),
     }

@@ -10,12 +10,15 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A title, the function that measures it, and the seconds that it takes on two quiet processors."""
+    """A title, the function that measures it, the seconds that it takes on two quiet processors, and the threads of all libraries in it;
+    None: their own choice.
+    """
 
     title: str
     module: str
     function: str
     seconds: float
+    threads: int | None = None
 
     def measure(self, quick: bool) -> list[dict[str, Any]]:
         """Its rows, as JSON has them. The module is imported here, because some import much."""
@@ -30,8 +33,10 @@ PARTS = {
     "gradients": Part("Gradients through 48 blocks", "depth", "gradients", 240),
     "train": Part("Training steps", "trainings", "train", 220),
     "populations": Part("Populations", "trainings", "populations", 46),
-    "solvers": Part("Solvers on three shapes", "solving", "solving", 400),
-    "hjb": Part("HJB on a grid", "grids", "grids", 70),
+    "solvers": Part(
+        "Solvers on three shapes", "solving", "solving", 300, threads=1
+    ),  # shapes for which `choose_threads` takes one
+    "hjb": Part("HJB on a grid", "grids", "grids", 150),
     "screening": Part("Screening a large shape", "screenings", "screenings", 320),
     "growth": Part("Growth of processor time", "growth", "growth", 520),
 }

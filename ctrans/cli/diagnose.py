@@ -28,6 +28,10 @@ STOPPED = 3
 """The exit code if findings of the severity --fail-on stop the gate."""
 
 
+Diagnoses = dict[str, Diagnosis]
+"""By the name of the model."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiagnoseRequest(ComparisonRequest):
     """The request of `diagnose`."""
@@ -128,9 +132,9 @@ def command(request: DiagnoseRequest) -> None:
     source = to_treat(request.named_models, request.treat)
     results, batch, directory = (_of_weights if request.weights_only else _of_models)(request)
     before = {} if baseline is None else {name: of_baseline(baseline, name) for name in results}
-    changes: dict[str, Diagnosis] = {**_changes(request, results), **rounded}
+    changes: Diagnoses = {**_changes(request, results), **rounded}
     changes |= {f"baseline to {name}": change(readings_in(known), results[name].readings) for name, known in before.items()}
-    both: dict[str, Diagnosis] = {**results, **changes}
+    both: Diagnoses = {**results, **changes}
     stops = {name: stopping(each, request.fail_on or "serious", before.get(name)) for name, each in both.items()}
     named = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
     paths = {name: next((named[each] for each in (name, *name.split(" to ")[::-1]) if each in named), name) for name in both}
@@ -163,14 +167,14 @@ def _directory(request: DiagnoseRequest) -> Path | None:
     return directory
 
 
-def _of_models(request: DiagnoseRequest) -> tuple[dict[str, Diagnosis], Batch | None, Path | None]:
+def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path | None]:
     """The diagnosis of each model on the text, by name."""
     seeds = request.seeds
     found = find_models(request)
     opened = found[0].opened  # without a loss only some checks run
     batch = read_batch(request, found, targets=opened is None or opened.loss != "none", walks=seeds)
     directory = _directory(request)
-    results: dict[str, Diagnosis] = {}
+    results: Diagnoses = {}
     with progress_bar("diagnose", 2 * seeds * sum(source.segments for source in found)) as advance:
         for i, source in enumerate(found):
             several = []
@@ -207,7 +211,7 @@ def _weights(request: DiagnoseRequest) -> dict[str, WeightReaders]:
     return {name: checkpoint_weights(path, allow_pickle=request.allow_pickle) for name, path in zip(names, paths, strict=True)}
 
 
-def _of_weights(request: DiagnoseRequest) -> tuple[dict[str, Diagnosis], Batch | None, Path | None]:
+def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path | None]:
     """The diagnosis of the weights of each named model, by name."""
     models = _weights(request)
     directory = _directory(request)
@@ -215,7 +219,7 @@ def _of_weights(request: DiagnoseRequest) -> tuple[dict[str, Diagnosis], Batch |
         return {name: weight_diagnosis(each, advance.of(name)) for name, each in models.items()}, None, directory
 
 
-def _changes(request: DiagnoseRequest, results: dict[str, Diagnosis]) -> dict[str, Change]:
+def _changes(request: DiagnoseRequest, results: Diagnoses) -> dict[str, Change]:
     """What changed from the first of two models of files to the second; nothing for other models."""
     if len(results) != 2 or {option for option, _ in request.named_models} - {"model", "checkpoint"} or not request.named_models:
         return {}

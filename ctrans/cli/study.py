@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ctrans.cli.say import say
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
-from ctrans.study.database import FILE, Finished, Store, open_store
+from ctrans.study.database import FILE, FinishedRuns, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
 from ctrans.study.outcomes import Floor, curves, losses, outcomes_of, stable_rule, states
@@ -140,7 +139,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
     end(request, directory, result=result, files=files, failures=[*failures, *islice(causes, CAUSES)])
 
 
-def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished], floor: Floor | None) -> Verdict | None:
+def _verdict(request: StudyRequest, plan: Prospect, runs: FinishedRuns, floor: Floor | None) -> Verdict | None:
     """The verdict of a preset, from the seeds whose runs are all finished. Otherwise the two sides
     of a comparison would be means over different seeds.
     """
@@ -152,7 +151,7 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: Sequence[Finished], fl
     return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes, to_halve)
 
 
-def _data(plan: Prospect, runs: Sequence[Finished]) -> Data | None:
+def _data(plan: Prospect, runs: FinishedRuns) -> Data | None:
     """The data of the runs; None before the first run, and where they are missing or others."""
     if not runs:
         return None

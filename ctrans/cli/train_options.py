@@ -137,11 +137,11 @@ class TrainRequest(OfTraining):
     )
     react: tuple[str, ...] = option(
         (),
-        "Repeatable: what the monitor does. It can skip a step with a spiking or non-finite gradient, save a checkpoint before a step "
-        "with a danger, halve the learning rate at each danger, or end the run. In a trial, skip healed 10 of 12 runs with a nan and "
-        "harmed 1 of 12 healthy ones; lower healed no more than a placebo.",
+        "Repeatable: what the monitor does. It can skip a step with a non-finite gradient, save a checkpoint before a step with a "
+        "danger, halve the learning rate at each danger, or end the run. In a trial, skip healed 10 of 12 runs with a nan in one batch "
+        "and acted in 0 of 12 healthy ones; lower healed no more than a placebo.",
         group="Monitor",
-        choices=REACTIONS,
+        choices=dict.fromkeys(REACTIONS),
         default_words="nothing",
     )
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")

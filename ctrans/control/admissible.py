@@ -228,9 +228,14 @@ def check_positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} = {shown(value)}: give a positive finite number")
 
 
-def no_ties(y: TokenRows) -> TokenMask:
-    """False for each token."""
+def no_ties(y: Vectors) -> BatchMask:
+    """False for each row."""
     return torch.zeros(y.shape[:-1], dtype=torch.bool, device=y.device)
+
+
+def rounding_of(x: Tensor) -> float:
+    """ROUNDING machine epsilons of the dtype of x."""
+    return ROUNDING * torch.finfo(x.dtype).eps
 
 
 def length(x: Vectors) -> PerBatch:

@@ -37,7 +37,7 @@ from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Model
+from ctrans.walk import Model, SegmentCallback
 from solvers import ConfigError
 from solvers.checked import checked
 
@@ -95,7 +95,7 @@ def attained(
     *,
     weight_decay: float = 0.0,
     decay_gains: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: SegmentCallback | None = None,
 ) -> Attained:
     """How much of the maximum principle a model's parameters leave, for each segment, on one text.
 
@@ -117,7 +117,7 @@ def attained(
     figures = [field.name for field in dataclasses.fields(Attained) if field.name not in ("loss", *where)]
     steps = []
     for k, (sublayer, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
-        step = _Step.of(sublayer, found, k, h, decays)
+        step = StepAt.of(sublayer, found, k, h, decays)
         steps.append({name: getattr(step, name) for name in figures})
         if progress is not None:
             progress(k)
@@ -129,7 +129,7 @@ ENTERING = ("state_norm.", "residual.mix")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Step:
+class StepAt:
     """A sublayer at its input X with the gradient P at X + h r, and the gradient of h <P, r> in
     each parameter.
     """
@@ -142,7 +142,7 @@ class _Step:
     """The decay of vectors and of matrices."""
 
     @classmethod
-    def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float, decays: tuple[float, float]) -> _Step:
+    def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float, decays: tuple[float, float]) -> StepAt:
         x, p = sublayer.enter(found.states[k]), found.costates[k + 1]
         if sublayer.state_norm is not None:
             p = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1](p)[0]

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from ctrans.control.admissible import ROUNDING, GainSlope
+from ctrans.control.admissible import GainSlope, no_ties, ratio, rounding_of
 from ctrans.control.ascent import Map, identity
 from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset, unit
 from ctrans.control.norm_image import NormImage
@@ -52,7 +52,7 @@ class Box(NormImage):
 
     def input(self, f: UnbatchedRows) -> UnbatchedRows:
         gamma = self.norm.gamma
-        u = torch.where(gamma == 0, 0.0, (f - self.norm.beta) / torch.where(gamma == 0, 1.0, gamma))
+        u = torch.where(gamma == 0, 0.0, ratio(f - self.norm.beta, gamma))
         return self.norm.preimage(u if self.attained else NEARLY * u)
 
     def nearest(self, y: TokenRows) -> TokenRows:
@@ -73,14 +73,14 @@ class Box(NormImage):
     def best_gains(self, P: TokenRows) -> BestGains:
         """kappa = |a| at gamma = a/|a|, a_i = sum_j abs(p_ji)."""
         gamma = unit(P.abs().sum(-2))
-        return BestGains(gamma, torch.zeros_like(gamma[..., 0], dtype=torch.bool))
+        return BestGains(gamma, no_ties(gamma))
 
     def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
         return -torch.sign(gamma * P)
 
     def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
         size = (gamma * P).abs()
-        unseen = size <= ROUNDING * torch.finfo(P.dtype).eps * size.amax((-2, -1), keepdim=True)
+        unseen = size <= rounding_of(P) * size.amax((-2, -1), keepdim=True)
         return (unseen & (gamma != 0)).any(-1)
 
     @property

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, no_ties, ratio
+from ctrans.control.admissible import GainSlope, check_costate, length, no_ties, ratio, rounding_of
 from ctrans.control.ascent import Chart, Map
 from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, best_gains, gain_slope, unit
 from ctrans.control.norm_image import NormImage
@@ -79,7 +79,7 @@ class SphereImage(NormImage):
     def equidistant(self, y: TokenRows) -> TokenMask:
         curvature, slope, _ = self._quadratic(y)
         # along a flat direction f does not depend on u
-        curved = curvature.amin() > ROUNDING * torch.finfo(y.dtype).eps * curvature.amax()
+        curved = curvature.amin() > rounding_of(y) * curvature.amax()
         return on_sphere(curvature, slope, self.radius)[1] & curved
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
@@ -108,7 +108,7 @@ class SphereImage(NormImage):
         if self.norm.gains == "each":
             return best_gains(self.norm, P)
         gamma = torch.full_like(P[..., 0, :], 1 / math.sqrt(P.shape[-1]))
-        return BestGains(gamma, torch.zeros_like(gamma[..., 0], dtype=torch.bool))
+        return BestGains(gamma, no_ties(gamma))
 
     def allowed_gains(self, gamma: Tensor) -> Tensor:
         return gamma if self.norm.gains == "each" else gamma.mean(-1, keepdim=True).expand_as(gamma)
@@ -118,7 +118,7 @@ class SphereImage(NormImage):
 
     def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
         scaled = gamma * P
-        return length(self.norm.centre(scaled)) <= ROUNDING * torch.finfo(P.dtype).eps * length(scaled)
+        return length(self.norm.centre(scaled)) <= rounding_of(P) * length(scaled)
 
     @property
     def gains_have_local_maxima(self) -> bool:
@@ -157,7 +157,7 @@ class SphereImage(NormImage):
         optimum: equal with 1'u = 0 (LayerNorm), or 0 (RMSNorm).
         """
         hidden = self.norm.gamma == 0
-        u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
+        u = torch.where(hidden, 0.0, ratio(f - self.norm.beta, self.norm.gamma))
         rest = -u.sum(-1, keepdim=True) / hidden.sum().clamp_min(1) if self.norm.centred else 0.0
         return torch.where(hidden, rest, u)
 
@@ -242,7 +242,7 @@ class EllipsoidHull(SphereImage):
         )
 
     def _into_ball(self, u: Tensor) -> Tensor:
-        largest = 1 - max(CLOSENESS, ROUNDING * torch.finfo(u.dtype).eps)
+        largest = 1 - max(CLOSENESS, rounding_of(u))
         u = self.norm.centre(u)
         return u / (u.square().mean(-1, keepdim=True) / largest).clamp_min(1).sqrt()
 

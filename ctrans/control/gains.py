@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio
+from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio, rounding_of
 from ctrans.control.ascent import noise
 from ctrans.norm import Norm, SphereNorm
 from ctrans.shapes import BatchMask, PerBatch, TokenRows, UnbatchedRows, Vectors
@@ -83,7 +83,7 @@ def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
     gain = float(math.sqrt(norm.width) * lengths.sum())
     offset = float(P.sum(0).norm()) if has_offset(norm) else 0.0
     # a token without length has its own bound: |w_j| <= |p_j|_inf, as |gamma| = 1
-    seen = lengths > ROUNDING * torch.finfo(P.dtype).eps * lengths.amax()
+    seen = lengths > rounding_of(P) * lengths.amax()
     top = float(torch.linalg.eigvalsh(_form(norm, P[seen], lengths[seen]))[-1].clamp_min(0))
     unseen = float(P[~seen].abs().amax(-1).sum()) if bool((~seen).any()) else 0.0
     above = math.sqrt(norm.width) * (math.sqrt(top * float(lengths[seen].sum())) + unseen)

@@ -1,4 +1,4 @@
-"""The HJB equation -dPhi/dt + H(grad Phi) = 0, Phi(x, T) = G(x), on a grid in 1 to 3 dimensions.
+"""The HJB equation -dPhi/dt + H(grad Phi) = 0, Phi(x, T) = G(x), on a grid in 1 to 4 dimensions.
 
 For validation: a grid in d dimensions has N^d points, too many for a hidden state. Closed forms
 serve any width: `support` of the admissible set, and `hopf_lax`. The solver takes any Hamiltonian
@@ -25,7 +25,7 @@ from solvers import ConfigError, RungeKutta, Segment, solve
 from solvers.errors import unknown
 from solvers.tableau import EULER, tableau
 
-LARGEST_WIDTH = 3
+LARGEST_WIDTH = 4
 SECANTS = 30
 """Number of secants that bound H's derivatives, each twice as long as the one before. The longest
 leave an error of 2^-30.
@@ -43,7 +43,7 @@ class Hamiltonian(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The nodes low_i + k (high_i - low_i)/(points_i - 1), k = 0 .. points_i - 1, in each of 1 to 3
+    """The nodes low_i + k (high_i - low_i)/(points_i - 1), k = 0 .. points_i - 1, in each of 1 to 4
     dimensions.
     """
 
@@ -124,6 +124,7 @@ def solve_hjb(
     horizon: float,
     scheme: str = "weno5",
     cfl: float = 0.75,
+    compiled: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> ValueFunction:
     """-dPhi/dt + H(grad Phi) = 0, Phi(x, T) = G(x), solved backward from T = `horizon` to each of
@@ -139,6 +140,7 @@ def solve_hjb(
     - `times`, `horizon`: the times of the result, in [0, T], and T
     - `scheme`: a name of `SCHEMES`
     - `cfl`: the step as a share of the longest stable one
+    - `compiled`: by `torch.compile`, which takes half a minute first
     - `progress(t)`: called with the depth-time reached, after each step
 
     The error in L1 is of the scheme's order, at most 3 (time), where Phi is smooth, and about 1
@@ -160,6 +162,7 @@ def solve_hjb(
             H = torch.sub(H, above - below, alpha=speed / 2)
         return H
 
+    slope = torch.compile(slope) if compiled else slope
     rate = sum(speed / h for speed, h in zip(bounds, spacing, strict=True))
     saved, taken = {horizon: phi}, 0
     for start, end in pairwise(sorted({horizon, *times}, reverse=True)):

@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.control.admissible import (
-    ROUNDING,
     AdmissibleSet,
     Posedness,
     VelocitySet,
@@ -21,6 +20,7 @@ from ctrans.control.admissible import (
     check_positive,
     no_ties,
     ratio,
+    rounding_of,
     verdict_of,
 )
 from ctrans.control.ascent import Chart, frobenius
@@ -170,7 +170,7 @@ class FrobeniusBall(LastMap, VelocitySet):
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         terms = frobenius(self.features) * frobenius(P)
-        tie = frobenius(self.features.mT @ P) <= ROUNDING * torch.finfo(P.dtype).eps * terms
+        tie = frobenius(self.features.mT @ P) <= rounding_of(P) * terms
         return tie[..., 0].expand(P.shape[:-1])
 
     def residual(self, f: TokenRows) -> PerBatch:

@@ -5,7 +5,6 @@ of a text.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from ctrans.control.tangent import LinearSpace
 from ctrans.depth import Depth
 from ctrans.norm import RMSNorm
 from ctrans.placement import Placement
-from ctrans.walk import Model
+from ctrans.walk import Model, SegmentCallback
 from solvers import ConfigError, SolveError
 
 
@@ -135,7 +134,7 @@ def check_model(
     targets: Any,
     regularization: Regularization | None = None,
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: SegmentCallback | None = None,
 ) -> ModelCheck:
     """H(P) = sup of -<P, f> over the velocities of each segment's placement, with its certificate
     at the continuous costate P.

@@ -22,7 +22,7 @@ import math
 import torch
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, length
+from ctrans.control.admissible import length, rounding_of
 from ctrans.control.last_map import Features
 from ctrans.norm import SphereNorm
 from ctrans.shapes import UnbatchedRows
@@ -41,7 +41,7 @@ def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float
     w = norm.centre(norm.gamma * P)
     lengths = length(w)
     order = lengths.argsort(descending=True)
-    order = order[lengths[order] > ROUNDING * torch.finfo(P.dtype).eps * length(norm.gamma * P)[order]]
+    order = order[lengths[order] > rounding_of(P) * length(norm.gamma * P)[order]]
     u, s, _, _ = features.svd
     basis = (u * (s > 0).mT)[order]
     first, last = features.rank + 1, len(order)
@@ -57,6 +57,6 @@ def _least_loss(w: Tensor, lengths: Tensor, basis: Tensor) -> float:
     off = torch.eye(n, dtype=w.dtype, device=w.device) - inside @ inside.mT
     best = w / lengths.unsqueeze(-1)
     values, vectors = torch.linalg.eigh(off * (best @ best.mT))
-    if float(values[0]) <= n * ROUNDING * torch.finfo(w.dtype).eps:
+    if float(values[0]) <= n * rounding_of(w):
         return 0.0
     return float((lengths / (vectors.square() / values).sum(-1)).amin())

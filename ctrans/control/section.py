@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio
+from ctrans.control.admissible import Posedness, length, ratio, rounding_of
 from ctrans.control.ascent import Chart
 from ctrans.control.sets_by_norm import image_of
-from ctrans.control.tangent import TangentSpace
+from ctrans.control.tangent import AtState, TangentSpace
 from ctrans.norm import SphereNorm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import ConfigError
@@ -52,7 +52,7 @@ class TangentSection(TangentSpace):
         w = stand @ (torch.eye(idle.shape[-2]).to(idle) - idle @ torch.linalg.pinv(idle))
         columns = torch.cat([ratio(normals, length(normals.mT).unsqueeze(-2)), w], -1)
         found = torch.linalg.svd(columns, full_matrices=False)
-        rounding = ROUNDING * len(self.active) * torch.finfo(columns.dtype).eps
+        rounding = len(self.active) * rounding_of(columns)
         kept: Tensor = found.U * (rounding < found.S).unsqueeze(-2)
         return kept
 
@@ -65,7 +65,7 @@ class TangentSection(TangentSpace):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SectionImage(VelocitySet):
+class SectionImage(AtState):
     """{N(y) : y_i = X_i in the inactive channels}: its closure is half a sphere of one dimension
     more than the active channels make.
 
@@ -75,11 +75,7 @@ class SectionImage(VelocitySet):
     """
 
     norm: SphereNorm
-    state: TokenRows
     active: Bool[Tensor, " width"]
-
-    def __post_init__(self) -> None:
-        check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
 
     @property
     def words(self) -> str:
@@ -93,7 +89,7 @@ class SectionImage(VelocitySet):
     def _basis(self) -> Float[Tensor, "width rank"]:
         made = self.norm.centre(torch.eye(self.norm.width).to(self.norm.gamma)[self.active]).mT
         found = torch.linalg.svd(made, full_matrices=False)
-        rounding = ROUNDING * self.norm.width * torch.finfo(made.dtype).eps
+        rounding = self.norm.width * rounding_of(made)
         kept: Tensor = found.U[:, rounding < found.S]
         return kept
 
@@ -102,12 +98,9 @@ class SectionImage(VelocitySet):
         """r and (|r|^2 + d eps)^(1/2)."""
         centred = self.norm.centre(self.state)
         r = centred - (centred @ self._basis) @ self._basis.mT
-        rounding = ROUNDING * self.norm.width * torch.finfo(r.dtype).eps
+        rounding = self.norm.width * rounding_of(r)
         r = torch.where((length(r) > rounding * length(centred)).unsqueeze(-1), r, 0.0)  # 0 if V has full rank
         return r, (r.square().sum(-1, keepdim=True) + self.norm.width * self.norm.eps).sqrt()
-
-    def check(self, P: Tensor) -> None:
-        check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
 
     @property
     def _frame(self) -> Float[Tensor, "*batch tokens width columns"]:
@@ -139,7 +132,7 @@ class SectionImage(VelocitySet):
         return self.norm.beta + self.norm.gamma * (self._frame @ s.unsqueeze(-1))[..., 0]
 
     def ties(self, P: TokenRows) -> TokenMask:
-        return length(self._uphill(P)) <= ROUNDING * torch.finfo(P.dtype).eps * length(self.norm.gamma * P)
+        return length(self._uphill(P)) <= rounding_of(P) * length(self.norm.gamma * P)
 
     def _point(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """(a, c) and the remainder of u, with f = beta + gamma * (V a + c e + remainder), in the
@@ -149,10 +142,10 @@ class SectionImage(VelocitySet):
         that the sphere leaves, in a direction that f does not depend on.
         """
         hidden, frame = self.norm.gamma == 0, self._frame
-        u = torch.where(hidden, 0.0, (f - self.norm.beta) / torch.where(hidden, 1.0, self.norm.gamma))
+        u = torch.where(hidden, 0.0, ratio(f - self.norm.beta, self.norm.gamma))
         seen = torch.where(hidden.unsqueeze(-1), 0.0, frame)
         # absolute, as the columns are unit vectors
-        inverse = torch.linalg.pinv(seen, atol=ROUNDING * self.norm.width * torch.finfo(u.dtype).eps)
+        inverse = torch.linalg.pinv(seen, atol=self.norm.width * rounding_of(u))
         point = (inverse @ u.unsqueeze(-1))[..., 0]
         point = point + self._left_by(point) * _unseen(torch.eye(frame.shape[-1]).to(u) - inverse @ seen)
         return point, torch.where(hidden, 0.0, u - (frame @ point.unsqueeze(-1))[..., 0])
@@ -160,7 +153,7 @@ class SectionImage(VelocitySet):
     def _left_by(self, u: Tensor) -> Tensor:
         """(d - |u|^2)^(1/2), 0 to rounding."""
         spare = self.norm.width - u.square().sum(-1, keepdim=True)
-        return torch.where(spare > ROUNDING * self.norm.width * torch.finfo(u.dtype).eps, spare, 0.0).sqrt()
+        return torch.where(spare > self.norm.width * rounding_of(u), spare, 0.0).sqrt()
 
     def residual(self, f: TokenRows) -> PerBatch:
         point, rest = self._point(f)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, Posedness, VelocitySet, check_costate, length, ratio, verdict_of
+from ctrans.control.admissible import Posedness, VelocitySet, check_costate, length, ratio, rounding_of, verdict_of
 from ctrans.control.ascent import Chart
 from ctrans.norm import Norm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
@@ -64,7 +64,7 @@ class LinearSpace(VelocitySet):
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
         rows = ratio(P, P.abs().amax(-1, keepdim=True))  # squares of small entries could underflow
-        return length(self.nearest(rows)) <= ROUNDING * torch.finfo(P.dtype).eps * length(rows)
+        return length(self.nearest(rows)) <= rounding_of(P) * length(rows)
 
     def residual(self, f: TokenRows) -> PerBatch:
         return ratio(length(f - self.nearest(f)), length(f)).amax(-1)
@@ -97,9 +97,23 @@ class WholeSpace(LinearSpace):
         return raw
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class AtState(VelocitySet):
+    """A set that depends on the state X at which a norm acts."""
+
+    norm: Norm
+    state: TokenRows
+
+    def __post_init__(self) -> None:
+        check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
+
+    def check(self, P: Tensor) -> None:
+        check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
+
+
 @checked
 @dataclasses.dataclass(frozen=True, eq=False)
-class TangentSpace(LinearSpace):
+class TangentSpace(LinearSpace, AtState):
     """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the
     norm's image at X.
 
@@ -108,11 +122,8 @@ class TangentSpace(LinearSpace):
     the image: it has no tangent there.
     """
 
-    norm: Norm
-    state: TokenRows
-
     def __post_init__(self) -> None:
-        check_costate(self.state, self.norm.gamma.dtype, width=self.norm.width, what="state")
+        super().__post_init__()
         bad = self.norm.outside_domain(self.state)
         if bool(bad.any()):
             raise ConfigError(
@@ -135,9 +146,6 @@ class TangentSpace(LinearSpace):
     @property
     def _trivial(self) -> bool:
         return self._normals.shape[-1] == self.norm.width
-
-    def check(self, P: Tensor) -> None:
-        check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
 
     def nearest(self, y: TokenRows) -> TokenRows:
         return y - (self._normals @ (self._normals.mT @ y.unsqueeze(-1))).squeeze(-1)

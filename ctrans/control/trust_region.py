@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.control.admissible import ROUNDING, ratio
+from ctrans.control.admissible import ratio, rounding_of
 from ctrans.shapes import BatchMask
 from solvers import SolveError
 
@@ -30,7 +30,7 @@ def on_sphere(
     to the first smallest curvature, with plus if b has no sign there.
     """
     lowest = curvature.argmin()
-    s, short = _solve(curvature - curvature[lowest], b / radius, ROUNDING * torch.finfo(b.dtype).eps)
+    s, short = _solve(curvature - curvature[lowest], b / radius, rounding_of(b))
     first = torch.arange(len(curvature), device=b.device) == lowest
     rest = torch.where(first, 0.0, s).square().sum(-1, keepdim=True)
     missing = torch.where(short, 1 - rest, 1.0).sqrt()  # the 1 avoids the root's infinite slope in the gradient elsewhere
@@ -53,7 +53,7 @@ def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """
     scale = torch.maximum(gaps.amax(-1, keepdim=True), torch.linalg.vector_norm(b, dim=-1, keepdim=True)).detach()
     gaps, b = ratio(gaps.expand_as(b), scale), ratio(b, scale)
-    rounding = ROUNDING * torch.finfo(b.dtype).eps
+    rounding = rounding_of(b)
     with torch.no_grad():
         t = (b.abs() - gaps).amax(-1, keepdim=True).clamp_min(floor)  # a lower bound of the root from each entry
         for _ in range(NEWTON_STEPS):

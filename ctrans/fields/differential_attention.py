@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ctrans.fields.attention import check_temperature
 from ctrans.fields.joined_heads import JoinedHeads
+from ctrans.fields.positions import later_tokens
 from ctrans.fields.protocols import TokenBound
 from ctrans.option import Count
 from ctrans.shapes import TokenRows
@@ -73,9 +74,7 @@ class DifferentialAttention(JoinedHeads):
     def _rows(self, q: Tensor, k: Tensor) -> Tensor:
         scores = q @ k.mT * self._scale(q)
         if self.causal:
-            tokens = scores.shape[-1]
-            later = torch.ones(tokens, tokens, dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(later, -math.inf)
+            scores = scores.masked_fill(later_tokens(scores), -math.inf)
         return scores.softmax(-1)
 
     def _scale(self, q: Tensor) -> float:

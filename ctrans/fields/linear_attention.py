@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.joined_heads import JoinedHeads
+from ctrans.fields.positions import later_tokens
 from ctrans.fields.protocols import HeadMatrices, Matrix, TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count
@@ -170,10 +171,8 @@ def weighted_sums(
 
 def kept(log_keep: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens tokens"]:
     """exp(c_i - c_j) for j <= i, otherwise 0."""
-    tokens = log_keep.shape[-1]
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=log_keep.device).triu(1)
     running = log_keep.cumsum(-1)
-    return (running.unsqueeze(-1) - running.unsqueeze(-2)).masked_fill(later, -math.inf).exp()
+    return (running.unsqueeze(-1) - running.unsqueeze(-2)).masked_fill(later_tokens(log_keep), -math.inf).exp()
 
 
 def _carried(

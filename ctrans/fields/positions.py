@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
@@ -85,3 +85,9 @@ def falling_scores(heads: int, tokens: int, like: Tensor) -> Float[Tensor, "head
     place = torch.arange(tokens, device=like.device)
     distance = (place.unsqueeze(-1) - place).abs()
     return -torch.tensor(slopes(heads), dtype=like.dtype, device=like.device).view(-1, 1, 1) * distance
+
+
+def later_tokens(rows: Tensor) -> Bool[Tensor, "tokens tokens"]:
+    """True where token j is later than token i, for as many tokens as the last axis has entries."""
+    tokens = rows.shape[-1]
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=rows.device).triu(1)

@@ -76,10 +76,6 @@ class UnitGains(SphereNorm):
     def gamma(self) -> PerChannel:
         return self.get_buffer("one")
 
-    @property
-    def beta(self) -> PerChannel:
-        return torch.zeros_like(self.gamma)
-
     def forward(self, x: Vectors) -> Vectors:
         return self.standardize(x)
 

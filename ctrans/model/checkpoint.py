@@ -74,7 +74,7 @@ def _write(
 ) -> None:
     settings = _settings(config)
     directory.mkdir(parents=True, exist_ok=True)
-    write_weights(directory / name, weights, {CONFIG_DIGEST: _digest(settings), **(metadata or {})})
+    write_weights(directory / name, weights, {CONFIG_DIGEST: digest(settings), **(metadata or {})})
     write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
 
 
@@ -191,7 +191,7 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
     config = GPTConfig(**settings)
     check_buildable(config, seed=0)
     weights, metadata = read_weights(path)
-    if metadata.get(CONFIG_DIGEST) not in (None, _digest(settings)):
+    if metadata.get(CONFIG_DIGEST) not in (None, digest(settings)):
         raise ConfigError(f"{str(directory / CONFIG)!r} was changed after {str(path)!r} was saved: restore the original")
     if number_of_weights(config) > sum(weight.numel() for weight in weights.values()) and not updates:
         raise ConfigError(f"{str(path)!r} does not fit its config.json, which describes {number_of_weights(config):,} weights")
@@ -240,6 +240,6 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-def _digest(settings: Mapping[str, Any]) -> str:
-    """SHA-256 of the configuration's values, independent of the file's layout."""
+def digest(settings: Mapping[str, Any]) -> str:
+    """SHA-256 of the settings' values, independent of a file's layout."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -285,6 +285,16 @@ ALARMS = Checks(
             limits={"limit": 1e-4, "same": 1e-3, "reports": 2},
             measure=past_checks.dead,
         ),
+        "sublayer outgrows its past": Check(
+            "velocity",
+            "a sublayer's velocity over the median of its reports before, over that of the median sublayer",
+            "note",
+            f"{OURS}: at most 3.4 in 8 healthy trainings of the open half of benchmarks/clinic, at least 27 after weights times 50",
+            "One sublayer outweighs the others, as after a weight was changed from outside.",
+            "Compare the weights with those of the last checkpoint (`ctrans diagnose OLD NEW`), and restore what nobody meant to change.",
+            limits={"limit": 10.0, "reports": 2, "least": 12},
+            measure=past_checks.outgrown,
+        ),
         "frozen layer": Check(
             "unmoved",
             "share of a sublayer's matrices that a step does not change",

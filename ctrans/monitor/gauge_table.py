@@ -18,6 +18,8 @@ Figures = dict[str, float | list[float]]
 """The figures of a report by gauge: a number for a gauge of the run, else a list by place; nan is
 unknown.
 """
+GaugeAt = tuple[str, int]
+"""A gauge, and the number of the place where it looks."""
 MEDIAN_OF = 4096
 """The largest number of entries of which a median is taken."""
 TINY = 1e-30

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ctrans.fields import Balances, TokenBound
 from ctrans.interop.map_outputs import MapOutput
 from ctrans.interop.recorded_calls import first_tensor
-from ctrans.monitor.gauge_table import GAUGES, TINY, Figures, Scope, measures_of
+from ctrans.monitor.gauge_table import GAUGES, TINY, Figures, GaugeAt, Scope, measures_of
 from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Site, Sites, dropped, own_parameters
@@ -58,7 +58,7 @@ class Gauges:
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
         self.hooks, self._scores = contextlib.ExitStack(), contextlib.ExitStack()
-        self._found: dict[tuple[str, int], Tensor] = {}
+        self._found: dict[GaugeAt, Tensor] = {}
         self._left_so_far: dict[int, dict[int, Tensor]] = {}
         self._looking = False
         self._start: Tensor | None = None
@@ -66,7 +66,7 @@ class Gauges:
         self.half = False
         self.heads: list[int] | None = None
         """The number of heads of each sublayer, from its scores; None before the first ones."""
-        self.broken: list[tuple[str, int]] = []
+        self.broken: list[GaugeAt] = []
         """(gauge, place) of the figures of the last `read` that are inf or nan, in the order of a
         pass.
         """
@@ -146,16 +146,16 @@ class Gauges:
         values.update(self._bound_shares(values))
         return self._figures(values, scaled=scale is not None)
 
-    def _on_host(self, found: Mapping[tuple[str, int], Tensor]) -> dict[tuple[str, int], list[float]]:
+    def _on_host(self, found: Mapping[GaugeAt, Tensor]) -> dict[GaugeAt, list[float]]:
         try:
             return to_host(found)
         except Exception:  # what cannot be read, such as a tensor inside torch.func.vmap, costs its own figure only
-            values: dict[tuple[str, int], list[float]] = {}
+            values: dict[GaugeAt, list[float]] = {}
             for key, value in found.items():
                 self._try(f"the gauge {key[0]}", lambda one: values.update(to_host(one)), {key: value})
             return values
 
-    def _clip_factor(self, found: Mapping[tuple[str, int], Tensor], clip: float) -> Tensor:
+    def _clip_factor(self, found: Mapping[GaugeAt, Tensor], clip: float) -> Tensor:
         """The factor that clips the norm of all gradients to `clip`."""
         parts = [found["gradient", k] for k in range(len(self.sites.sites)) if ("gradient", k) in found]
         outside = found.get(("gradient_outside", 0), torch.zeros(()))
@@ -273,13 +273,13 @@ class Gauges:
                 except Exception as error:  # a user's function may raise anything
                     self.unknown.setdefault(f"the gauge {name}", in_a_line(error))
 
-    def _bound_shares(self, values: Mapping[tuple[str, int], list[float]]) -> dict[tuple[str, int], list[float]]:
+    def _bound_shares(self, values: Mapping[GaugeAt, list[float]]) -> dict[GaugeAt, list[float]]:
         """The longest token of r_k over `velocity_bound`, at the weights of the pass.
 
         Dropout of share p in a map multiplies its bound by 1/(1 - p). No figure without a known
         bound, or for sharded weights.
         """
-        shares: dict[tuple[str, int], list[float]] = {}
+        shares: dict[GaugeAt, list[float]] = {}
         for site in self.sites.sites:
             part, k = site.sublayer, site.k
             bound = self.map_bounds[k] if self.map_bounds else None
@@ -344,7 +344,7 @@ class Gauges:
         self._found["log_z", 0] = logits.float().logsumexp(-1).mean()
         self._found["largest_logit", 0] = length(logits, math.inf)
 
-    def _figures(self, values: Mapping[tuple[str, int], list[float]], *, scaled: bool) -> Figures:
+    def _figures(self, values: Mapping[GaugeAt, list[float]], *, scaled: bool) -> Figures:
         count = len(self.sites.sites)
         order = [(name, k) for k in range(count + 1) for name in ("rms", "logit", "velocity")]
         order += [("log_z", 0), *(("costate", k) for k in range(count, -1, -1))]

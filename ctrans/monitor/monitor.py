@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import inspect
 import math
@@ -25,9 +24,8 @@ from ctrans.monitor.gauge_table import Figures, measures_of
 from ctrans.monitor.gauges import Gauges, in_a_line
 from ctrans.monitor.log import LogWriter
 from ctrans.monitor.log_lines import Header, Report
-from ctrans.monitor.memory import Memory, into_past, of_past, of_steps, of_weights, steps_of, weights_of
+from ctrans.monitor.memory import Memory, into_past, of_past, of_weights, weights_of
 from ctrans.monitor.past import Past
-from ctrans.monitor.past_checks import spike
 from ctrans.monitor.probes import Held, probe
 from ctrans.monitor.reactions import Reactions, check_reactions, distributed
 from ctrans.monitor.reductions import largest, norm_of, stacked_softmaxes
@@ -143,7 +141,6 @@ class Monitor:
         self._first_report = start + 1
         """The step that reports whatever `every` is; 0 after a resumption with a memory."""
         self._waiting, self._closed = Waiting(scaled=scale is not None), False
-        self._skips: collections.deque[tuple[int, float]] = collections.deque(maxlen=256)
         self._memory_before: Memory | None = None
         at_first = [1 if site.attention is not None else 0 for site in self.sites.sites]
         self.past = Past([site.place for site in self.sites.sites], at_first, self.sites.vocabulary)
@@ -196,7 +193,7 @@ class Monitor:
                 self.gauges.sample_weights()
         with self._errors_as_warnings(step):
             if "skip" in self.reactions.asked:  # after the report, which shows the gradients that are skipped
-                self._skip_spikes(step, norm)
+                self._skip(step, norm)
         self._memory_before = None
         self._arm_for(step + 1)
         return alarms
@@ -213,7 +210,6 @@ class Monitor:
             "step": self._step,
             **self._waiting.memory(),
             "past": of_past(self.past),
-            "skips": of_steps(self._skips),
             "alarms": self.watch.memory(),
             "factor": self.reactions.factor,
             "weights": of_weights(self.gauges.updates.before),
@@ -251,7 +247,6 @@ class Monitor:
         try:
             self._waiting.remember(memory)
             into_past(self.past, memory["past"])
-            self._skips.extend(steps_of(memory["skips"]))
             self.watch.remember(memory["alarms"])
             self.reactions.factor = float(memory["factor"])
             self.gauges.updates.before = weights_of(memory["weights"], next(self.sites.root.parameters()).device)
@@ -315,14 +310,11 @@ class Monitor:
                 found["gradient_norm"] = norms[-1][1]
         return found | settings(optimizer, self.reactions.factor)
 
-    def _skip_spikes(self, step: int, known: Tensor | float | None) -> None:
-        grads = [p.grad for p in self.sites.root.parameters() if p.grad is not None]
-        norm = float(norm_of(grads) if known is None else known)
-        limits = {**self.watch.limits["gradient spike"], "recent": 1}
-        if not math.isfinite(norm) or spike([*self._skips, (step, norm)], limits, "the gradient") is not None:
+    def _skip(self, step: int, norm: Tensor | float | None) -> None:
+        if norm is None:
+            norm = norm_of([p.grad for p in self.sites.root.parameters() if p.grad is not None])
+        if not math.isfinite(norm):
             self.reactions.skip(step)
-        else:
-            self._skips.append((step, norm))
 
     def _run_eagerly(self, batch: Any) -> None:
         """Runs a quarter of the batch once more, uncompiled and forward only."""

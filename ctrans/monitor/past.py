@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctrans.monitor.gauge_table import GAUGES, Figures
+from ctrans.monitor.gauge_table import GAUGES, Figures, GaugeAt
 
 Array = NDArray[np.float64]
 REPORTS = 64
@@ -49,7 +49,7 @@ class Past:
     def __init__(self, places: Sequence[str], heads: Sequence[int], vocabulary: int):
         self.places, self.heads, self.vocabulary = list(places), list(heads), vocabulary
         self.half = False
-        self.broken: list[tuple[str, int]] = []
+        self.broken: list[GaugeAt] = []
         """(gauge, place) of the figures of the last report that are inf or nan, in the order of a
         pass.
         """
@@ -63,7 +63,7 @@ class Past:
     def step(self) -> int:
         return self.reports[-1][0]
 
-    def add(self, step: int, figures: Figures, broken: Sequence[tuple[str, int]] = ()) -> None:
+    def add(self, step: int, figures: Figures, broken: Sequence[GaugeAt] = ()) -> None:
         self.broken = list(broken)
         for name, value in figures.items():
             known = self.first.get(name)

@@ -172,6 +172,24 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
     return None
 
 
+def outgrown(past: Past, limits: Limits) -> Sighting | None:
+    """A sublayer's velocity over its median of the reports before, of which there must be `least`, over
+    that of the median sublayer: above `limit` in each of the last `reports` reports.
+    """
+    _, values = past.of("velocity")
+    before = values[: -int(limits["reports"])]
+    if len(before) < limits["least"]:
+        return None
+    with np.errstate(all="ignore"):
+        ratios = values / np.median(before, 0)
+        ratios /= _medians(ratios)
+    outside = ratios > limits["limit"]
+    places = _always(outside, limits)
+    if not len(places):
+        return None
+    return _seen(past, "velocity", int(places[np.argmax(ratios[-1, places])]), ratios, limits["limit"], outside)
+
+
 def frozen(past: Past, limits: Limits) -> Sighting | None:
     """A sublayer with a matrix that the steps do not change, where at most a share of `share` of the
     sublayers has one: more of them are frozen on purpose.

@@ -24,7 +24,7 @@ FIT, GROWTH = 0.95, 10.0
 RULE = (
     f"a logarithm leaves its past if this report and the next are {FACTOR:g} deviations or more from the median of the last {WINDOW} "
     f"reports (1.48 median distances, at least {FLOOR:g}), if it grew or shrank {GROWTH:g}-fold along a line with R^2 of {FIT:g} "
-    f"over {LEAST} reports, or if it is not finite any more"
+    f"over {LEAST} reports (a schedule may), or if it is not finite any more"
 )
 SIGMA, STEPS, REPORTS = 6.0, 128, 8
 """OLMo-core's SkipStep: deviations above the mean of that many steps before. Here of the reports in
@@ -75,7 +75,7 @@ def post_mortem(log: MonitorLog) -> PostMortem:
     past, found = Past(log.header.places, log.header.heads, 0), list[tuple[tuple[float, ...], Deviation]]()
     for rank, name in enumerate(ORDER):
         series = log.series(name)
-        for t, index, times, away in _leaving(series.reshape(len(series), -1)):
+        for t, index, times, away in _leaving(series.reshape(len(series), -1), name != "learning_rate"):
             place = past.place(name, index)
             key = (ORDER.index(DEPTH[0]), _depth(past, place), rank) if name in DEPTH else (rank,)
             found.append(((log.steps[t], *key), Deviation(name, place, log.steps[t], times, away)))
@@ -87,8 +87,8 @@ def post_mortem(log: MonitorLog) -> PostMortem:
     return PostMortem([each for _, each in found], None if loss is None else log.steps[loss], min(seen, default=None))
 
 
-def _leaving(values: NDArray[np.float64]) -> Iterator[tuple[int, int, float, float]]:
-    """Row, column, factor and deviations where each column first leaves its past."""
+def _leaving(values: NDArray[np.float64], growth: bool = True) -> Iterator[tuple[int, int, float, float]]:
+    """Row, column, factor and deviations where each column first leaves its past, by `growth` too."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of rows of nan
         logs, inside = np.log(np.maximum(np.abs(values), 1e-12)), np.ones(values.shape[1], dtype=bool)
@@ -101,7 +101,7 @@ def _leaving(values: NDArray[np.float64]) -> Iterator[tuple[int, int, float, flo
             out = (len(away) == 2) & ((away > FACTOR).all(0) | (away < -FACTOR).all(0))
             slopes = steps @ (line - line.mean(0)) / (steps @ steps)
             fits = slopes**2 * (steps @ steps) > FIT * ((line - line.mean(0)) ** 2).sum(0)
-            out |= (t >= LATE) & fits & (np.abs(slopes) * LEAST > math.log(GROWTH))
+            out |= growth & (t >= LATE) & fits & (np.abs(slopes) * LEAST > math.log(GROWTH))
             out |= ~np.isfinite(logs[t]) & np.isfinite(logs[t - 1])
             for index in np.flatnonzero(out & inside):
                 yield t, int(index), float(np.exp(logs[t, index] - middle[index])), float(abs(away[0, index]))

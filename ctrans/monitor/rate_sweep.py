@@ -9,17 +9,16 @@ import functools
 import inspect
 import itertools
 import math
-import random
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ctrans.as_found import random_numbers_kept
 from ctrans.monitor.monitor import Monitor
 from ctrans.option import WEIGHT, Count
 from ctrans.study.outcomes import Floor, rate_by_floor
@@ -132,7 +131,7 @@ def largest_rate(
     """
     ladder = sorted({float(rate) for rate in rates})
     _check(model, batches, optimizer, ladder, clip)
-    with _random_numbers():  # a loader that shuffles draws some
+    with random_numbers_kept():  # a loader that shuffles draws some
         chosen = batches if isinstance(batches, Sequence) else list(itertools.islice(batches, steps))
     if not chosen:
         raise ConfigError("batches = an empty collection: give at least one batch")
@@ -263,18 +262,6 @@ def _copy(batch: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _random_numbers() -> Iterator[None]:
-    """At the end the random numbers of torch, numpy and Python go on as if there had been none."""
-    ours, numpys = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
-            yield
-    finally:
-        random.setstate(ours)
-        np.random.set_state(numpys)
-
-
-@contextlib.contextmanager
 def _restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """At the end weights, buffers, gradients, modes, the optimiser's state and random numbers are as
     they were, and the same objects. Inside, gradients are on and None, and the model is in training
@@ -287,7 +274,7 @@ def _restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[No
     tensors = {id(tensor): tensor for tensor in all_of}.values()
     kept = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in tensors]
     modes = [(part, part.training) for part in model.modules()]
-    with torch.inference_mode(False), torch.enable_grad(), _random_numbers(), _optimizer_restored(optimizer):
+    with torch.inference_mode(False), torch.enable_grad(), random_numbers_kept(), _optimizer_restored(optimizer):
         try:
             for tensor in tensors:
                 tensor.grad = None  # or it would be added to

@@ -21,13 +21,12 @@ LOWERED = 0.5
 LOWEST = 1 / 64
 """The smallest product of these factors."""
 
-REACTIONS: dict[str, str] = {
-    "skip": "skip a step whose gradient spikes or is not finite: its gradients become None. Needs every step's gradient norm",
-    "save": "save the weights at a danger, before the step",
-    "lower": "halve the learning rate at each danger, inside the optimiser's step, so that schedules are not changed",
-    "stop": "ask for the end of the training: `monitor.stopped`",
-}
-"""Reactions by name. A danger is an alarm that is more severe than a note."""
+REACTIONS = ("skip", "save", "lower", "stop")
+"""Names of reactions. "skip" skips a step whose gradient norm is not finite. It needs the norm of
+each step. At a danger, which is an alarm more severe than a note, "save" saves the weights before
+the step, "lower" halves the learning rate inside the optimiser's steps, so that schedules are not
+changed, and "stop" sets `monitor.stopped`.
+"""
 
 
 def check_reactions(react: Collection[str]) -> frozenset[str]:

@@ -20,7 +20,6 @@ from ctrans.model.weights_file import write_durably
 from ctrans.monitor.gauges import Hook, in_a_line
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.monitor import Monitor, check_options
-from solvers import ConfigError
 from solvers.checked import checked
 
 LOGGER = logging.getLogger("ctrans.monitor")
@@ -70,11 +69,6 @@ class TrainerCallback(transformers.TrainerCallback):
         assert model is not None, "a trainer has a model"
         self._undo.close()
         root = unwrap_model(model)
-        if "skip" in self.options.get("react", ()) and args.max_grad_norm and self._trainer is None:
-            raise ConfigError(
-                f"react = 'skip' would see gradients clipped to max_grad_norm = {args.max_grad_norm}: call "
-                "callback.logs_to(trainer) before trainer.train(), or set max_grad_norm to 0"
-            )
         scaler = getattr(optimizer, "scaler", None)
         defaults = {
             "compiled": bool(getattr(args, "torch_compile", False)) or None,

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.monitor.gauge_table import GaugeAt
+
 ENTRIES = 8192
 """The number of entries of the sample of a group of weights."""
 
@@ -33,13 +35,13 @@ class Updates:
     @torch.no_grad()
     def figures(
         self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
-    ) -> dict[tuple[str, int], Tensor]:
+    ) -> dict[GaugeAt, Tensor]:
         """`update`, `unmoved`, `rate_share` and `decay_share` if there is a sample of before the step;
         `adam_gradient_ratio` if the optimiser has Adam's second moments.
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
-        found: dict[tuple[str, int], Tensor] = {}
+        found: dict[GaugeAt, Tensor] = {}
         before, self.before = self.before, None
         states, rates, decays = ({}, {}, {}) if optimizer is None else (adam_states(optimizer), *rates_of(optimizer))
         for k, group in enumerate(groups):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ctrans.norm import LayerNorm, SphereNorm
-from ctrans.norm.random_norms import PAPERS, norm_words, random_norm
+from ctrans.norm.random_norms import EPSILONS, PAPERS, norm_words, random_norm
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, dense_jacobian, equal, statement
 from solvers import Segment, solve
 
@@ -104,8 +104,8 @@ def jacobian(draw: Draw, printed: bool) -> Trial:
     """
     if printed:
         return _printed_jacobian(draw, None)
-    chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
-    x = draw.log_uniform(-1, 1) * draw.normal(chosen.width)
+    chosen = random_norm(draw, eps=draw.choice(EPSILONS))
+    x = draw.of_any_size(chosen.width)
     words = f"closed form against autograd, {norm_words(chosen)}"
     return equal(chosen.jacobian(x), dense_jacobian(chosen, x), words, _steepness(chosen, x))
 
@@ -168,8 +168,8 @@ def jacobian_norm(draw: Draw, printed: bool) -> Trial:
         bound = math.sqrt(chosen.width) / torch.linalg.vector_norm(x)
         words = f"|J|_2 of x = {offset:.3g} + noise, d = {chosen.width}, against sqrt(d)/|x|"
     else:
-        chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
-        x = draw.log_uniform(-1, 1) * draw.normal(chosen.width) + draw.log_uniform(-1, 2)
+        chosen = random_norm(draw, eps=draw.choice(EPSILONS))
+        x = draw.of_any_size(chosen.width) + draw.log_uniform(-1, 2)
         bound, words = _steepness(chosen, x), f"|J|_2, {norm_words(chosen)}"
     return at_most(torch.linalg.matrix_norm(dense_jacobian(chosen, x), 2), bound, words)
 

@@ -12,6 +12,8 @@ from ctrans.statement import Draw
 AnyNorm = TypeVar("AnyNorm", bound=Norm)
 PAPERS = ("layernorm", "rmsnorm")
 """The norms of the papers' statements."""
+EPSILONS = (0.0, 1e-5, 0.1)
+"""None, a usual one and a large one."""
 SQUASHING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), SquashNorm))
 
 

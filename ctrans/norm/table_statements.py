@@ -26,7 +26,7 @@ def jacobians(draw: Draw) -> Trials:
     steepest; at inputs of any size.
     """
     norm = any_norm(draw, eps=draw.choice((1e-5, 0.1)))
-    x = draw.log_uniform(-1, 1) * draw.normal(norm.width)
+    x = draw.of_any_size(norm.width)
     dense = dense_jacobian(norm, x)
     slope, words = norm.slope(x), norm_words(norm)
     return [
@@ -92,7 +92,7 @@ def clipping_is_a_projection(draw: Draw) -> Trials:
     the nearest point.
     """
     norm = any_norm(draw, CLIPPING)
-    x, y = (draw.log_uniform(-1, 1) * draw.normal(50, norm.width) for _ in range(2))
+    x, y = (draw.of_any_size(50, norm.width) for _ in range(2))
     z, words = norm(x), norm_words(norm)
     others = norm(3 * draw.normal(50, norm.width))
     turn = ((x - z) * (others - z)).sum(-1).max() / (x - z).square().sum(-1).max().clamp_min(1e-12)
@@ -116,5 +116,5 @@ def squashing_jumps(draw: Draw) -> Trial:
     norm = NORMS[draw.choice(SQUASHING)](2 + draw.integer(11)).double().requires_grad_(False)
     assert isinstance(norm, SquashNorm), "those are drawn"
     norm.alpha.fill_(draw.uniform(0.1, 0.8))
-    x = draw.log_uniform(-1, 1) * draw.normal(norm.width)
+    x = draw.of_any_size(norm.width)
     return at_most(norm(x).norm(), norm.steepest * x.norm(), f"|N(x)| against alpha phi'(0)|x|, {norm_words(norm)}")

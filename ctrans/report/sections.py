@@ -339,6 +339,11 @@ def digits(value: AnyFloat) -> str:
 SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
 
 
+def mark_of(found: Sequence[JSONObject]) -> Mark:
+    """The mark of several findings together: that of the most severe."""
+    return "bad" if any(each["severity"] != "note" for each in found) else "note" if found else "good"
+
+
 OPTIONAL: dict[str, Any] = {"places": [], **dict.fromkeys(("step", "since", "doubling", "crossing", "seen", "texts", "values"))}
 """Fields that not every finding has."""
 

@@ -16,6 +16,9 @@ from ctrans.residual.velocities import Residual
 from ctrans.shapes import StreamRows, TokenRows
 from solvers.checked import checked
 
+PerStream = Float[Tensor, " streams"]
+"""One number for each stream."""
+
 
 class Streams(Residual, abc.ABC):
     """X of n streams x_1 .. x_n, concatenated: x_s <- sum_t M_st x_t on entering a segment, then
@@ -37,12 +40,12 @@ class Streams(Residual, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def reads(self) -> Float[Tensor, " streams"]:
+    def reads(self) -> PerStream:
         """a."""
 
     @property
     @abc.abstractmethod
-    def writes(self) -> Float[Tensor, " streams"]:
+    def writes(self) -> PerStream:
         """b."""
 
     @property
@@ -80,8 +83,8 @@ class MixesStreams(Protocol):
     """A residual of a state with streams: `mixing` is M, `reads` a and `writes` b."""
 
     mixing: Float[Tensor, "streams streams"]
-    reads: Float[Tensor, " streams"]
-    writes: Float[Tensor, " streams"]
+    reads: PerStream
+    writes: PerStream
 
 
 class HyperConnections(Streams):
@@ -102,11 +105,11 @@ class HyperConnections(Streams):
         return mixing
 
     @property
-    def reads(self) -> Float[Tensor, " streams"]:
+    def reads(self) -> PerStream:
         return self.read_weights
 
     @property
-    def writes(self) -> Float[Tensor, " streams"]:
+    def writes(self) -> PerStream:
         return self.write_weights
 
 
@@ -137,11 +140,11 @@ class ManifoldConnections(Streams):
         return sinkhorn(self.mix.unflatten(0, (self.streams, self.streams)), self.ITERATIONS)
 
     @property
-    def reads(self) -> Float[Tensor, " streams"]:
+    def reads(self) -> PerStream:
         return self.read_logits.sigmoid()
 
     @property
-    def writes(self) -> Float[Tensor, " streams"]:
+    def writes(self) -> PerStream:
         return 2 * self.write_logits.sigmoid()
 
 

@@ -89,6 +89,9 @@ class Finished:
         return min((loss for loss in self.losses if loss is not None), default=None)
 
 
+FinishedRuns = Sequence[Finished]
+
+
 class Store:
     """An open study file. Use `open_store`. `damaged` has a line for each row that it left out."""
 

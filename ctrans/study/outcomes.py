@@ -23,9 +23,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrans.study.database import Finished
+from ctrans.study.database import Finished, FinishedRuns
 from ctrans.study.training import FAILED
 
+ByCase = dict[str, dict[str, list[Any]]]
+"""By case, an axis and what is known at each of its places, as by `spread`."""
 BY_FLOOR, BY_SHARE = "depthless floor", "share of the gain"
 RULES = {
     BY_FLOOR: "the mean loss is nearer to the best one than to that of a model without depth",
@@ -95,7 +97,7 @@ def rate_by_floor(ends: Mapping[float, Sequence[float]], floor: Floor) -> Stable
     return StableRate(above[-1][0], at_least=True)
 
 
-def by_case(runs: Sequence[Finished]) -> dict[str, list[Finished]]:
+def by_case(runs: FinishedRuns) -> dict[str, list[Finished]]:
     """The runs of each case."""
     found: dict[str, list[Finished]] = {}
     for run in runs:
@@ -111,7 +113,7 @@ def end_loss(run: Finished) -> float:
     return first if run.last is None else min(run.last, first)
 
 
-def by_rate(runs: Sequence[Finished]) -> dict[float, list[Finished]]:
+def by_rate(runs: FinishedRuns) -> dict[float, list[Finished]]:
     """The runs of each learning rate, ascending."""
     rates = sorted({run.run.training.learning_rate for run in runs})
     return {rate: [run for run in runs if run.run.training.learning_rate == rate] for rate in rates}
@@ -127,7 +129,7 @@ def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[A
     }
 
 
-def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
+def losses(runs: FinishedRuns) -> ByCase:
     """For each case, its learning rates, ascending, and the mean, lowest and highest min(l, l_0)
     over seeds.
     """
@@ -137,7 +139,7 @@ def losses(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
     }
 
 
-def curves(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
+def curves(runs: FinishedRuns) -> ByCase:
     """For each case with one learning rate, iterations and the validation losses of its runs."""
     found = {}
     for case, each in by_case(runs).items():
@@ -149,7 +151,7 @@ def curves(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
+def states(runs: FinishedRuns) -> ByCase:
     """For each case whose runs measured moments, segments and the mean |X| behind each of them over
     the trained models.
     """
@@ -162,7 +164,7 @@ def states(runs: Sequence[Finished]) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def stable_rate(runs: Sequence[Finished], floor: Floor) -> StableRate:
+def stable_rate(runs: FinishedRuns, floor: Floor) -> StableRate:
     """`rate_by_floor` of the runs of one case. None if one failed, whose loss is unknown, or with one
     rate.
     """
@@ -172,7 +174,7 @@ def stable_rate(runs: Sequence[Finished], floor: Floor) -> StableRate:
     return rate_by_floor(ends, floor) if len(ends) > 1 else StableRate(None, reason="it has one learning rate")
 
 
-def case_outcomes(runs: Sequence[Finished], floor: Floor | None = None) -> dict[str, float | None]:
+def case_outcomes(runs: FinishedRuns, floor: Floor | None = None) -> dict[str, float | None]:
     """The outcomes of the runs of one case. The largest stable rate is None if no rate is known to
     be stable. With a `floor`, `at least` is 1 if it is the largest rate that was tried.
     """
@@ -182,7 +184,7 @@ def case_outcomes(runs: Sequence[Finished], floor: Floor | None = None) -> dict[
     return _by_share(runs)
 
 
-def _by_share(runs: Sequence[Finished]) -> dict[str, float | None]:
+def _by_share(runs: FinishedRuns) -> dict[str, float | None]:
     rates = by_rate(runs)
     means = {rate: statistics.fmean(map(end_loss, each)) for rate, each in rates.items()}
     known = {rate: mean for rate, mean in means.items() if not math.isnan(mean)}
@@ -198,7 +200,10 @@ def _by_share(runs: Sequence[Finished]) -> dict[str, float | None]:
     best = known[best_rate]
     first = statistics.fmean(run.first for run in runs if run.first is not None)
     row = (rate for rate in rates if rate >= best_rate)
-    stable = list(itertools.takewhile(lambda rate: _stable(rates[rate], best, first), row))
+    most = best + SHARE * (first - best)
+    stable = list(
+        itertools.takewhile(lambda rate: all(run.last is not None and end_loss(run) <= most for run in rates[rate]), row)
+    )
     return {
         **found,
         "best loss": best,
@@ -208,16 +213,12 @@ def _by_share(runs: Sequence[Finished]) -> dict[str, float | None]:
     }
 
 
-def _stable(runs: Sequence[Finished], best: float, first: float) -> bool:
-    return all(run.last is not None and end_loss(run) <= best + SHARE * (first - best) for run in runs)
-
-
-def outcomes_of(runs: Sequence[Finished], floor: Floor | None = None) -> dict[str, dict[str, float | None]]:
+def outcomes_of(runs: FinishedRuns, floor: Floor | None = None) -> dict[str, dict[str, float | None]]:
     """`case_outcomes` of each case."""
     return {case: case_outcomes(each, floor) for case, each in by_case(runs).items()}
 
 
-def stable_rule(runs: Sequence[Finished], floor: Floor | None) -> dict[str, Any]:
+def stable_rule(runs: FinishedRuns, floor: Floor | None) -> dict[str, Any]:
     """The rule of the largest stable rates, its floor, and why cases have none by that rule."""
     rates = {} if floor is None else {case: stable_rate(each, floor) for case, each in by_case(runs).items()}
     unknown = {case: found.reason for case, found in rates.items() if found.rate is None}

@@ -9,10 +9,10 @@ does.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from ctrans.model.checkpoint import digest
 
 BEFORE: dict[str, dict[str, Any]] = {
     "model": {
@@ -46,4 +46,4 @@ def run_key(model: Mapping[str, Any], training: Mapping[str, Any], fingerprint: 
     """SHA-256 of all fields, of the data's fingerprint, and of the measures if there are any."""
     settings: dict[str, Any] = {"model": model, "training": training, "data": fingerprint}
     settings |= {"measure": sorted(measure)} if measure else {}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return digest(settings)

@@ -13,7 +13,7 @@ from ctrans.walk.model import (
     own_loss,
     terminal_loss,
 )
-from ctrans.walk.passes import Lane, observe, states_of, value_and_pullback, walk, walk_depth, walk_lanes
+from ctrans.walk.passes import Lane, SegmentCallback, observe, states_of, value_and_pullback, walk, walk_depth, walk_lanes
 
 __all__ = [
     "Attempt",
@@ -23,6 +23,7 @@ __all__ = [
     "Lane",
     "Model",
     "ModelOfModules",
+    "SegmentCallback",
     "States",
     "StepContext",
     "StepContextBack",

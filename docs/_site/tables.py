@@ -6,6 +6,8 @@ from pathlib import Path
 from benchmarks.bench.report import newest
 from benchmarks.bench.report import table as measured_table
 from ctrans.findings import Check
+from ctrans.monitor.alarms import ALARMS
+from ctrans.monitor.gauge_table import GAUGES
 from ctrans.report.words import verdicts
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.low_precision import PRECISION_CHECKS
@@ -27,7 +29,14 @@ def verdicts_table() -> str:
     return "\n".join(["| verdict | what it means |", "| --- | --- |", *rows])
 
 
+def gauges_table() -> str:
+    """What the monitor measures, as a table in Markdown."""
+    rows = [f"| `{name}` | {gauge.description.replace('|', chr(92) + '|')} |" for name, gauge in GAUGES.items()]
+    return "\n".join(["| name | what is measured |", "| --- | --- |", *rows])
+
+
 TABLES = {
+    "howto/alarms.md": [limits_table(ALARMS), gauges_table()],
     "commands/diagnose.md": [limits_table(CHECKS)],
     "commands/screen.md": [verdicts_table()],
     "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from ctrans.monitor.alarms import Watch
 from ctrans.monitor.past import Past, trend
 from ctrans.monitor.past_checks import grows, spike
 from ctrans.report.files import to_json
+from docs._site.tables import gauges_table, limits_table
 from solvers import ConfigError
 
 PLACES = [f"block {k // 2}, {'ffn' if k % 2 else 'attention'}" for k in range(6)]
@@ -77,6 +80,7 @@ FAULTS = {
     "attention collapsed": at("entropy", 1, lambda i: 0.8 * 0.5**i),
     "step larger than the state": lambda i, figures: {"step_share": [3.0] * 6},
     "dead layer": at("velocity", 4, lambda i: 0.0),
+    "sublayer outgrows its past": at("velocity", 3, lambda i: 20.0 if i > 20 else 1.0),
     "frozen layer": at("unmoved", 4, lambda i: 0.5),
     "updates near zero": lambda i, figures: {"update": [1.1e-4] * 6},  # all but a tenth of it is weight decay
     "embedding updates too large": run("update_outside", lambda i: 0.2),
@@ -100,6 +104,13 @@ def told(change=None, half=False, reports=48):
         past.add(step, figures)
         alarms.extend(watch.look(past))
     return alarms
+
+
+@pytest.mark.parametrize(
+    "change", [at("velocity", 3, lambda i: 20.0 if i == 20 else 1.0), lambda i, f: {"velocity": [3.0**i] * 6}]
+)
+def test_a_sublayer_that_grows_once_or_with_all_others_is_not_told(change):
+    assert "sublayer outgrows its past" not in {alarm.check for alarm in told(change)}
 
 
 def test_nothing_is_said_of_a_training_that_is_well():
@@ -257,3 +268,12 @@ def test_a_figure_grows_if_it_is_above_the_limit_or_on_a_line_to_it(course):
     for i, value in enumerate(values):
         past.add(50 * (i + 1), {**well(i), "log_z": value})
     assert (grows("log_z")(past, GROWTH) is not None) == expected
+
+
+def test_the_page_has_every_alarm_every_measurement_and_every_name_of_a_limit():
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "alarms.md").read_text()
+    assert limits_table(ALARMS) in page  # python -m docs._site.tables writes both
+    assert gauges_table() in page
+    explained = page[page.index("## What the limits are") : page.index("## Measurements")]
+    names = {name for first in re.findall(r"^\| (`.*?) \| ", explained, re.M) for name in re.findall(r"\w+", first)}
+    assert names == {key for check in ALARMS.values() for key in check.limits}

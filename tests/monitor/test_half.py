@@ -67,7 +67,7 @@ def test_steps_are_skipped_behind_a_scaler_that_has_unscaled():
     kept = []
     for step in range(12):
         rows = torch.randint(32, (4, 9), generator=torch.Generator().manual_seed(step))
-        loss = model(rows[:, :-1], rows[:, 1:])[1] * (1000.0 if step == 10 else 1.0)
+        loss = model(rows[:, :-1], rows[:, 1:])[1] * (math.nan if step == 10 else 1.0)
         scaler.scale(loss).backward()
         scaler.unscale_(optimiser)
         monitor.step(loss, optimiser)

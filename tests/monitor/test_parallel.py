@@ -21,7 +21,7 @@ torch.distributed.init_process_group("gloo")
 rank, out = torch.distributed.get_rank(), sys.argv[1]
 
 
-def trained(make, way, monitored, name, steps=20, spoiled=False, **options):
+def trained(make, way, monitored, name, steps=20, spoiled=False, broken=False, **options):
     torch.manual_seed(0)
     model = make()
     watched = model.model if isinstance(model, OnTokens) else model
@@ -38,7 +38,7 @@ def trained(make, way, monitored, name, steps=20, spoiled=False, **options):
     for step in range(steps):
         tokens = torch.randint(32, (2, 9), generator=generator)
         loss = called(tokens[:, :-1], tokens[:, 1:])[1]
-        loss.backward()
+        (loss * (float("nan") if broken and rank == 1 and step == 14 else 1.0)).backward()
         if monitor is not None:  # a loss that one process alone finds too large
             monitor.step(loss * (1000.0 if spoiled and rank == 1 and step == 14 else 1.0), optimiser)
         optimiser.step()
@@ -68,6 +68,10 @@ assert monitor.reactions.factor == 0.5, monitor.reactions.factor
 both = [torch.zeros_like(lowered["token_embedding.weight"]) for _ in range(2)]
 torch.distributed.all_gather(both, lowered["token_embedding.weight"])
 assert torch.equal(*both)
+for way in ("ddp", "fsdp"):
+    weights, monitor = trained(gpt, way, True, f"broken {way}", broken=True, react=["skip"])
+    assert monitor.reactions.skipped == [15], monitor.reactions.skipped
+    assert all(torch.isfinite(each).all() for each in weights.values())
 print("the same", flush=True)
 torch.distributed.destroy_process_group()
 """

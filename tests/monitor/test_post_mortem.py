@@ -91,6 +91,14 @@ def test_a_short_run_has_no_past(logs, tmp_path):
     assert f"{LEAST - 1} reports cannot say what moved first" in result.output
 
 
+def test_a_schedule_that_ends_is_no_deviation(logs):
+    log = read_log(logs[None])
+    rates = log.series("learning_rate")
+    rates[:] = 1e-3 * 0.75 ** np.arange(len(rates)).reshape(rates.shape)
+    assert [t for t, *_ in _leaving(rates.reshape(-1, 1), growth=True)], "it shrinks along a line"
+    assert [t for t, *_ in _leaving(rates.reshape(-1, 1), growth=False)] == []
+
+
 @pytest.mark.parametrize(("deviations", "told"), [(11, False), (13, True)])
 def test_less_than_the_limit_is_noise(deviations, told):
     """A past whose logarithms are all alike is `FLOOR` wide."""

@@ -156,7 +156,7 @@ def test_a_log_of_very_many_findings_makes_a_page_of_some_that_says_of_how_many(
     few = {"command": "watch", **json.loads(to_json(made))}
     many = {**few, "findings": [{**few["findings"][0], "step": step} for step in range(3 * MOST_FINDINGS)]}
     page = render(page_of({"watch": many}))
-    assert page.count('<article class="finding">') == MOST_FINDINGS + 8
-    assert f"the last 1,000 of {3 * MOST_FINDINGS - 8:,} earlier findings; the JSON has all" in page
+    assert page.count('<article class="finding">') == MOST_FINDINGS + 12
+    assert f"the last 1,000 of {3 * MOST_FINDINGS - 12:,} earlier findings; the JSON has all" in page
     assert render(page_of({"watch": few})).count('<article class="finding">') == 1
     assert Findings(many["findings"], "mine").title == "mine: the first 1,000 of 3,000; the JSON has all"

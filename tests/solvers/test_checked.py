@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 import ctrans
-from ctrans.option import Count, NotNegative
+from ctrans.option import NOT_NEGATIVE, Count
 from ctrans.report.sections import percent
 from ctrans.training.data import share_of
 from solvers import (
@@ -83,7 +83,7 @@ RIGHT = [
     (Annotated[Tensor, Finite], [torch.ones(2), torch.zeros(0)]),
     (Float[Tensor, "*batch width"], [torch.ones(2), torch.ones(2, 3).double(), torch.ones(2).bfloat16()]),
     (Count, [1, np.int32(7), torch.tensor(2), 10**9]),
-    (NotNegative, [0, 0.0, np.float32(2), torch.tensor(0.5)]),
+    (Annotated[float, NOT_NEGATIVE], [0, 0.0, np.float32(2), torch.tensor(0.5)]),
 ]
 WRONG = [
     (
@@ -108,7 +108,7 @@ WRONG = [
     (Annotated[Tensor, Finite], [torch.tensor([1.0, math.inf]), torch.tensor(math.nan)]),
     (Float[Tensor, "*batch width"], [torch.ones(2, dtype=torch.int64), torch.tensor(1.0), torch.ones(2).to_sparse()]),
     (Count, [0, -1, 10**9 + 1, 10**5000, True, 1.5, torch.tensor(0), np.int64(-3)]),
-    (NotNegative, [-1, math.inf, math.nan, torch.tensor(-1.0)]),
+    (Annotated[float, NOT_NEGATIVE], [-1, math.inf, math.nan, torch.tensor(-1.0)]),
 ]
 
 

@@ -1,11 +1,13 @@
 """Every row of a batch by its own steps: each is its solve alone, in result, work and gradient."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from solvers import METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, StepControl, solve, solve_each
+from solvers.controller import CONTROLLERS, PI
 from tests.helpers import unchecked
 
 EXPLICIT = [name for name, m in METHODS.items() if m.adaptive and isinstance(m, RungeKutta) and not m.implicit]
@@ -155,3 +157,45 @@ def test_what_rows_have_not_is_named(x0, request_, words):
     call = unchecked(solve_each)
     with pytest.raises(ConfigError, match=words):
         call([Segment(0, 1, lambda t, x: -x)], x0, **request_)
+
+
+class Doubling:
+    """A rule as a user writes it: of numbers only."""
+
+    def accepted(self, size, proposed, errors, q):
+        assert type(size) is float
+        return proposed if errors[0] > 0.01 else 2 * size
+
+    def rejected(self, size, error, q):
+        return size / 2
+
+
+class Gentle(PI):
+    """A rule of numbers that inherits one of the package's."""
+
+    def accepted(self, size, proposed, errors, q):
+        return super().accepted(size, proposed, errors, q) if errors[0] < 0.9 else 0.9 * size
+
+
+@pytest.mark.parametrize("rule", [*CONTROLLERS.values(), Doubling(), Gentle()], ids=[*CONTROLLERS, "own", "child"])
+@pytest.mark.parametrize(
+    "control",
+    [
+        StepControl(),
+        StepControl(max_step=0.02),
+        StepControl(first_step=0.3, min_step=0.05),
+        StepControl(max_steps=25, norm="max"),
+    ],
+    ids=["free", "short", "forced", "few"],
+)
+@pytest.mark.parametrize("method", ["bosh3", pytest.param("dop853", marks=pytest.mark.slow)])
+def test_a_row_has_the_steps_of_its_solve_alone_by_every_rule(rule, control, method):
+    chosen = RungeKutta(METHODS[method].tableau, adaptive=True, controller=rule)
+    request = {"method": chosen, "rtol": 1e-5, "atol": 1e-7, "step_control": control, "throw": False}
+    together = solve_each(segments(), batch(3), **request)
+    for i, x0 in enumerate(batch(3)):
+        alone = solve(segments(), x0, **request)
+        assert (together.status[i], together.segment[i]) == (alone.status, alone.segment)
+        assert together.stats[i] == dataclasses.replace(alone.stats, stiff_at=None)
+        assert together.time[i] == (None if alone.time is None else pytest.approx(alone.time, rel=1e-9))
+        assert torch.allclose(together.x1[i], alone.x1, rtol=1e-9, atol=1e-11)

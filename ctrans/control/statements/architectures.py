@@ -33,7 +33,7 @@ def parallel(draw: Draw) -> Trials:
     """
     width = 3 + draw.integer(6)
     first, second = random_norm(draw, width=width), random_norm(draw, width=width)
-    P = draw.normal(1 + draw.integer(4), width)
+    P = draw.rows(width)
     values, best, scale = _best(P, [first, second])
     H = float(values[0].sum() + values[1].sum())
     others = first(draw.normal(30, *P.shape)) + second(draw.normal(30, *P.shape))
@@ -55,7 +55,7 @@ def experts(draw: Draw) -> Trials:
     """
     width, count = 3 + draw.integer(6), 2 + draw.integer(3)
     norms = [random_norm(draw, width=width) for _ in range(count)]
-    P = draw.normal(1 + draw.integer(4), width)
+    P = draw.rows(width)
     values, best, scale = _best(P, norms)
     H = float(values.amax(0).sum())
     chosen = best[values.argmax(0), torch.arange(len(P))]
@@ -79,7 +79,7 @@ def without_gain(draw: Draw) -> Trials:
     p_j/|p_j|.
     """
     width = 1 + draw.integer(9)
-    chosen, P = RMSNorm(width, 0.0).double().requires_grad_(False), draw.normal(1 + draw.integer(4), width)
+    chosen, P = RMSNorm(width, 0.0).double().requires_grad_(False), draw.rows(width)
     best = -math.sqrt(width) * P / P.norm(dim=-1, keepdim=True)
     H = math.sqrt(width) * float(P.norm(dim=-1).sum())
     return [

@@ -21,10 +21,11 @@ from ctrans.fields import reference_kernels
 from ctrans.model.gpt import GPT
 from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import SphereNorm
-from ctrans.norm.random_norms import random_norm
+from ctrans.norm.random_norms import EPSILONS, random_norm
 from ctrans.placement import PLACEMENTS
 from ctrans.statement import Draw, Printed, Trial, Trials, equal, known, statement
 from ctrans.sublayer import Sublayer
+from ctrans.walk import terminal_loss
 from solvers import Stats, fixed_step, solve
 
 SECTION = 5
@@ -38,10 +39,6 @@ def _trained(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
     """A smooth model (a solver reaches its tolerance only on a smooth one), a text and its targets."""
     made = random_model(draw, draw.choice(PLACEMENTS), activation="gelu", dt=draw.uniform(0.1, 0.5), depth=1, eps=1e-2)
     return made, random_text(draw, 1, 4), random_text(draw, 1, 4)
-
-
-def _loss(made: GPT, x: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(made.head(x).flatten(0, -2), targets.flatten())
 
 
 def _continuous(made: GPT, tokens: Tensor, targets: Tensor) -> Costate:
@@ -65,7 +62,7 @@ def discrete_costate(draw: Draw) -> Trials:
         states = [made.embed(tokens).requires_grad_()]
         for sublayer in made.depth.sublayers:
             states.append(sublayer.step(states[-1], made.config.dt))
-        gradients = torch.autograd.grad(_loss(made, states[-1], targets), states)
+        gradients = torch.autograd.grad(terminal_loss(made, states[-1], targets), states)
     found = costate(made, tokens, targets).costates
     words = f"P_k against dL/dX_k, {described(made)}"
     return [equal(p, gradient, words) for p, gradient in zip(found, gradients, strict=True)]
@@ -84,7 +81,7 @@ def continuous_costate(draw: Draw) -> Trial:
     with torch.enable_grad(), reference_kernels(made):
         x0 = made.embed(tokens).requires_grad_()
         end = solve(made.depth.segments(continuous=True), x0, method=fixed_step("dopri5"), steps=12).x1
-        (exact,) = torch.autograd.grad(_loss(made, end, targets), x0)
+        (exact,) = torch.autograd.grad(terminal_loss(made, end, targets), x0)
     found = _continuous(made, tokens, targets)
     return equal(found.costates[0], exact, f"P(0) against dL/dX(0) of the ODE, {described(made)}")
 
@@ -149,7 +146,7 @@ def _alignment(chosen: SphereNorm, raw: Tensor, p: Tensor) -> float:
 
 def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
     """A norm, its input, and a costate."""
-    chosen = random_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)) if tokens > 1 else 0.0, width=3 + draw.integer(8))
+    chosen = random_norm(draw, eps=draw.choice(EPSILONS) if tokens > 1 else 0.0, width=3 + draw.integer(8))
     raw, p = draw.normal(2, tokens, chosen.width)
     return chosen, raw, draw.log_uniform(-6, 6) * p
 
@@ -274,8 +271,7 @@ def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
     raw = last.standardize(inner.field(inner.given(state)))
 
     def loss(gamma: Tensor) -> Tensor:
-        logits = made.head(state + gamma * raw)
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + LAM / 2 * gamma.square().sum()
+        return terminal_loss(made, state + gamma * raw, targets) + LAM / 2 * gamma.square().sum()
 
     gamma = _minimised(loss, last.gamma)
     last.gamma.copy_(gamma)
@@ -341,8 +337,8 @@ def shared_principle(draw: Draw) -> Trial:
     features = torch.cat([features, torch.ones_like(features[..., :1])], -1)
 
     def loss(theta: Tensor) -> Tensor:
-        logits = made.head(state + h * (features @ theta.mT).reshape(state.shape))
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + lam / 2 * theta.square().sum()
+        trained = terminal_loss(made, state + h * (features @ theta.mT).reshape(state.shape), targets)
+        return trained + lam / 2 * theta.square().sum()
 
     theta = _minimised(loss, torch.cat([last.weight, last.bias.unsqueeze(-1)], -1))
     last.weight.copy_(theta[:, :-1])

@@ -26,7 +26,7 @@ def _named(P: Tensor) -> str:
 
 def _problem(draw: Draw, name: str | None = None, eps: float = 0.0) -> tuple[SphereNorm, Tensor]:
     chosen = random_norm(draw, name, eps=eps)
-    return chosen, draw.log_uniform(-2, 2) * draw.normal(1 + draw.integer(4), chosen.width)
+    return chosen, draw.log_uniform(-2, 2) * draw.rows(chosen.width)
 
 
 @statement(

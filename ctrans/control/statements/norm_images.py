@@ -13,7 +13,7 @@ from ctrans.control.ascent import ascend
 from ctrans.control.gains import has_offset
 from ctrans.control.sets_by_norm import image_of
 from ctrans.norm import NORMS, Norm, SquashNorm
-from ctrans.norm.random_norms import SQUASHING, any_norm, norm_words
+from ctrans.norm.random_norms import EPSILONS, SQUASHING, any_norm, norm_words
 from ctrans.statement import Draw, Trial, Trials, at_most, equal, holds_if, known, statement
 
 SECTION = 4
@@ -35,7 +35,7 @@ def support_is_a_bound(draw: Draw) -> Trial:
     """<p, N(x)> at 500 inputs of sizes 1e-3 to 1e3, and at the ends of ascents from 4 of them,
     against sup <p, z>.
     """
-    norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
+    norm = any_norm(draw, eps=draw.choice(EPSILONS))
     p = draw.normal(norm.width)
     x = torch.logspace(-3, 3, 500, dtype=torch.float64).unsqueeze(-1) * draw.normal(500, norm.width)
     climbed = ascend(lambda z: norm(z) @ p, x[::125], (-1,)).best
@@ -91,7 +91,7 @@ def approached(draw: Draw) -> Trials:
     """sup <p, z> less the best <p, N(x)> within |x - c| <= r, by projected ascent, r from 1/10 to
     30, against the stated rate.
     """
-    norm = any_norm(draw, eps=draw.choice((0.0, 1e-5, 0.1)))
+    norm = any_norm(draw, eps=draw.choice(EPSILONS))
     p, radius = draw.normal(norm.width), draw.log_uniform(-1, 1.5)
     c = -norm.shift / norm.alpha if isinstance(norm, SquashNorm) else torch.zeros(1, dtype=torch.float64)
 
@@ -153,7 +153,7 @@ def verdicts(draw: Draw) -> Trial:
     exactly if the norm has parameters.
     """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5)))
-    P = draw.normal(1 + draw.integer(4), norm.width)
+    P = draw.rows(norm.width)
     found = certify(image_of(norm), P)
     verdict = "well-posed for bounded gains" if list(norm.parameters()) else "well-posed"
     failed = [words for words, holds in found.findings.items() if not holds]
@@ -177,7 +177,7 @@ def gain_slopes(draw: Draw) -> Trials:
     shared gain at g = 1.
     """
     norm = any_norm(draw, sorted(name for name in NORMS if NORMS[name](2).linear_parameters() and name != "layernorm"))
-    P = draw.normal(1 + draw.integer(4), norm.width)
+    P = draw.rows(norm.width)
     slope = known(image_of(norm).slope_in_gains(P))
     own = [norm.get_parameter(name) for name in norm.linear_parameters()]
     best = -math.inf
@@ -208,7 +208,7 @@ def decayed_gains(draw: Draw) -> Trials:
     step by the norm's support.
     """
     norm = any_norm(draw, DECAYING)
-    P, lam = draw.normal(1 + draw.integer(4), norm.width), draw.log_uniform(-1, 1)
+    P, lam = draw.rows(norm.width), draw.log_uniform(-1, 1)
     H = float(GainDecay(norm, lam).support(P))
     own = [norm.get_parameter(name) for name in norm.linear_parameters()]
     best = max(_improved(norm, P, lam, own, draw) for _ in range(2))

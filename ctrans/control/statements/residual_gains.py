@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ctrans.control.attained import StepAt
 from ctrans.control.costate import costate
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import certify_towards_image
@@ -34,7 +35,7 @@ def pullback(draw: Draw) -> Trials:
     made = random_model(draw, draw.choice(("peri", "output")), residual=residual, eps=0.0)
     sublayer = draw.choice(made.depth.sublayers)
     chosen = known(sublayer.output_norm)
-    P = draw.normal(1 + draw.integer(4), 8 * made.config.state_streams)
+    P = draw.rows(8 * made.config.state_streams)
     q, x, image = sublayer.pulled(P), torch.zeros_like(P), image_of(chosen)
     H, best = float(image.support(q)), sublayer.joined(image.maximizer(q), x)
     others = torch.stack([sublayer.joined(chosen(draw.normal(len(P), 8)), x) for _ in range(30)])
@@ -50,7 +51,7 @@ def _scaled(draw: Draw, name: str, least: int = 2) -> tuple[SphereNorm, Tensor, 
     channels), and R H(P).
     """
     chosen = random_norm(draw, name, width=least + draw.integer(5))
-    P, R = draw.normal(1 + draw.integer(3), chosen.width), draw.log_uniform(-1, 1)
+    P, R = draw.rows(chosen.width, 3), draw.log_uniform(-1, 1)
     signs = torch.cartesian_prod(*[torch.tensor([-R, R], dtype=torch.float64)] * chosen.width)
     return chosen, P, R, _supports(chosen, [g * P for g in signs]), R * float(image_of(chosen).support(P))
 
@@ -102,7 +103,7 @@ def one_gain(draw: Draw) -> Trials:
     ten times that.
     """
     chosen = random_norm(draw)
-    P, R = draw.normal(1 + draw.integer(3), chosen.width), draw.log_uniform(-1, 1)
+    P, R = draw.rows(chosen.width, 3), draw.log_uniform(-1, 1)
 
     def most(bound: float) -> float:
         return max(_supports(chosen, [a * P for a in torch.linspace(-bound, bound, 41, dtype=torch.float64)]))
@@ -129,7 +130,7 @@ def towards_image(draw: Draw) -> Trials:
     made = random_model(draw, draw.choice(("post", "pre_post")), residual="ngpt", eps=0.0)
     sublayer = draw.choice(made.depth.sublayers)
     around, image, residual = known(sublayer.state_norm), known(sublayer.image), sublayer.residual
-    P, X = draw.normal(1 + draw.integer(3), 8), around(draw.normal(1, 8))
+    P, X = draw.rows(8, 3), around(draw.normal(1, 8))
     X = X.expand_as(P).contiguous()
     H = certify_towards_image(sublayer, X, P, draw.normal(len(P), 16), Regularization()).hamiltonian
     q = sublayer.pulled(torch.func.vjp(lambda f: around.tangent(X, f), P)[1](P)[0])
@@ -211,15 +212,10 @@ def radial(draw: Draw) -> Trial:
     made = random_model(draw, "post" if residual == "ngpt" else draw.choice(("pre", "peri")), residual=residual)
     ids, targets, k = random_text(draw), random_text(draw), draw.integer(4)
     sublayer, dt = made.depth.sublayers[k], made.depth.lengths[k]
-    found = costate(made, ids, targets)
-    x, p = sublayer.enter(found.states[k]), found.costates[k + 1]
-    if sublayer.state_norm is not None:
-        p = torch.func.vjp(sublayer.state_norm, x + dt * sublayer(x))[1](p)[0]
+    step = StepAt.of(sublayer, costate(made, ids, targets), k, dt, (0.0, 0.0))
     gains = sublayer.residual.get_parameter("write_weights" if residual == "hyper_connections" else "gain")
     with torch.enable_grad():
         gains.requires_grad_()
         (slope,) = torch.autograd.grad(made(ids, targets)[1], gains)
         gains.requires_grad_(False)
-    velocity = sublayer(x)
-    scale = dt * float(p.norm() * velocity.norm())
-    return equal((gains * slope).sum(), dt * (p * velocity).sum(), f"{residual}, {described(made)}", scale)
+    return equal((gains * slope).sum(), step.work, f"{residual}, {described(made)}", step.size)

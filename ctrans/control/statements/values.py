@@ -154,7 +154,7 @@ def optimal_fields(draw: Draw, printed: bool) -> Trials:
         missed = float((end(0.0) - z).norm())
         return Trial(1.0 - missed, f"sup|f| = {float(straight.norm()):.3g} misses the least point of G by {missed:.1g}")
     classes = 2 if draw.flag() else 3 + draw.integer(4)
-    w, x = draw.normal(classes, d), draw.log_uniform(-1, 1) * draw.normal(d)
+    w, x = draw.normal(classes, d), draw.of_any_size(d)
     steepest = (w[0] - w[1:]).norm(dim=-1).max()
     if classes == 2:
         x = x.norm() * (w[0] - w[1]) / steepest

@@ -7,10 +7,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 from ctrans.findings import SEVERITIES, Checks, Reading, Readings
-from ctrans.report.sections import Answer, Chapter, Findings, JSONObject, Line, Plot, Section, Words, table
+from ctrans.report.sections import Answer, Chapter, Findings, JSONObject, Line, Plot, Section, Words, mark_of, table
 from ctrans.stability.diagnosis.diagnose import readings_in
 from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from ctrans.stability.diagnosis.low_precision import ROUNDED
@@ -60,8 +59,8 @@ def answer(name: str, model: JSONObject, checks: Checks) -> Answer:
     if not model["findings"]:
         return Answer(f"{name}: nothing found in {'single parts' if checks is CHECKS else 'the weights'}; {looked}.", "good")
     worst = model["findings"][0]
-    mark: Any = "note" if worst["severity"] == "note" else "bad"
-    return Answer(f"{name}: {counted(model['findings'])}, the worst: {worst['check']}, {worst['place']}; {looked}.", mark)
+    said = f"{name}: {counted(model['findings'])}, the worst: {worst['check']}, {worst['place']}; {looked}."
+    return Answer(said, mark_of(model["findings"]))
 
 
 def _changed(name: str, change: JSONObject) -> list[Section]:
@@ -75,11 +74,8 @@ def _changed(name: str, change: JSONObject) -> list[Section]:
         said += [f"{still} of {len(moved)} weights did not change"] if 0 < still < len(moved) else []
     said += [f"{what}: {why}" for what, why in change["unknown"].items()]
     rounded = [(each.place, each.figure) for each in sorted(readings.get(ROUNDED[0], ()), key=lambda each: -each.value)]
-    mark: Any = (
-        "bad" if any(each["severity"] != "note" for each in change["findings"]) else "note" if change["findings"] else "good"
-    )
     return [
-        Answer(f"{name}: {'; '.join(said)}.", mark),
+        Answer(f"{name}: {'; '.join(said)}.", mark_of(change["findings"])),
         Findings(change["findings"], name),
         table(("place", "figure"), rounded, name, rows_shown=10) if rounded else Words(f"{name}, by block:", _by_block(readings)),
     ]

@@ -145,7 +145,7 @@ def _answer(name: str, model: JSONObject) -> Answer:
 
 
 def _verdicts(models: JSONObject, quantities: JSONObject) -> Table:
-    steps = list(dict.fromkeys(step for model in models.values() for step in model["steps"]))
+    steps = _steps(models)
     cells = {
         name: [
             Cell(found["verdict"], mark=_mark(found["flags"], quantities)) if (found := model["steps"].get(step)) else cell(None)
@@ -155,6 +155,11 @@ def _verdicts(models: JSONObject, quantities: JSONObject) -> Table:
     }
     questions = [STEPS[step].question if step in STEPS else "" for step in steps]
     return _beside("", "step", list(map(Column, steps, questions)), cells, "question", [Cell(each) for each in questions])
+
+
+def _steps(models: JSONObject) -> list[str]:
+    """The steps that some model has, in their order."""
+    return list(dict.fromkeys(step for model in models.values() for step in model["steps"]))
 
 
 def _beside(
@@ -198,7 +203,7 @@ def _mark(flagged: Iterable[str], quantities: JSONObject) -> Mark:
 def _quantities(models: JSONObject, quantities: JSONObject) -> list[Table]:
     """A table for each step that measured something."""
     tables = []
-    for step in dict.fromkeys(step for model in models.values() for step in model["steps"]):
+    for step in _steps(models):
         each = [model["steps"][step] for model in models.values() if step in model["steps"]]
         names = list(dict.fromkeys(quantity for found in each for quantity in found["quantities"]))
         if not names:

@@ -24,11 +24,11 @@ from ctrans.report.sections import (
     Findings,
     JSONObject,
     Line,
-    Mark,
     Plot,
     Section,
     Table,
     Words,
+    mark_of,
     table,
 )
 
@@ -67,7 +67,7 @@ TIME, DEPTH = 16, 14
 """Characters of a sparkline over time, and over depth."""
 TIMELINE = 7
 """Deviations in the timeline."""
-EARLY, LATE = slice(-8), slice(-8, None)
+EARLY, LATE = slice(-12), slice(-12, None)
 """Findings shown with --verbose only, and the newest ones."""
 
 
@@ -97,15 +97,17 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
 def _why(run: JSONObject) -> list[Section]:
     """What left its past, as a sentence, a timeline and a table."""
     found, loss, sigma = run["why"]["deviations"], run["why"]["loss"], run["why"]["sigma"]
-    later = "The loss did not rise above its past" if loss is None else f"The loss rose above its past at step {loss:,}"
-    rule = "the 6-sigma rule saw nothing" if sigma is None else f"the 6-sigma rule saw it at step {sigma:,}"
+    later = "The loss did not leave its past for three reports" if loss is None else f"The loss left its past at step {loss:,}"
+    rule = f"the 6-sigma rule {'never warned' if sigma is None else f'first warned at step {sigma:,}'}"
     reports = len(run["steps"])
     if reports < LEAST + 2:
         return [
             Words(f"{reports} reports cannot say what moved first: {LEAST} must come before the fault. Give a smaller every=.")
         ]
     if not found:
-        return [Words(f"No gauge left its past. A fault that is there from the first step leaves no trace here. {later}; {rule}.")]
+        return [
+            Words(f"No gauge left its past. A fault that is there from the first step leaves no trace here. {later}; {rule}.")
+        ]
     first = found[0]
     said = f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].description}. {later}; {rule}."
     events = [(float(step), name) for step, name in ((loss, "loss"), (sigma, "6 sigma")) if step is not None]
@@ -131,9 +133,8 @@ def _answer(name: str, run: JSONObject) -> Answer:
     known = [finding["severity"] for finding in run["findings"]]
     counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
     found = f"{len(known)} finding{'s' * (len(known) != 1)} ({counts})" if known else "no findings"
-    mark: Mark = "bad" if {"broken", "serious"} & set(known) else "note" if known else "good"
     parts = [*_progress(run), run["ended"] or "still running, or killed"]
-    return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark)
+    return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark_of(run["findings"]))
 
 
 def _progress(run: JSONObject) -> list[str]:

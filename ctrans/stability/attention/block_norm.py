@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from ctrans.fields import Kind, SupportsTokenSubset, mixes_tokens
 from ctrans.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.stability.backward.singular_values import Linearisation, linearise, unit
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.sublayer import Sublayer
 from solvers.segment import Map
 
 
 def block_norm(x: TokenRows) -> PerBatch:
     """|X|_{inf,rms} = max_i |x_i|_2 / sqrt(d), the root mean square of the largest token."""
-    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    return lengths.amax(-1) / math.sqrt(x.shape[-1])
+    return token_lengths(x).amax(-1) / math.sqrt(x.shape[-1])
 
 
 def block_gain(
@@ -87,5 +87,5 @@ def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch
     gains = torch.zeros(len(like), dtype=like.dtype, device=like.device)
     for _ in range(iterations):
         y = linear.push(unit(linear.pull(unit(y))))
-        gains = torch.maximum(gains, torch.linalg.vector_norm(y, dim=-1).squeeze(-1))
+        gains = torch.maximum(gains, token_lengths(y).squeeze(-1))
     return float(gains.max())

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from ctrans.fields import ExposesHeads, HasLipschitz, spectral_norm, why_not
+from ctrans.fields.ffn_bounds import length
 from ctrans.norm import Norm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows
 from ctrans.stability.attention.balanced_mass import BalancedMass, balanced_mass
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -89,7 +91,7 @@ def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *
     outs = []
     for largest, head in zip(theta, attention.head_matrices(), strict=True):
         norm_q, norm_k, norm_v = (spectral_norm(matrix) for matrix in (head.query, head.key, head.value))
-        q_0, k_0 = (_length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset))
+        q_0, k_0 = (length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset))
         value_path += norm_v
         scores = b * ((2 * b * norm_q + q_0) * norm_k + norm_q * k_0) / math.sqrt(len(head.query))
         attention_path += largest / attention.temperature * scores * norm_v
@@ -122,9 +124,9 @@ def local_attention_bound(attention: ExposesHeads, u: TokenRows) -> float:
         q = x @ query.mT if head.query_offset is None else x @ query.mT + head.query_offset.double()
         # any centre shifts all scores of a row equally; if the offset counts, only 0 is known to
         k = x @ key.mT
-        longest = None if head.key_offset is None else torch.linalg.vector_norm(k + head.key_offset.double(), dim=-1).amax(-1)
+        longest = None if head.key_offset is None else token_lengths(k + head.key_offset.double()).amax(-1)
         keys, values = enclosing_radius(k) if longest is None else longest, enclosing_radius(x @ through.mT)
-        scores = spectral_norm(query) * keys.unsqueeze(-1) + torch.linalg.vector_norm(q, dim=-1) * spectral_norm(key)
+        scores = spectral_norm(query) * keys.unsqueeze(-1) + token_lengths(q) * spectral_norm(key)
         scale = attention.temperature * math.sqrt(len(query))
         total = total + spectral_norm(through) + theta[..., index, :] / scale * values.unsqueeze(-1) * scores
     return float(total.max())
@@ -137,7 +139,7 @@ def enclosing_radius(x: TokenRows) -> PerBatch:
     centre = x.mean(-2, keepdim=True)
     radius = torch.full(x.shape[:-2], math.inf, dtype=x.dtype, device=x.device)
     for step in range(STEPS):
-        apart = torch.linalg.vector_norm(x - centre, dim=-1)
+        apart = token_lengths(x - centre)
         radius = torch.minimum(radius, apart.amax(-1))
         farthest = x.gather(-2, apart.argmax(-1)[..., None, None].expand(*x.shape[:-2], 1, x.shape[-1]))
         centre = centre + (farthest - centre) / (step + 2)
@@ -186,7 +188,7 @@ def step_bound(sublayer: Sublayer, h: float, x: TokenRows) -> BothBounds:
 
 def _map_bound(field: object, u: Tensor) -> BothBounds:
     """L_f of a map at its input U: the map's own constant, as FFNs have, or theorem 5.1."""
-    largest = float(torch.linalg.vector_norm(u, dim=-1).max())
+    largest = float(token_lengths(u).max())
     if isinstance(field, HasLipschitz):
         return BothBounds(field.lipschitz(largest), field.lipschitz(largest, printed=True))
     if isinstance(field, ExposesHeads):
@@ -195,7 +197,3 @@ def _map_bound(field: object, u: Tensor) -> BothBounds:
     raise ConfigError(
         f"no Lipschitz bound is known for a field of type {type(field).__name__}: it has no method lipschitz(){why_not(field)}"
     )
-
-
-def _length(offset: Tensor | None) -> float:
-    return 0.0 if offset is None else float(torch.linalg.vector_norm(offset.detach().double()))

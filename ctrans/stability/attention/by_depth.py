@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth, spread
@@ -28,6 +28,7 @@ from ctrans.stability.attention.bounds import (
 )
 from ctrans.stability.backward.sensitivity import TOLERANCE
 from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.walk import Instrument, StepContext, observe
 from solvers import ConfigError
 from solvers.segment import Map
@@ -95,20 +96,12 @@ class AttentionByDepth(Instrument):
     """`AttentionLayer` of each attention sublayer at its input state.
 
     `segments` limits the segments; None means all. Local values are those of the first sequence.
-    `padding` is true where a token is padding, and affects theta alone. Normalised queries and keys
-    have no bounds, because the theorem does not cover them. Raises ConfigError for attention that
-    does not expose its heads.
+    Padding affects theta alone. Normalised queries and keys have no bounds, because the theorem
+    does not cover them. Raises ConfigError for attention that does not expose its heads.
     """
 
-    def __init__(
-        self,
-        segments: Collection[int] | None = None,
-        *,
-        padding: Bool[Tensor, "batch tokens"] | None = None,
-        seed: int = 0,
-        tolerance: float = TOLERANCE,
-    ):
-        self.segments, self.padding, self.seed, self.tolerance = segments, padding, seed, tolerance
+    def __init__(self, segments: Collection[int] | None = None, *, seed: int = 0, tolerance: float = TOLERANCE):
+        self.segments, self.seed, self.tolerance = segments, seed, tolerance
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
@@ -116,19 +109,13 @@ class AttentionByDepth(Instrument):
 
     def forward(self, at: StepContext) -> None:
         if at.sublayer.attention is not None and (self.segments is None or at.k in self.segments):
-            padding = ~self.kept if self.padding is None and self.kept is not None else self.padding
+            padding = None if self.kept is None else ~self.kept
             self.found.append(_layer(at, padding, self._generator, self.tolerance))
 
 
-def attention_layers(
-    depth: Depth,
-    states: Sequence[SequenceRows],
-    *,
-    padding: Bool[Tensor, "batch tokens"] | None = None,
-    seed: int = 0,
-) -> list[AttentionLayer]:
+def attention_layers(depth: Depth, states: Sequence[SequenceRows], *, seed: int = 0) -> list[AttentionLayer]:
     """`AttentionByDepth` along given states."""
-    found: list[AttentionLayer] = observe(depth, states, [AttentionByDepth(padding=padding, seed=seed)])[0]
+    found: list[AttentionLayer] = observe(depth, states, [AttentionByDepth(seed=seed)])[0]
     return found
 
 
@@ -206,7 +193,7 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
     highest = upper.amax(1)
     lowest = torch.where(masked, math.inf, lower).amin(1)
     mean = lower.sum(1) / (~masked).sum(1)
-    b, stream = (float(torch.linalg.vector_norm(state, dim=-1).max()) for state in (u, x))
+    b, stream = (float(token_lengths(state).max()) for state in (u, x))
     # padding changes which rows count, not the map
     whole = highest.tolist() if padding is None else largest_theta(field, u)
     paths, printed, note = Pathways(math.nan, math.nan), math.nan, ""

@@ -20,6 +20,7 @@ from ctrans.stability.attention.block_norm import block_gain, block_norm
 from ctrans.stability.attention.bounds import attention_bound, largest_theta, local_attention_bound, norm_slope
 from ctrans.stability.attention.by_depth import AttentionLayer, BlockLayer, attention_layers, block_layers
 from ctrans.stability.attention.theta_statements import random_row, within
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, statement
 from ctrans.walk import states_of
 
@@ -80,7 +81,7 @@ def theorem_5_1(draw: Draw, printed: bool) -> Trial:
         module = made.depth.sublayers[0].field
     else:
         module, x = _biased(draw)
-    longest = float(torch.linalg.vector_norm(x, dim=-1).max())
+    longest = float(token_lengths(x).max())
     bound = attention_bound(module, longest, largest_theta(module, x), biases=not printed).bound
     if usual:
         return within(_local_value(module, x[0], draw, 2), bound, "attention")

@@ -18,14 +18,12 @@ from ctrans.fields import mixes_tokens, reference_kernels
 from ctrans.shapes import TokenRows
 from ctrans.stability.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
 from ctrans.sublayer import Sublayer
-from ctrans.walk import Instrument, StepContext, walk_depth
+from ctrans.walk import Instrument, SegmentCallback, StepContext, walk_depth
 from solvers import ConfigError, SolveError
 from solvers.run import finite
 
 TOLERANCE = 1e-3
 """Default relative error at which the iteration for a singular value stops."""
-
-OnSegment = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Sensitivities(Instrument):
         *,
         tolerance: float = TOLERANCE,
         starts: int | None = None,
-        progress: OnSegment | None = None,
+        progress: SegmentCallback | None = None,
         graphs: StepGraphs | None = None,
         whole: Callable[[], Singular | None] | None = None,
     ):
@@ -175,7 +173,7 @@ def backward_sensitivity(
     *,
     tolerance: float = TOLERANCE,
     starts: int | None = None,
-    progress: OnSegment | None = None,
+    progress: SegmentCallback | None = None,
 ) -> SensitivityByDepth:
     """`Sensitivities` alone."""
     found: SensitivityByDepth = walk_depth(depth, x0, [Sensitivities(tolerance=tolerance, starts=starts, progress=progress)])[0]

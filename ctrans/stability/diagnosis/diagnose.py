@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from jaxtyping import Shaped
@@ -24,7 +24,7 @@ from ctrans.stability.diagnosis.instruments import INSTRUMENTS
 from ctrans.stability.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.stability.diagnosis.reading import cut, place_of
 from ctrans.stability.diagnosis.weight_readings import weight_readings
-from ctrans.walk import Attempt, Instrument, Lane, Model, loss_refusal, walk_lanes
+from ctrans.walk import Attempt, Instrument, Lane, Model, SegmentCallback, loss_refusal, walk_lanes
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import shown
@@ -192,7 +192,7 @@ def diagnose(
     targets: Any = None,
     *,
     weight_decay: float | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: SegmentCallback | None = None,
 ) -> Diagnosis:
     """Finds faults of a model on a text, from one forward walk and, with targets, one backward
     walk.

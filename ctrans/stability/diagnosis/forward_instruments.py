@@ -12,11 +12,13 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.fields import ExposesHeads, ExposesWeights, HasOutputProjection
+from ctrans.fields.positions import later_tokens
 from ctrans.findings import Reading, Readings
 from ctrans.norm import Norm, SphereNorm
 from ctrans.stability.backward.sensitivity import NOT_FINITE, Sensitivity
-from ctrans.stability.diagnosis.reading import DiagnosticInstrument, named, place_of
+from ctrans.stability.diagnosis.reading import DiagnosticInstrument, named, place_of, rms
 from ctrans.stability.forward.depth_share import token_similarity, without_map
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.stability.forward.single_entries import largest_entry
 from ctrans.walk import StepContext
 from solvers import ConfigError
@@ -100,7 +102,7 @@ class GainsByNorm(DiagnosticInstrument):
             if norm is None:
                 continue
             gains, place = norm.gamma.detach(), f"{place_of(self.depth, at.k)}, {name}"
-            largest, rms = float(gains.abs().max()), float(gains.double().square().mean().sqrt())
+            largest, size = float(gains.abs().max()), rms(gains)
             quiet = None
             if attribute != "output_norm" and finite(at.x):
                 x = (
@@ -117,7 +119,7 @@ class GainsByNorm(DiagnosticInstrument):
                 figure = f"|gamma| = {largest:.3g} in channel {int(gains.abs().argmax())}; the norm's median is {median:.2g}"
                 self.add("largest gain over the median", largest / median, figure, at.k, place)
             if attribute == "output_norm":
-                self.add("output gain", rms, f"the gains' root mean square is {rms:.3g}", at.k, place)
+                self.add("output gain", size, f"the gains' root mean square is {size:.3g}", at.k, place)
 
 
 class StatesByDepth(DiagnosticInstrument):
@@ -159,7 +161,7 @@ class BlockMoves(DiagnosticInstrument):
             self._without = at.x
         self._without = without_map(at.sublayer, self._without)
         if at.k % each == each - 1 and finite(at.y):
-            moved = torch.linalg.vector_norm(at.y - self._without, dim=-1) / torch.linalg.vector_norm(at.y, dim=-1)
+            moved = token_lengths(at.y - self._without) / token_lengths(at.y)
             share = float(moved.double().median())
             place = f"block {at.k // each} (segments {at.k - each + 1} to {at.k})"
             self.add("block moves", share, f"its sublayers make {share:.2g} of the median token at its end", at.k, place)
@@ -202,7 +204,7 @@ class HeadRows(DiagnosticInstrument):
             f"head {h}: {float(entropy[h]):.2g} nats, its largest logit above the next by {_apart(float(apart[h]))}"
             for h in saturated
         ]
-        size = float(x.detach().double().square().mean().sqrt())
+        size = rms(x)
         read = f"; what it reads has a root mean square of {size:.3g}" if size > LARGE_INPUT else ""
         self.add("least entropy of a head", float(entropy.min()), f"{named(each)}{read}", at.k)
 
@@ -234,8 +236,7 @@ class ScoreSpread(DiagnosticInstrument):
         if attention is None or not isinstance(attention.field, ExposesHeads) or not finite(at.x) or at.x.shape[-2] < 3:
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
-        tokens = rows.shape[-1]
-        later = torch.ones(tokens, tokens, dtype=torch.bool, device=rows.device).triu(1)
+        later = later_tokens(rows)
         read = ~later if not bool((rows > 0)[..., later].any()) else torch.ones_like(later)
         scores = rows.double().clamp(min=torch.finfo(rows.dtype).tiny).log()
         count = read.sum(-1)
@@ -316,7 +317,7 @@ class EmbeddingShare(DiagnosticInstrument):
 
     def start(self, x0: Tensor) -> None:
         self._last = self._without = x0
-        self._size = float(x0.double().square().mean().sqrt())
+        self._size = rms(x0)
         x = x0.detach().double()
         if x.dim() != 3 or len(x) < 2 or not finite(x):
             return

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ctrans.findings import Readings
 from ctrans.stability.diagnosis.reading import DiagnosticInstrument
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.walk import Model, StepContext, Turn
 from solvers.run import finite
 
@@ -56,8 +57,8 @@ class ReadsAhead(DiagnosticInstrument):
             self._differs = (at.k, apart) if apart > self._rounding else None
         one, other = first[: self._last], other[: self._last]
         if one.numel() and finite(one) and finite(other):
-            size = torch.linalg.vector_norm(one, dim=-1).clamp(min=torch.finfo(one.dtype).tiny)
-            change = float((torch.linalg.vector_norm(other - one, dim=-1) / size).max())
+            size = token_lengths(one).clamp(min=torch.finfo(one.dtype).tiny)
+            change = float((token_lengths(other - one) / size).max())
             self._changes.append(change)
 
     def head(self, model: Model, at: Turn) -> None:

@@ -40,6 +40,11 @@ def place_of(depth: Depth, k: int) -> str:
     return f"block {k // depth.per_block}, {WORDS.get(kind, kind)} (segment {k})"
 
 
+def rms(x: Tensor) -> float:
+    """The root mean square of all entries, in float64."""
+    return float(x.detach().double().square().mean().sqrt())
+
+
 def named(each: Sequence[str]) -> str:
     """The first few, and the number of the rest."""
     more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
+from ctrans.stability.diagnosis.reading import rms
 from ctrans.stability.diagnosis.weights_only import BLOCK, GAIN, WeightReaders
 
 TREATED = "sublayer output too large"
@@ -21,7 +22,7 @@ def size_of_neighbours(weights: WeightReaders) -> dict[str, float]:
     sizes: dict[str, dict[str, float]] = {}
     for name, read in weights.items():
         if BLOCK.search(name) and not GAIN.search(name):
-            sizes.setdefault(BLOCK.sub(".", name, count=1), {})[name] = float(read().double().square().mean().sqrt())
+            sizes.setdefault(BLOCK.sub(".", name, count=1), {})[name] = rms(read())
     return {
         name: usual / size
         for alike in sizes.values()

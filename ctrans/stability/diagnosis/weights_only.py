@@ -152,7 +152,10 @@ COMPARED: dict[str, tuple[str, Callable[[Reading, Reading], float]]] = {
 def place_and_block(what: str, name: str) -> tuple[str, int | None]:
     """Where something of that name is: its block, if the name has a number, in words and as one."""
     number = BLOCK.search(name)
-    return (f"block {number[1]}: {what}", int(number[1])) if number else (what, None)
+    if number is None:
+        return what, None
+    block = int(number[1]) // (2 if "sublayers." in name else 1)  # a block of ours has two
+    return f"block {block}: {what}", block
 
 
 def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:

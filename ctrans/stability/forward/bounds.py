@@ -25,7 +25,7 @@ from ctrans.fields import (
 from ctrans.norm import Norm
 from ctrans.residual import MixesStreams
 from ctrans.shapes import TokenRows
-from ctrans.stability.forward.moments import moments
+from ctrans.stability.forward.moments import moments, token_lengths
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, StepContext, observe
 from ctrans.walk.instrument import of_text
@@ -148,7 +148,7 @@ def difference_bound(sublayer: Sublayer) -> float:
     norm = sublayer.input_norm
     if norm is None or not needs_map_bound(sublayer):
         return math.inf
-    radius = norm.level * math.sqrt(norm.width)
+    radius = _reach(norm)
     each = sublayer.branches.items()
     return math.fsum(branch.steepest * _difference(branch.field, kind, branch.reach(radius)) for kind, branch in each)
 
@@ -216,11 +216,6 @@ def _reach(norm: Norm) -> float:
     return norm.level * math.sqrt(norm.width)
 
 
-def largest_gain(norm: Norm) -> float:
-    """g = max|gamma|."""
-    return float(norm.gamma.detach().abs().max())
-
-
 def _measure(at: StepContext) -> _Measured:
     norm = at.sublayer.input_norm
     sigma = math.nan
@@ -241,7 +236,7 @@ def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
 
 def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, discrete: bool) -> ForwardBounds:
     x0, width, entries = moments(start), start.shape[-1], start.numel()
-    radius = float(torch.linalg.vector_norm(start.double(), dim=-1).max())
+    radius = float(token_lengths(start.double()).max())
     mean_abs, rms = [x0.mean_abs], [x0.rms]
     for segment in segments:
         if segment.sublayer.state_norm is not None:
@@ -329,7 +324,7 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         gain, constant, _ = segment.known()
         rows = math.sqrt(tokens) if mixes_tokens(segment.sublayer.field, segment.sublayer.kind) else 1.0
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
-        values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
+        values.append(values[-1] * (1 + segment.h * rows * gain * norm.half_diameter / segment.sigma) + segment.h * affine)
     return values
 
 
@@ -337,7 +332,7 @@ def printed_level(norms: Sequence[Norm]) -> float:
     """g_max + b_max of Kan, theorems 4 and 5: the largest gain plus the largest offset of all the
     norms.
     """
-    return max(map(largest_gain, norms)) + max(map(_offset, norms))
+    return max(norm.half_diameter for norm in norms) + max(map(_offset, norms))
 
 
 def _offset(norm: Norm) -> float:

@@ -64,18 +64,15 @@ class Contributions(Instrument):
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found = Contributed(x0.unsqueeze(0), torch.zeros_like(x0), x0)
+        self.found = Contributed(x0.unsqueeze(0), torch.zeros_like(x0), x0)
 
     @torch.no_grad()
     def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
-        parts, offsets, x = (at.sublayer.enter(each) for each in (self._found.parts, self._found.offsets, at.x))
+        parts, offsets, x = (at.sublayer.enter(each) for each in (self.found.parts, self.found.offsets, at.x))
         added = at.y - x if norm is None else at.h * at.sublayer(x)
         found = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets, at.y if norm is None else x + added)
-        self._found = found if norm is None else found.through(norm)
-
-    def figures(self) -> Contributed:
-        return self._found
+        self.found = found if norm is None else found.through(norm)
 
 
 @torch.no_grad()

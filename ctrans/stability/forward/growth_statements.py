@@ -277,7 +277,7 @@ def scaled_growth(draw: Draw) -> Trial:
     """
     depth = 1 + draw.integer(40)
     made = random_model(draw, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm")
-    states = states_of(made.depth, draw.log_uniform(-1, 1) * draw.normal(1, 4, 8))
+    states = states_of(made.depth, draw.of_any_size(1, 4, 8))
     gain = max(part.field.bound().gain * float(part.input_norm.gamma.abs().max()) for part in made.depth.sublayers)  # type: ignore[union-attr]  # maps with bounds
     longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]
     return at_most(
@@ -297,7 +297,7 @@ def mean_stream(draw: Draw) -> Trial:
     made = random_model(draw, draw.choice(("pre", "peri", "none")), residual="mhc")
     sublayer, streams = draw.choice(made.depth.sublayers), made.config.state_streams
     assert isinstance(sublayer.residual, Streams), "it was asked for"
-    x = draw.log_uniform(-1, 1) * draw.normal(1, 4, 8 * streams)
+    x = draw.of_any_size(1, 4, 8 * streams)
     v = sublayer.field(sublayer.given(sublayer.enter(x)))
     v = v if sublayer.output_norm is None else sublayer.output_norm(v)
     before, after = (part.unflatten(-1, (streams, 8)).mean(-2) for part in (x, sublayer.step(x, made.config.dt)))

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from ctrans.shapes import TokenMask, TokenRows
+from ctrans.shapes import PerBatch, TokenMask, TokenRows, Vectors
 from ctrans.walk.instrument import of_text
 
 TINY = torch.finfo(torch.float32).tiny
@@ -39,3 +39,9 @@ def moments(x: TokenRows, kept: TokenMask | None = None) -> Moments:
     variance = float(x.var()) if x.numel() > 1 else 0.0
     common = x.reshape(-1, x.shape[-1]).mean(0).square().mean() / square.clamp(min=TINY)
     return Moments(float(x.abs().mean()), variance, float(square.sqrt()), float(common))
+
+
+def token_lengths(x: Vectors) -> PerBatch:
+    """|x_i|_2 of each token."""
+    lengths: PerBatch = torch.linalg.vector_norm(x, dim=-1)
+    return lengths

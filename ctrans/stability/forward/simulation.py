@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ctrans.shapes import TokenRows
 from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import moments
-from ctrans.walk import Attempt, DescribedModel, States, kept_of, observe
+from ctrans.walk import Attempt, DescribedModel, SegmentCallback, States, kept_of, observe
 from solvers import ConfigError, Method, Norm, Solution, Status
 from solvers.checked import checked
 
@@ -82,7 +82,7 @@ def simulate(
     atol: float | None = None,
     norm: str | Norm | None = None,
     reference: bool = True,
-    progress: Callable[[int], None] | None = None,
+    progress: SegmentCallback | None = None,
 ) -> Simulation:
     """X(t) of the model on these tokens by a method, with the bounds and laws of theory.
 
@@ -140,7 +140,7 @@ def simulate(
 
 
 def _reference(
-    model: DescribedModel, tokens: Tensor, progress: Callable[[int], None] | None
+    model: DescribedModel, tokens: Tensor, progress: SegmentCallback | None
 ) -> tuple[Sequence[Tensor], str, str | None]:
     """The ODE's states as far as the solution succeeds, how they were computed, and why it failed,
     if it did.

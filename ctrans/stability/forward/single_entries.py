@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.stability.forward.bounds import ForwardBounds, printed_level
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.walk.instrument import of_text
 from solvers.run import finite
 
@@ -102,7 +103,7 @@ def data_variance(
     printed = None
     outputs = [sublayer.output_norm for sublayer in depth.sublayers if sublayer.output_norm is not None]
     if len(outputs) == len(depth.sublayers) and not held:
-        level, lengths = printed_level(outputs), torch.linalg.vector_norm(start.flatten(1), dim=-1)
+        level, lengths = printed_level(outputs), token_lengths(start.flatten(1))
         printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[: len(mean)]]
     return DataVariance(
         mean, largest, bound, printed, _ratios(largest, bound), None if printed is None else _ratios(largest, printed)

@@ -47,7 +47,7 @@ class Spectra(Instrument):
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._found: list[SpectrumFigures] = []
+        self.found: list[SpectrumFigures] = []
 
     @torch.no_grad()
     def forward(self, at: StepContext) -> None:
@@ -58,10 +58,7 @@ class Spectra(Instrument):
                 sizes = values.abs()
                 positive = float((sizes * (values.real > 0)).sum() / sizes.sum())
                 parts = singular.tolist(), values.real.tolist(), values.imag.tolist()
-                self._found.append(SpectrumFigures(at.k, kind, name, part, *parts, float(sizes[0]), positive))
-
-    def figures(self) -> list[SpectrumFigures]:
-        return self._found
+                self.found.append(SpectrumFigures(at.k, kind, name, part, *parts, float(sizes[0]), positive))
 
 
 def spectrum_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner rows"]) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from ctrans.fields import HasOutputProjection, Role
 from ctrans.model.initialisation import get_initialisation
 from ctrans.norm import Norm
 from ctrans.shapes import TokenRows
+from ctrans.stability.forward.moments import token_lengths
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -72,7 +73,7 @@ def last_layer_bound(sublayer: Sublayer, h: float, x: TokenRows, pull: TokenRows
         (at_a,) = torch.autograd.grad((o * pull).sum(), a)
     measured = float(torch.linalg.matrix_norm(at_a.flatten(0, -2).T @ features.flatten(0, -2)))
     with torch.no_grad():
-        size = torch.linalg.vector_norm(features, dim=-1) * torch.linalg.vector_norm(pull, dim=-1)
+        size = token_lengths(features) * token_lengths(pull)
         norms = [(norm, v) for norm, v in ((sublayer.output_norm, a), (sublayer.state_norm, y)) if norm is not None]
         exact = math.prod(norm.slope(v) for norm, v in norms)
         as_printed = math.prod(_printed_slope(norm, v) for norm, v in norms)
@@ -81,5 +82,4 @@ def last_layer_bound(sublayer: Sublayer, h: float, x: TokenRows, pull: TokenRows
 
 
 def _printed_slope(norm: Norm, v: Tensor) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(v, dim=-1)
-    return norm.gamma.abs().max() * math.sqrt(v.shape[-1]) / lengths
+    return norm.gamma.abs().max() * math.sqrt(v.shape[-1]) / token_lengths(v)

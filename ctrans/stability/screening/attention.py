@@ -125,10 +125,7 @@ class LastLayerGradient(Instrument):
         if at.k == self._last:
             if not (finite(at.x) and finite(at.p)):
                 raise SolveError("the state or the costate of the last layer is not finite: take smaller weights or a smaller dt")
-            self._found = last_layer_bound(at.sublayer, at.h, at.x, at.p)
-
-    def figures(self) -> LastLayer:
-        return self._found
+            self.found = last_layer_bound(at.sublayer, at.h, at.x, at.p)
 
 
 def plan_initialisation(case: Case) -> StepPlan:
@@ -146,7 +143,7 @@ def plan_initialisation(case: Case) -> StepPlan:
 
 
 def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lacks: str) -> StepVerdict:
-    last = gradient.figures()
+    last: LastLayer = gradient.figures()
     low = high = slope = None
     if isinstance(config, GPTConfig) and not lacks:
         low, high = _growth(config)

@@ -155,16 +155,13 @@ class InitialLoss(Instrument):
 
     def head(self, model: Model, at: Turn) -> None:
         if own_loss(model) is not None:
-            self._found: tuple[float, float | None] = at.loss, None
+            self.found: tuple[float, float | None] = at.loss, None
             return
         try:
             logits = model.head(at.x[..., :1, :])
         except ConfigError:  # a model that knows its other arguments, such as a mask, at full length only
             logits = model.head(at.x[:1])
-        self._found = at.loss, math.log(logits.shape[-1])
-
-    def figures(self) -> tuple[float, float | None]:
-        return self._found
+        self.found = at.loss, math.log(logits.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)

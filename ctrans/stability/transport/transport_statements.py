@@ -10,6 +10,7 @@ from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
+from ctrans.model.gpt import GPT
 from ctrans.model.random_models import described, random_model
 from ctrans.norm import RMSNorm
 from ctrans.placement import PLACEMENTS
@@ -103,6 +104,13 @@ def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
     return Depth(parts, 1.0).requires_grad_(False), x, -x
 
 
+def _two_samples(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
+    """A model of any placement with a bound, and two clouds of as many hidden states."""
+    made = random_model(draw, draw.choice([name for name in PLACEMENTS if name != "none"]), width=4)
+    x = draw.of_any_size(1 + draw.integer(5), 1 + draw.integer(3), 4)
+    return made, x, x + draw.log_uniform(-3, 1) * draw.normal(*x.shape)
+
+
 @statement(
     "theorem-6",
     "Kan, theorem 6, eq. 17",
@@ -120,13 +128,10 @@ def theorem_6(draw: Draw, printed: bool) -> Trials:
         depth, x, y = diverging(draw)
         bound = known(printed_transport_bound(depth, 1, wasserstein(x, y, 1), 1))
         return at_most(wasserstein(depth(x), depth(y), 1), bound, "n = 1, d = 8, D = 1: W_1 of the ends")
-    made = random_model(draw, draw.choice([name for name in PLACEMENTS if name != "none"]), width=4)
-    samples, tokens = 1 + draw.integer(5), 1 + draw.integer(3)
-    x = draw.log_uniform(-1, 1) * draw.normal(samples, tokens, 4)
-    y = x + draw.log_uniform(-3, 1) * draw.normal(samples, tokens, 4)
+    made, x, y = _two_samples(draw)
     ends, cases = (made.depth(x), made.depth(y)), []
     for p in (1, 2):
-        bound = known(transport_bound(made.depth, tokens, wasserstein(x, y, p), p))
+        bound = known(transport_bound(made.depth, x.shape[1], wasserstein(x, y, p), p))
         cases.append(at_most(wasserstein(*ends, p), bound, f"W_{p} of the ends, {described(made)}"))
     return cases
 
@@ -207,10 +212,8 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
         depth, x, y = diverging(draw)
         target = depth(x)
     else:
-        made = random_model(draw, draw.choice([name for name in PLACEMENTS if name != "none"]), width=4)
-        samples, tokens = 1 + draw.integer(5), 1 + draw.integer(3)
-        depth, x = made.depth, draw.log_uniform(-1, 1) * draw.normal(samples, tokens, 4)
-        y, target = x + draw.log_uniform(-3, 1) * draw.normal(*x.shape), draw.normal(1, tokens, 4)
+        made, x, y = _two_samples(draw)
+        depth, target = made.depth, draw.normal(1, *x.shape[1:])
     mean, other = (float(slope * (depth(each) - target).abs().sum((1, 2)).mean()) for each in (x, y))
     bounded = known((printed_transport_bound if printed else transport_bound)(depth, x.shape[1], wasserstein(x, y, 1), 1))
     bound, words = mean + slope * bounded, f"the mean loss over nu, L = {slope:.3g}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.bootstrap import mean_interval, rows_to_decide
-from ctrans.study.database import Finished
+from ctrans.study.database import FinishedRuns
 from ctrans.study.presets.figures import FIGURES
 from ctrans.training.settings import TrainConfig
 
@@ -66,7 +66,7 @@ class Contrast:
     over: str = "mean"
     sign: int = 1
 
-    def by_seed(self, runs: Sequence[Finished]) -> dict[int, float]:
+    def by_seed(self, runs: FinishedRuns) -> dict[int, float]:
         """The effect for each seed for which it is known."""
         found = {}
         for seed in sorted({run.run.training.seed for run in runs}):
@@ -76,7 +76,7 @@ class Contrast:
                 found[seed] = self.sign * (more - less - self.beyond)
         return found
 
-    def _value(self, runs: Sequence[Finished], wanted: Mapping[str, Any], seed: int) -> float | None:
+    def _value(self, runs: FinishedRuns, wanted: Mapping[str, Any], seed: int) -> float | None:
         figure = FIGURES[self.figure]
         mine: dict[ModelAndTraining, float] = {}
         others: dict[ModelAndTraining, list[float]] = {}
@@ -131,7 +131,7 @@ class Verdict:
     depthless_loss: float | None
 
 
-def effect(contrast: Contrast, runs: Sequence[Finished]) -> Effect:
+def effect(contrast: Contrast, runs: FinishedRuns) -> Effect:
     """The contrast over the seeds of these runs."""
     values = list(contrast.by_seed(runs).values())
     mean = statistics.fmean(values) if values else math.nan
@@ -142,7 +142,7 @@ def judge(
     claim: str,
     source: str,
     contrasts: Sequence[Contrast],
-    runs: Sequence[Finished],
+    runs: FinishedRuns,
     notes: str = "",
     depthless_loss: float | None = None,
 ) -> Verdict:
@@ -155,7 +155,7 @@ def judge(
     return Verdict(claim, source, verdict if learned else UNDECIDED, effects, notes, best, depthless_loss)
 
 
-def _best_loss(runs: Sequence[Finished]) -> float | None:
+def _best_loss(runs: FinishedRuns) -> float | None:
     losses: dict[ModelAndTraining, list[float]] = {}
     for run in runs:
         if (loss := FIGURES["loss"](run)) is not None:

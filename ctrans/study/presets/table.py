@@ -72,6 +72,8 @@ PRE, PERI, POST, NONE, OUTPUT, PRE_POST = ({"placement": name} for name in ("pre
 
 PRE_LONG, PRE_SHORT, PERI_LONG, PERI_SHORT = ({**name, "dt": dt} for name in (PRE, PERI) for dt in (1.0, 0.1))
 """Runs with a long step and with a short one."""
+LONG_AND_SHORT: dict[str, list[Any]] = {"placement": ["pre", "peri"], "dt": [1.0, 0.1]}
+"""All four of them."""
 COLD, WARM = {"warmup": 0}, {"warmup": 120}
 """Without and with a warm-up of the learning rate."""
 FIXED, FALLS = ({"temperature_start": start, "temperature_steps": steps} for start, steps in ((None, 0), (10.0, 120)))
@@ -151,7 +153,7 @@ PRESETS: dict[str, Preset] = {
         ],
         SMALL,
         GPT2,
-        {"placement": ["pre", "peri"], "dt": [1.0, 0.1]},
+        LONG_AND_SHORT,
         rates=RATES,
         notes="each case at its best rate; `paper` is the column of 124M",
     ),
@@ -166,7 +168,7 @@ PRESETS: dict[str, Preset] = {
         ],
         SMALL | {"depth": 8},
         XL,
-        {"placement": ["pre", "peri"], "dt": [1.0, 0.1]},
+        LONG_AND_SHORT,
         measure=["moments"],
         notes="the paper says that a tuned weight decay keeps Pre-LN below exponential growth; exponents are of the second half",
     ),
@@ -283,7 +285,7 @@ PRESETS: dict[str, Preset] = {
         ],
         SMALL | {"depth": 128, "width": 16, "iterations": 600, "warmup": 60},
         GPT2 | {"depth": 128},
-        {"placement": ["pre", "peri"], "dt": [1.0, 0.1]},
+        LONG_AND_SHORT,
     ),
     "tuning": Preset(
         "with a learning rate and a weight decay of its own Peri-LN gains over Pre-LN's settings (the papers' open question)",

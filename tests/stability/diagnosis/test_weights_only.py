@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 
+from ctrans import GPT, GPTConfig
 from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.stability.diagnosis.weights_only import change, updates, weight_diagnosis
 
@@ -168,3 +169,12 @@ def test_weights_of_one_checkpoint_only_are_counted():
     found = change(diagnosed(before).readings, diagnosed(after).readings)
     assert found.healthy
     assert found.unknown == {"figures of one of the two": f"0 of the first only, {6} of the second only"}
+
+
+def test_weights_of_ours_are_placed_by_block_and_not_by_sublayer():
+    model = GPT(GPTConfig(depth=3, width=32, heads=2, context=8, vocab_size=16))
+    found = diagnosed(dict(model.state_dict()))
+    places = {reading.place for readings in found.readings.values() for reading in readings}
+    for k, kind in enumerate(("attention", "ffn") * 3):
+        name = f"depth.sublayers.{k}."
+        assert {place.split(":")[0] for place in places if name in place} == {f"block {k // 2}"}, kind
