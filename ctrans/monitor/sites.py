@@ -170,7 +170,7 @@ def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     maps = [map_outputs(branch.field, own) for branch in branches.values()]
     if not all(maps):
         raise ConfigError(
-            "cannot watch this model: a block's forward computes attention or FFN by functions; make each a module that the block calls"
+            "cannot watch this model: it is read by its sums x + f(x), and the monitor needs blocks that call attention and FFN as modules"
         )
     before, behind, state_norm = (
         getattr(getattr(sublayer, role), "module", None) for role in ("input_norm", "output_norm", "state_norm")
