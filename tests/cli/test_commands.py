@@ -227,7 +227,7 @@ def test_a_state_of_zeros_is_no_error():
 @pytest.mark.slow
 def test_a_method_above_the_bound_of_the_exact_solution_is_said_to_be(tmp_path):
     args = ["simulate", *QUICK, "--placement", "post", "--method", "midpoint", "--init", "large", "--out", tmp_path]
-    assert "above the bound of the exact solution" in " ".join(run(*args).stdout.split())
+    assert "exceeds the bound of the exact solution" in " ".join(run(*args).stdout.split())
 
 
 @pytest.mark.cases(1)
