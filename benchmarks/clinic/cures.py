@@ -60,6 +60,7 @@ ADVICE: dict[str, str] = {
     "attention collapsed": "lower rate",
     "step larger than the state": "smaller steps",
     "dead layer": "revive",
+    "sublayer outgrows its past": "restore",
     "frozen layer": "train all",
     "router collapse": "redraw router",
     "loss stays high": "back and own data",

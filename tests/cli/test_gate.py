@@ -20,7 +20,7 @@ from tests.cli.test_commands import run, strict
 from tests.interop.test_distributed_checkpoint import save as save_dcp
 from tests.typecheck import allow
 
-GAIN = "depth.sublayers.1.input_norm.weight"
+GAIN = "depth.sublayers.3.input_norm.weight"
 
 
 def altered(source, target, change):
@@ -176,7 +176,7 @@ def test_two_checkpoints_are_compared_block_by_block_in_words(places, tmp_path):
     words = " ".join(result.stdout.split())
     assert f"healthy to dead: 1 finding (1 serious); most in block 1: the weight {GAIN}: it moved by 0.25 times its size" in words
     assert "- block 0: no weight changed" in words
-    assert "- block 1: the weight depth.sublayers.1.input_norm.weight: it moved by" in words
+    assert "- block 1: the weight depth.sublayers.3.input_norm.weight: it moved by" in words
     assert "dt = 1" not in words
     kept = strict((tmp_path / "diagnose.json").read_text())
     assert kept["options"]["depth"] is None

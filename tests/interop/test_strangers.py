@@ -176,7 +176,7 @@ def test_a_context_is_known_for_the_example_alone():
     assert near(opened.embed(main)[0], opened.embed(main)[1])
     with pytest.raises(ConfigError, match="open it with these inputs as example="):
         opened.embed(main + 1)
-    with pytest.raises(ConfigError, match="cannot watch the part of this model"):
+    with pytest.raises(ConfigError, match="cannot watch this model: it is read by its sums"):
         ctrans.Monitor(opened.model.model.model, example=main)
 
 
