@@ -62,9 +62,9 @@ def as_found(model: Any) -> Iterator[None]:
         tensors = [b for part in parts for b in part.buffers(recurse=False) if not (is_lazy(b) or b.is_inference())]
         buffers = [(b, b._version, _entries(b).clone()) for b in tensors]
         generators = [(g, g.get_state()) for part in parts for g in vars(part).values() if isinstance(g, torch.Generator)]
-        with _IDLE:
-            _HELD.update(held)
         with random_numbers_kept():
+            with _IDLE:
+                _HELD.update(held)
             try:
                 for part in parts:
                     part.training = False
@@ -98,7 +98,7 @@ def as_found(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """At the end the random numbers of torch, numpy and Python go on as if there had been none."""
+    """At the end the random numbers of torch, numpy and Python go on as if none had been drawn inside."""
     ours, numpys = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):

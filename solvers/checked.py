@@ -17,8 +17,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
+import jaxtyping
 import torch
-from jaxtyping import AbstractArray, _decorator, jaxtyped
+from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
 from solvers.errors import ConfigError, shown, unknown, with_article
@@ -100,7 +101,7 @@ def binds(made: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
 
 
 NOTHING = contextlib.nullcontext()
-SIZES: Any = getattr(_decorator, "_JaxtypingContext", lambda: jaxtyped("context"))
+SIZES: Any = getattr(getattr(jaxtyping, "_decorator", None), "_JaxtypingContext", lambda: jaxtyped("context"))
 """`jaxtyped("context")`, which itself would import jax where that is installed."""
 SEVERAL = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 UNIONS = (Union, types.UnionType)

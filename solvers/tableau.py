@@ -24,8 +24,7 @@ from solvers.errors import ConfigError, shown
 TOLERANCE = 1e-13
 """The largest error of a condition: coefficients are published to 16 digits."""
 DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
-"""The same for dense output whose coefficients have absolute values that sum to DENSE_SIZE; in
-proportion to larger sums."""
+"""The same for dense output, times the sum of its coefficients' sizes over DENSE_SIZE if above 1."""
 
 Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)

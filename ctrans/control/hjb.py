@@ -140,7 +140,8 @@ def solve_hjb(
     - `times`, `horizon`: the times of the result, in [0, T], and T
     - `scheme`: a name of `SCHEMES`
     - `cfl`: the step as a share of the longest stable one
-    - `compiled`: by `torch.compile`, which takes half a minute first
+    - `compiled`: by `torch.compile`, which takes half a minute for each grid and H, and then runs
+      2 to 4 times as fast (`docs/why/speed.md`). It needs a C++ compiler
     - `progress(t)`: called with the depth-time reached, after each step
 
     The error in L1 is of the scheme's order, at most 3 (time), where Phi is smooth, and about 1

@@ -180,6 +180,34 @@ def test_a_context_is_known_for_the_example_alone():
         ctrans.Monitor(opened.model.model.model, example=main)
 
 
+class Decoder(torch.nn.Module):
+    """torch's own, with norms behind its sums: the weights times any number leave the last state's size."""
+
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.TransformerDecoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.table, self.core, self.head = (
+            torch.nn.Embedding(11, 16),
+            torch.nn.TransformerDecoder(layer, 2),
+            torch.nn.Linear(16, 11),
+        )
+
+    def forward(self, tokens, memory):
+        return self.head(self.core(self.table(tokens), memory))
+
+
+def test_what_larger_weights_do_is_unknown_where_the_maps_are():
+    torch.manual_seed(0)
+    module, given = Decoder().eval(), {"tokens": ids(4, 6) % 11, "memory": numbers(4, 3, 16).float()}
+    opened = ctrans.open_model(module, example=given, loss=words)
+    found = ctrans.screen(opened, given["tokens"], given["tokens"], "quick")
+    quantities = {name: value for step in found.steps.values() for name, value in step.quantities.items()}
+    assert all(math.isnan(quantities[name]) for name in ("|x| in weights", "|dv/dX| in weights", "W_2 in weights"))
+    assert math.isfinite(quantities["W_2 growth"])
+    assert "outruns weights" not in found.flags.values()
+    assert any("needs known maps" in note for note in found.steps["forward"].notes)
+
+
 def test_any_padding_is_read_if_it_is_that_of_the_example():
     _, opened, _, main, _ = opened_of("a padding mask, tokens first")
     other = torch.where(main > 0, main.flip(0).clamp(1), 0)

@@ -13,8 +13,9 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.shapes import TokenRows
 from ctrans.stability.forward.moments import moments
-from ctrans.stability.forward.weight_scaling import FACTORS, log_slope, times
+from ctrans.stability.forward.weight_scaling import FACTORS, log_slope, maps_are_known, times
 from ctrans.walk import Instrument, StepContext
+from solvers import ConfigError
 
 Start = tuple[float, TokenRows]
 """(c, X_0): the state passes through the discrete model with f_k -> c f_k in each segment."""
@@ -54,13 +55,15 @@ class WeightGrowth:
 
 class GrowthWithWeights(Instrument):
     """MA and Var of X_D as functions of c, with f_k -> c f_k in each segment and the lane's X_0;
-    inf or nan if the state overflows.
+    inf or nan if the state overflows. Raises ConfigError for a model read by its sums.
     """
 
     def __init__(self, factors: Sequence[float] = FACTORS):
         self._factors = list(factors)
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
+        if not maps_are_known(depth):
+            raise ConfigError("growth with weights needs known maps, and this model is read by its sums x + f(x)")
         self._carried = CarriedStates([(c, x0) for c in self._factors])
         self._carried.begin(depth, x0)
 

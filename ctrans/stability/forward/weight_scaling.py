@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ctrans.depth import Depth
 from ctrans.fields import AroundMap, Scalable
 from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
@@ -85,6 +86,13 @@ def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = No
 def times(sublayer: Sublayer, c: float | Tensor) -> Sublayer:
     """f -> c f, c a number or one number per lane of the batch. All weights are shared."""
     return sublayer.with_field(Times(sublayer.field, c))
+
+
+def maps_are_known(depth: Depth) -> bool:
+    """Whether c times a sublayer's output is that of its last map times c. A part that is read by its
+    sums x + f(x) may have a norm behind that map, or change x too.
+    """
+    return all(sublayer.kind != "part" for sublayer in depth.sublayers)
 
 
 def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:

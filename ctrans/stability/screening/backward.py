@@ -15,7 +15,7 @@ from ctrans.stability.backward.sensitivity import ALL_AT_ONCE, SensitivityByDept
 from ctrans.stability.backward.weight_slope import Slope, SlopeAt
 from ctrans.stability.diagnosis.reading import cut
 from ctrans.stability.forward.carried import CarriedStates
-from ctrans.stability.forward.weight_scaling import log_slope
+from ctrans.stability.forward.weight_scaling import log_slope, maps_are_known
 from ctrans.stability.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, attempt, exponent, found, largest, three
 from ctrans.stability.screening.forward import run_away, weights_verdict
 from ctrans.stability.screening.screening_checks import judged
@@ -173,7 +173,8 @@ def plan_transport(case: Case) -> StepPlan:
     tokens, notes = cut(case.tokens, len(case.tokens), case.effort.tokens), list[str]()
     x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
     away = next(inputs[name] for name in ("substitution", "noise") if name in inputs)
-    far = [(c, state) for c in LARGE for state in (x, away)]
+    factors = LARGE if maps_are_known(case.model.depth) else ()
+    far = [(c, state) for c in factors for state in (x, away)]
     ends = CarriedStates([(1.0, x), *((1.0, y) for y in inputs.values()), *far])
 
     def conclude() -> StepVerdict:
@@ -195,10 +196,10 @@ def plan_transport(case: Case) -> StepPlan:
             for each in measured
             if each.p == 2 and each.amplification is not None
         }
-        slope = run_away(log_slope(LARGE, scaled), scaled)
+        slope = run_away(log_slope(factors, scaled), scaled)
         sequences, length = x.shape[:-1]
         radius = generalisation_radius(sequences, length, case.model.config.width)
-        result = TransportStep(SIZE, measured, relative, list(LARGE), scaled, slope, radius)
+        result = TransportStep(SIZE, measured, relative, list(factors), scaled, slope, radius)
         worst = max(relative, key=lambda name: relative[name], default=None)
         # without the worst direction (weights on demand) growth would look smaller
         unknown = worst is None or depth.streamed
