@@ -324,7 +324,7 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
         gain, constant, _ = segment.known()
         rows = math.sqrt(tokens) if mixes_tokens(segment.sublayer.field, segment.sublayer.kind) else 1.0
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
-        values.append(values[-1] * (1 + segment.h * rows * gain * norm.half_diameter / segment.sigma) + segment.h * affine)
+        values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values
 
 
@@ -332,7 +332,12 @@ def printed_level(norms: Sequence[Norm]) -> float:
     """g_max + b_max of Kan, theorems 4 and 5: the largest gain plus the largest offset of all the
     norms.
     """
-    return max(norm.half_diameter for norm in norms) + max(map(_offset, norms))
+    return max(map(largest_gain, norms)) + max(map(_offset, norms))
+
+
+def largest_gain(norm: Norm) -> float:
+    """g = max|gamma|, as printed. `half_diameter` is less where the image is a box."""
+    return float(norm.gamma.detach().abs().max())
 
 
 def _offset(norm: Norm) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ctrans.depth import Depth
 from ctrans.fields import HasBound
 from ctrans.shapes import SequenceRows
-from ctrans.stability.forward.bounds import difference_bound, needs_map_bound, token_spread
+from ctrans.stability.forward.bounds import difference_bound, largest_gain, needs_map_bound, token_spread
 from ctrans.stability.transport.wasserstein import ORDERS, check_order, wasserstein
 from solvers.run import finite
 
@@ -108,5 +108,5 @@ def printed_transport_bound(depth: Depth, tokens: int, distance: float, p: int =
     outputs = [norm for norm in norms if norm is not None]
     if len(outputs) < len(depth.sublayers):
         return None
-    constant = 2 * depth.times[-1] * math.sqrt(tokens * outputs[0].width) * max(norm.half_diameter for norm in outputs)
+    constant = 2 * depth.times[-1] * math.sqrt(tokens * outputs[0].width) * max(map(largest_gain, outputs))
     return 2 ** ((p - 1) / p) * (distance + constant)

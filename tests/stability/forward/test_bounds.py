@@ -10,7 +10,7 @@ from ctrans.fields import ACTIVATIONS
 from ctrans.fields.protocols import TokenBound
 from ctrans.norm import NORMS, RMSNorm
 from ctrans.placement import PLACEMENTS
-from ctrans.stability.forward.bounds import forward_bounds, map_bound, token_spread
+from ctrans.stability.forward.bounds import forward_bounds, map_bound, printed_level, token_spread
 from ctrans.stability.forward.moments import moments
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError, SolveError, solve
@@ -167,3 +167,11 @@ def test_seeds_exist_where_the_papers_state_them():
 def test_a_map_that_states_no_bound_is_named():
     with pytest.raises(ConfigError, match="no bound is known: Linear has no method"):
         map_bound(Sublayer(torch.nn.Linear(4, 4), "ffn"))
+
+
+def test_what_is_printed_has_the_largest_gain_of_a_box_too():
+    """The diameter of a box of unequal gains is less than that of a ball with the largest one."""
+    norm = NORMS["dyt"](4).double().requires_grad_(False)
+    norm.weight.copy_(torch.tensor([1.0, 3.0, 1.0, 1.0]))
+    assert printed_level([norm]) == pytest.approx(3.0)
+    assert norm.half_diameter == pytest.approx(math.sqrt(3))
