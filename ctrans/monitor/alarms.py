@@ -289,7 +289,8 @@ ALARMS = Checks(
             "velocity",
             "a sublayer's velocity over the median of its reports before, over that of the median sublayer",
             "note",
-            f"{OURS}: at most 3.9 in 8 healthy trainings of the open half of benchmarks/clinic, at least 28 after weights times 50 without a norm behind",
+            f"{OURS}: at most 3.9 in 8 healthy trainings of the open half of benchmarks/clinic, at least 28 after weights times 50 with no "
+            "norm behind",
             "One sublayer outweighs the others, as after a weight was changed from outside.",
             "Compare the weights with those of the last checkpoint (`ctrans diagnose OLD NEW`), and restore what nobody meant to change.",
             limits={"limit": 10.0, "reports": 2, "least": 12},
