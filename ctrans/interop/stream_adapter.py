@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count, pairwise, product
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,7 @@ from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_parts import mixes_tokens
 from ctrans.interop.module_adapter import ModuleAdapter
-from ctrans.interop.operations import CallSite, Graph, Met, Operations
+from ctrans.interop.operations import CallSite, Graph, Operations
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.recognise import Structure
 from ctrans.interop.tolerances import difference, tolerance
@@ -62,7 +62,7 @@ class StreamAdapter(ModuleAdapter):
     def _find(self) -> None:
         graph = Graph()
         with torch.no_grad():
-            output = self._run(self.example, graph.met)
+            output = self._run(self.example, Operations(graph.met))
         main = self.tensor(output)
         if main is None:
             raise ConfigError("none of its outputs is called logits: wrap it in a module that returns one tensor")
@@ -107,9 +107,29 @@ class StreamAdapter(ModuleAdapter):
             before, after = (self.passed(each, last=len(self.weights))[1] for each in (rows, changed))
         return torch.equal(before[1:], after[1:])
 
-    def _run(self, tokens: Tensor, met: Met) -> Any:
-        with as_found(self.model), Operations(met):
+    def _run(self, tokens: Tensor, mode: Operations) -> Any:
+        with as_found(self.model), mode:
             return self.run(tokens.clone())
+
+    def states(self, look: Callable[[int, Tensor], Tensor]) -> Operations:
+        """A mode of forward passes in which state k is look(k, x) in place of the module's own x."""
+
+        def met(place: CallSite, name: str, inputs: Any, output: Any) -> Any:
+            if not isinstance(output, Tensor):
+                i = count()
+                return tree_map(lambda x: met((*place, next(i)), name, inputs, x) if isinstance(x, Tensor) else x, output)
+            k = self._places.get(place)
+            return output if k is None else look(k, output)
+
+        return Operations(met)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        return x.movedim((self._batch, self._width), (0, -1))
+
+    def rows(self, x: Tensor) -> Float[Tensor, "batch tokens width"]:
+        """A state of the module, sequences first."""
+        turned = self._turned(x)
+        return turned.reshape(len(turned) // self._copies, -1, turned.shape[-1])
 
     def passed(
         self, tokens: Tensor, given: Mapping[int, Tensor] = MappingProxyType({}), last: int | None = None
@@ -119,24 +139,18 @@ class StreamAdapter(ModuleAdapter):
         """
         found = tokens
 
-        def met(place: CallSite, name: str, inputs: Any, output: Any) -> Any:
+        def look(k: int, x: Tensor) -> Tensor:
             nonlocal found
-            if not isinstance(output, Tensor):
-                i = count()
-                return tree_map(lambda x: met((*place, next(i)), name, inputs, x) if isinstance(x, Tensor) else x, output)
-            k = self._places.get(place)
-            if k is None or (k != last and k not in given):
-                return output
-            order = sorted(range(output.dim()), key=lambda axis: (axis != self._batch) + (axis == self._width))
-            turned = output.permute(order)
-            if k != last:
-                # a copy, which the module may change in place
-                return given[k].reshape(turned.shape).permute([order.index(axis) for axis in range(len(order))]).clone()
-            found = turned.reshape(len(turned) // self._copies, -1, turned.shape[-1])
-            raise Seen
+            if k == last:
+                found = self.rows(x)
+                raise Seen
+            if k not in given:
+                return x
+            # a copy, which the module may change in place
+            return given[k].reshape(self._turned(x).shape).movedim((0, -1), (self._batch, self._width)).clone()
 
         with contextlib.suppress(Seen):
-            output = self._run(tokens, met)
+            output = self._run(tokens, self.states(look))
             if last is None:
                 return output, found
             raise ConfigError(f"{type(self.model).__name__} does not always compute state {last} of its residual stream")
@@ -180,3 +194,9 @@ class StreamAdapter(ModuleAdapter):
 
     def _start(self, tokens: Tensor) -> Tensor:
         return self.passed(tokens, last=0)[1]
+
+
+def stream_of(depth: Depth) -> StreamAdapter | None:
+    """What sees the states of a model that is read by its sums; None for other models."""
+    field = depth.sublayers[0].field
+    return field.adapter if isinstance(field, StreamMap) else None

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from ctrans.fields import Balances, TokenBound
 from ctrans.interop.map_outputs import MapOutput
 from ctrans.interop.recorded_calls import first_tensor
+from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.monitor.gauge_table import GAUGES, TINY, Figures, GaugeAt, Scope, measures_of
-from ctrans.monitor.reductions import SAMPLE, evenness, length, longest, norm_of, sample, sample_rows, to_host
+from ctrans.monitor.hooks import Hook, state_in, traced
+from ctrans.monitor.reductions import SAMPLE, evenness, growth_exponent, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Site, Sites, dropped, own_parameters
 from ctrans.monitor.updates import Updates
@@ -27,19 +29,6 @@ from ctrans.printable import text_of
 from ctrans.stability.forward.bounds import needs_radius, velocity_bound
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
-
-
-class Hook:
-    """A hook of a module. Copies and pickles of the module have a hook that does nothing instead."""
-
-    def __init__(self, act: Callable[..., None]):
-        self.act = act
-
-    def __call__(self, *given: Any) -> None:
-        self.act(*given)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, and needs no ctrans to load
 
 
 class Gauges:
@@ -57,7 +46,7 @@ class Gauges:
         """Bounds on the outputs of maps at the next `read`'s weights, if a probe found them."""
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
-        self.hooks, self._scores = contextlib.ExitStack(), contextlib.ExitStack()
+        self.hooks, self._modes = contextlib.ExitStack(), contextlib.ExitStack()
         self._found: dict[GaugeAt, Tensor] = {}
         self._left_so_far: dict[int, dict[int, Tensor]] = {}
         self._looking = False
@@ -83,15 +72,18 @@ class Gauges:
         self.disarm()
         self._looking = looking
         self._begin()
+        if self.sites.stream is not None:
+            self._watch(self.sites.stream)
         for site in self.sites.sites:
-            self._pre(site.enter, site, self._entered)
+            if site.enter is not None:
+                self._pre(site.enter, site, self._entered)
             for place, way_out in enumerate(site.exits):
                 self._post(way_out.module, site, partial(self._left, place, way_out))
             if site.state_norm is not None:
                 self._post(site.state_norm, site, self._ended)
             if site.attention is not None:
                 self._pre(site.attention, site, self._attending)
-                self._post(site.attention, site, self._attended, always=True)
+                self._post(site.attention, site, lambda *_: self._modes.close(), always=True)
             if isinstance(site.router, Balances):
                 self._pre(site.router, site, self._sent)
             elif site.router is not None:
@@ -102,7 +94,34 @@ class Gauges:
 
     def disarm(self) -> None:
         self.hooks.close()
-        self._scores.close()
+        self._modes.close()
+
+    def _watch(self, stream: StreamAdapter) -> None:
+        """The hooks of a model that is read by its sums: a mode of its passes shows the states."""
+
+        def begin(*_: object) -> None:
+            if self._wanted and not traced():
+                self._modes.enter_context(stream.states(met))
+
+        def met(k: int, x: Tensor) -> Tensor:
+            self._try(f"state {k}", self._met, stream, k, x)
+            return x
+
+        def end(*_: object) -> None:
+            self._modes.close()
+            if self.seen and ("rms", len(self.sites.sites)) not in self._found:
+                self.unknown["states"] = "the pass left out a sum x + f(x), as with stochastic depth: nobody knows which"
+
+        self.hooks.callback(self.sites.root.register_forward_pre_hook(Hook(begin)).remove)
+        self.hooks.callback(self.sites.root.register_forward_hook(Hook(end), always_call=True).remove)
+
+    def _met(self, stream: StreamAdapter, k: int, own: Tensor) -> None:
+        """Measures the model's own X_k."""
+        x = stream.rows(own.detach())
+        if k and self._last is not None and self._new("velocity", k - 1):
+            self._moved(self.sites.sites[k - 1], x - self._last)
+        if k < len(self.sites.sites):
+            self._entered(self.sites.sites[k], x.clone(), own)  # the model may change it in place
 
     def _begin(self) -> None:
         self._found, self._left_so_far, self.unknown, self._start, self._last = {}, {}, {}, None, None
@@ -124,7 +143,7 @@ class Gauges:
         """
         self.disarm()
         self._heads_of_model()
-        found, self._found = self._found, {}
+        found, self._found = {} if "states" in self.unknown else self._found, {}
         inside, outside = own_parameters(self.sites)
         if all(p.grad is None for group in (*inside, outside) for p in group):
             self.unknown["gradients"] = "no weight has one: call step after backward, and before an optimiser that takes them"
@@ -172,7 +191,7 @@ class Gauges:
 
     def _pre(self, module: nn.Module, site: Site, look: Callable[[Site, Tensor], None]) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            x = None if _traced() else _state((*args, *kwargs.values()))
+            x = None if traced() else state_in((*args, *kwargs.values()))
             if x is not None:
                 self._try(site.place, look, site, x)
 
@@ -183,7 +202,7 @@ class Gauges:
     ) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             y = first_tensor(output)
-            if not _traced() and (isinstance(y, Tensor) or always):
+            if not traced() and (isinstance(y, Tensor) or always):
                 self._try(site.place, look, site, y, (*args, *kwargs.values()))
 
         self.hooks.callback(module.register_forward_hook(Hook(hook), with_kwargs=True, always_call=always).remove)
@@ -209,7 +228,7 @@ class Gauges:
         """Whether the pass is to be measured and has no such figure yet."""
         return self._wanted and (name, place) not in self._found
 
-    def _entered(self, site: Site, x: Tensor) -> None:
+    def _entered(self, site: Site, x: Tensor, own: Tensor | None = None) -> None:
         k = site.k
         if k == 0 and self.seen and self._wanted and not any(name == "costate" for name, _ in self._found):
             self._begin()  # the pass before had no backward pass: an error ended it, or nothing was to learn from it
@@ -219,9 +238,10 @@ class Gauges:
             self._state(k, x.detach())
             if needs_radius(site.sublayer):
                 self._found["radius", k] = longest(x.detach())
-        if x.requires_grad:
+        own = x if own is None else own
+        if own.requires_grad:
             # removed again: X_0 may be a leaf that the next pass uses too
-            self.hooks.callback(x.register_hook(lambda p: self._try(site.place, self._returns, k, p)).remove)
+            self.hooks.callback(own.register_hook(lambda p: self._try(site.place, self._returns, k, p)).remove)
         self._last = x
 
     def _returns(self, k: int, p: Tensor) -> None:
@@ -237,7 +257,12 @@ class Gauges:
             parts.setdefault(place, way_out.velocity(args, y.detach()))
             if len(parts) < len(site.exits):
                 return
-            r: Tensor = sum(self._left_so_far.pop(k).values())  # type: ignore[assignment]  # there is at least one
+            self._moved(site, sum(self._left_so_far.pop(k).values()))  # type: ignore[arg-type]  # there is at least one
+
+    def _moved(self, site: Site, r: Tensor) -> None:
+        """Measures the raw velocity, and behind the last sublayer X_K."""
+        k = site.k
+        with torch.no_grad():
             self._measure("sublayer", k, r)
             self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
             self._found["longest", k] = longest(r)
@@ -293,12 +318,9 @@ class Gauges:
 
     def _attending(self, site: Site, x: Tensor) -> None:
         if self._new("logit", site.k):
-            self._scores.close()  # of an attention that has not ended
+            self._modes.close()  # of an attention that has not ended
             failed = partial(self._failed, site.place)
-            self._scores.enter_context(ScoresSeen(lambda scores: self._measure("head", site.k, scores), failed))
-
-    def _attended(self, site: Site, y: Any, args: Sequence[Any]) -> None:
-        self._scores.close()
+            self._modes.enter_context(ScoresSeen(lambda scores: self._measure("head", site.k, scores), failed))
 
     def _sent(self, site: Site, x: Tensor) -> None:
         """Routing of ctrans's own maps, from their load of a sample of tokens."""
@@ -314,7 +336,7 @@ class Gauges:
                 self._found["routing", site.k] = evenness(torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen))
 
     def _returned(self, output: Any, given: Sequence[Any]) -> None:
-        if _traced() or not self._new("log_z", 0):
+        if traced() or not self._new("log_z", 0):
             return
         logits = self.sites.logits(output)
         if logits is not None:
@@ -373,28 +395,6 @@ class Gauges:
         return figures
 
 
-def growth_exponent(added: Sequence[float]) -> float | None:
-    """p of |X_k - X_0| ~ k^p by least squares of the logarithms from the middle of the depth to its
-    end; None for fewer than two points.
-    """
-    half = range(max(1, len(added) // 2), len(added) + 1)
-    points = [(math.log(k), math.log(added[k - 1])) for k in half if 0 < added[k - 1] < math.inf]
-    if len(points) < 2:
-        return None
-    mean_s, mean_a = (sum(axis) / len(points) for axis in zip(*points, strict=True))
-    slope: float = sum((s - mean_s) * (a - mean_a) for s, a in points) / sum((s - mean_s) ** 2 for s, _ in points)
-    return slope
-
-
 def in_a_line(error: BaseException) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {' '.join(text_of(error).split())[:200]}"
-
-
-def _traced() -> bool:
-    """Whether torch records the pass for a compiled graph, an export or TorchScript."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-
-
-def _state(given: Sequence[Any]) -> Tensor | None:
-    return next((x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1), None)

@@ -5,6 +5,7 @@ the host.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -122,3 +123,12 @@ def largest(pairs: Sequence[tuple[int, float]]) -> float:
     """The largest value of (step, value) pairs; the first inf or nan if there is one."""
     values = [value for _, value in pairs]
     return next((value for value in values if not math.isfinite(value)), max(values))
+
+
+def growth_exponent(added: Sequence[float]) -> float | None:
+    """p of |X_k - X_0| ~ k^p by least squares of the logarithms from the middle of the depth to its
+    end; None for fewer than two points.
+    """
+    half = range(max(1, len(added) // 2), len(added) + 1)
+    points = [(math.log(k), math.log(added[k - 1])) for k in half if 0 < added[k - 1] < math.inf]
+    return None if len(points) < 2 else statistics.linear_regression(*zip(*points, strict=True)).slope

@@ -17,6 +17,7 @@ from ctrans.interop import open_model
 from ctrans.interop.map_outputs import MapOutput, map_outputs, router_in
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.open_model import unwrap_model
+from ctrans.interop.stream_adapter import StreamAdapter, stream_of
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError
@@ -31,17 +32,19 @@ class Site:
     - `attention`: computes the scores; None without attention
     - `router`: chooses experts, or is a map that knows its load; None without experts
     - `length`: h in the step X + h r
+
+    A model that is read by its sums has no such modules.
     """
 
     k: int
     block: int
     length: float
     sublayer: Sublayer
-    enter: nn.Module
-    exits: tuple[MapOutput, ...]
-    state_norm: nn.Module | None
-    attention: nn.Module | None
-    router: nn.Module | None
+    enter: nn.Module | None = None
+    exits: tuple[MapOutput, ...] = ()
+    state_norm: nn.Module | None = None
+    attention: nn.Module | None = None
+    router: nn.Module | None = None
 
     @property
     def place(self) -> str:
@@ -58,6 +61,7 @@ class Sites:
     - `vocabulary`: the number of tokens, 0 for a model without
     - `said`: the model in one line
     - `own`: whether the root is a model of ctrans
+    - `stream`: what sees the states of a model that is read by its sums
     """
 
     root: nn.Module
@@ -66,6 +70,7 @@ class Sites:
     vocabulary: int
     said: str
     own: bool = False
+    stream: StreamAdapter | None = None
 
     def logits(self, output: Any) -> Tensor | None:
         """The logits (*batch, tokens, vocabulary) in an output of the root, or None."""
@@ -98,7 +103,9 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
     if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
         raise ConfigError("the model's weights are sharded already: make the Monitor first, then shard the model")
     opened = open_model(root, **opening)
-    return Sites(root, opened, _own_sites(root, opened.depth), opened.vocabulary, opened.described.split(";")[0])
+    stream = stream_of(opened.depth)
+    sites = _own_sites(root, opened.depth, by_modules=stream is None)
+    return Sites(root, opened, sites, opened.vocabulary, opened.described.split(";")[0], stream=stream)
 
 
 def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,10 +150,10 @@ def dropped(sublayer: Sublayer) -> float:
     return factor
 
 
-def _own_sites(root: nn.Module, depth: Depth) -> tuple[Site, ...]:
+def _own_sites(root: nn.Module, depth: Depth, *, by_modules: bool = True) -> tuple[Site, ...]:
     found, own = [], set(root.modules())
     for k, (sublayer, length) in enumerate(zip(depth.sublayers, depth.lengths, strict=True)):
-        made = _ours(sublayer) if sublayer in own else _theirs(sublayer, own)
+        made = _ours(sublayer) if sublayer in own else _theirs(sublayer, own) if by_modules else {}
         found.append(Site(k, k // depth.per_block, length, sublayer, **made))
     return tuple(found)
 
@@ -169,9 +176,7 @@ def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     branches = sublayer.branches
     maps = [map_outputs(branch.field, own) for branch in branches.values()]
     if not all(maps):
-        raise ConfigError(
-            "cannot watch this model: it is read by its sums x + f(x), and the monitor needs blocks that call attention and FFN as modules"
-        )
+        raise ConfigError("cannot watch this model: the monitor needs blocks that call attention and FFN as modules")
     before, behind, state_norm = (
         getattr(getattr(sublayer, role), "module", None) for role in ("input_norm", "output_norm", "state_norm")
     )

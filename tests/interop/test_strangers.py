@@ -2,6 +2,7 @@
 instruments run on them.
 """
 
+import copy
 import math
 import re
 
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 
 import ctrans
 from ctrans.as_found import as_found
+from ctrans.monitor.gauges import Gauges
+from ctrans.monitor.sites import sites_of
 from examples import unlike_models as unlike
 from examples.unlike_models import UNLIKE, ids, numbers
 from solvers import ConfigError
@@ -176,8 +179,94 @@ def test_a_context_is_known_for_the_example_alone():
     assert near(opened.embed(main)[0], opened.embed(main)[1])
     with pytest.raises(ConfigError, match="open it with these inputs as example="):
         opened.embed(main + 1)
-    with pytest.raises(ConfigError, match="cannot watch this model: it is read by its sums"):
-        ctrans.Monitor(opened.model.model.model, example=main)
+
+
+def backward(name, module, inputs, targets):
+    output = module(**inputs) if isinstance(inputs, dict) and name not in AS_ONE else module(inputs)
+    (STRANGERS[name][2] or words)(output, targets).backward()
+
+
+def trained(name, module, inputs, targets, watch):
+    """The weights after three steps."""
+    torch.manual_seed(1)
+    optimiser = torch.optim.AdamW(module.train().parameters(), lr=1e-3)
+    monitor = ctrans.Monitor(module, every=2, example=inputs) if watch else None
+    for _ in range(3):
+        optimiser.zero_grad()
+        backward(name, module, inputs, targets)
+        if watch:
+            monitor.step(None, optimiser)
+            assert not monitor.gauges.unknown
+        optimiser.step()
+    return module.state_dict()
+
+
+def root_mean_squares(tensors):
+    return pytest.approx([float(each.square().mean().sqrt()) for each in tensors])
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_monitor_sees_the_states_velocities_and_costates_and_changes_no_bit(name):
+    module, opened, inputs, main, targets = opened_of(name)
+    with torch.no_grad():
+        states = opened.trajectory(main).states
+        moves = [(y - x) / h for x, y, h in zip(states, states[1:], opened.depth.lengths, strict=False)]
+    x = states[0].detach().clone().requires_grad_()
+    (STRANGERS[name][2] or words)(opened.head(opened.depth(x)), targets).backward()
+    gauges = Gauges(sites_of(module, example=inputs))
+    gauges.arm(looking=True)
+    backward(name, module.eval(), inputs, targets)
+    figures = gauges.read(None)
+    assert figures["rms"] == root_mean_squares(states)
+    assert figures["velocity"] == root_mean_squares(moves)
+    assert figures["costate"][0] == pytest.approx(float(x.grad.norm()))
+    twin = copy.deepcopy(module)
+    expected = trained(name, twin, inputs, targets, watch=False)
+    found = trained(name, module, inputs, targets, watch=True)
+    assert all(torch.equal(value, expected[key]) for key, value in found.items())
+
+
+class Skipping(torch.nn.Module):
+    """Sums in place; `left_out` is a block that one pass leaves out."""
+
+    left_out = None
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
+        self.parts = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(16, 16)) for _ in range(3))
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        for i, part in enumerate(self.parts):
+            if i != self.left_out:
+                x += part(x)
+        return self.head(x)
+
+
+def test_a_monitor_of_sums_in_place_and_of_a_pass_that_leaves_one_out():
+    module, tokens = Skipping(), ids(4, 6) % 11
+    gauges = Gauges(sites_of(module, example=tokens))
+
+    def figures():
+        module.zero_grad()
+        gauges.arm()
+        module(tokens).square().sum().backward()
+        return gauges.read(None)
+
+    whole = figures()
+    x, states = module.table(tokens), []
+    for part in module.parts:
+        states.append(x)
+        x = x + part(x)
+    gradients = torch.autograd.grad(module.head(x).square().sum(), [*states, x])
+    assert whole["costate"][:-1] == pytest.approx([float(p.norm()) for p in gradients[:-1]], rel=1e-4)
+    assert whole["rms"] == root_mean_squares([*states, x])
+    module.left_out = 1
+    assert "rms" not in figures()
+    assert "left out a sum" in gauges.unknown["states"]
+    module.left_out = None
+    assert figures() == whole
 
 
 class Decoder(torch.nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 
 from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.monitor import GAUGES, Monitor
-from ctrans.monitor.gauges import growth_exponent
+from ctrans.monitor.reductions import growth_exponent
 from ctrans.monitor.scores import largest_score, row_entropy
 from ctrans.monitor.sites import sites_of
 from ctrans.placement import PLACEMENTS
