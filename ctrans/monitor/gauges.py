@@ -19,14 +19,15 @@ from ctrans.fields import Balances, TokenBound
 from ctrans.interop.map_outputs import MapOutput
 from ctrans.interop.recorded_calls import first_tensor
 from ctrans.interop.stream_adapter import StreamAdapter
+from ctrans.monitor.bound_shares import bound_shares
 from ctrans.monitor.gauge_table import GAUGES, TINY, Figures, GaugeAt, Scope, measures_of
 from ctrans.monitor.hooks import Hook, state_in, traced
 from ctrans.monitor.reductions import SAMPLE, evenness, growth_exponent, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen
-from ctrans.monitor.sites import Site, Sites, dropped, own_parameters
+from ctrans.monitor.sites import Site, Sites, own_parameters
 from ctrans.monitor.updates import Updates
 from ctrans.printable import text_of
-from ctrans.stability.forward.bounds import needs_radius, velocity_bound
+from ctrans.stability.forward.bounds import needs_radius
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
 
@@ -97,19 +98,31 @@ class Gauges:
         self._modes.close()
 
     def _watch(self, stream: StreamAdapter) -> None:
-        """The hooks of a model that is read by its sums: a mode of its passes shows the states."""
+        """The hooks of a model that is read by its sums: modes of its passes show the states, and the
+        scores between them.
+        """
+        count, at = len(self.sites.sites), -1
 
         def begin(*_: object) -> None:
+            nonlocal at
             if self._wanted and not traced():
+                at = -1
+                self._modes.enter_context(ScoresSeen(scored, partial(self._failed, "attention")))
                 self._modes.enter_context(stream.states(met))
 
+        def scored(scores: Tensor) -> None:
+            if 0 <= at < count:
+                self._measure("head", at, scores)
+
         def met(k: int, x: Tensor) -> Tensor:
+            nonlocal at
+            at = k
             self._try(f"state {k}", self._met, stream, k, x)
             return x
 
         def end(*_: object) -> None:
             self._modes.close()
-            if self.seen and ("rms", len(self.sites.sites)) not in self._found:
+            if self.seen and ("rms", count) not in self._found:
                 self.unknown["states"] = "the pass left out a sum x + f(x), as with stochastic depth: nobody knows which"
 
         self.hooks.callback(self.sites.root.register_forward_pre_hook(Hook(begin)).remove)
@@ -162,7 +175,7 @@ class Gauges:
         found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
         values = self._on_host(found)
-        values.update(self._bound_shares(values))
+        values.update(bound_shares(self.sites, self.map_bounds, values))
         return self._figures(values, scaled=scale is not None)
 
     def _on_host(self, found: Mapping[GaugeAt, Tensor]) -> dict[GaugeAt, list[float]]:
@@ -297,24 +310,6 @@ class Gauges:
                     self._found[name, k] = torch.as_tensor(measure(x))
                 except Exception as error:  # a user's function may raise anything
                     self.unknown.setdefault(f"the gauge {name}", in_a_line(error))
-
-    def _bound_shares(self, values: Mapping[GaugeAt, list[float]]) -> dict[GaugeAt, list[float]]:
-        """The longest token of r_k over `velocity_bound`, at the weights of the pass.
-
-        Dropout of share p in a map multiplies its bound by 1/(1 - p). No figure without a known
-        bound, or for sharded weights.
-        """
-        shares: dict[GaugeAt, list[float]] = {}
-        for site in self.sites.sites:
-            part, k = site.sublayer, site.k
-            bound = self.map_bounds[k] if self.map_bounds else None
-            known = ("longest", k) in values and not any(hasattr(weight, "full_tensor") for weight in part.parameters())
-            if not known or (part.output_norm is None and part.image is None and bound is None):
-                continue
-            limit = velocity_bound(part, values.get(("radius", k), [math.nan])[0], bound)
-            slack = 1.0 if part.output_norm is not None or part.image is not None else dropped(part)
-            shares["bound_share", k] = [values["longest", k][0] / (slack * limit) if limit > 0 else math.nan]
-        return shares
 
     def _attending(self, site: Site, x: Tensor) -> None:
         if self._new("logit", site.k):

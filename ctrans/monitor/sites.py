@@ -5,7 +5,6 @@ sublayer and return its velocity.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -131,23 +130,6 @@ def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Para
     inside = [[p for p in site.sublayer.parameters() if id(p) in all_of_root] for site in sites.sites]
     known = {id(parameter) for each in inside for parameter in each}
     return inside, [parameter for parameter in sites.root.parameters() if id(parameter) not in known]
-
-
-def dropped(sublayer: Sublayer) -> float:
-    """The largest factor of dropout on the output of the sublayer's map: the product of 1/(1 - p)
-    over all dropout in it.
-
-    That is dropout modules, and attributes with such names (`attention_dropout`, `drop_prob`), in
-    training mode.
-    """
-    factor = 1.0
-    for part in sublayer.field.modules():
-        if part.training:
-            named = {name: value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)}
-            shares = [part.p, *named.values()] if isinstance(part, nn.modules.dropout._DropoutNd) else [*named.values()]
-            for share in shares:
-                factor *= 1 / (1 - share) if 0 <= share < 1 else math.inf
-    return factor
 
 
 def _own_sites(root: nn.Module, depth: Depth, *, by_modules: bool = True) -> tuple[Site, ...]:

@@ -201,6 +201,16 @@ def trained(name, module, inputs, targets, watch):
     return module.state_dict()
 
 
+HEADS = {
+    "the decoder of nn.Transformer": [4, 4, 0, 4, 4, 0],
+    "recurrence and attention": [0, 4, 0, 0, 4, 0],
+    "MLP-Mixer": [0],
+    "attention in the block": [4, 0, 4, 0, 4, 0],
+    "Conformer": 3 * [0, 4, 0, 0],
+}
+"""By model, the heads of each part whose scores are seen."""
+
+
 def root_mean_squares(tensors):
     return pytest.approx([float(each.square().mean().sqrt()) for each in tensors])
 
@@ -220,6 +230,7 @@ def test_a_monitor_sees_the_states_velocities_and_costates_and_changes_no_bit(na
     assert figures["rms"] == root_mean_squares(states)
     assert figures["velocity"] == root_mean_squares(moves)
     assert figures["costate"][0] == pytest.approx(float(x.grad.norm()))
+    assert (gauges.heads or [0])[: len(HEADS.get(name, ()))] == HEADS.get(name, [])
     twin = copy.deepcopy(module)
     expected = trained(name, twin, inputs, targets, watch=False)
     found = trained(name, module, inputs, targets, watch=True)

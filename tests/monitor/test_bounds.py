@@ -10,8 +10,9 @@ from ctrans.fields import ATTENTIONS, FFNS
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.monitor import Monitor
 from ctrans.monitor import probes as probing
+from ctrans.monitor.bound_shares import dropped
 from ctrans.monitor.probes import Held, bounds
-from ctrans.monitor.sites import dropped, sites_of
+from ctrans.monitor.sites import sites_of
 from ctrans.norm import NORMS
 from ctrans.placement import PLACEMENTS
 from ctrans.residual import RESIDUALS
