@@ -66,6 +66,7 @@ ADVICE: dict[str, str] = {
     "loss stays high": "back and own data",
     "embedding updates too large": "back and slow embedding",
     "softmax twice": "plain loss",
+    "gradients are not reset": "reset gradients",
     "Adam remembers too long": "usual betas",
 }
 """The treatment that carries out the advice of each check: the first act that the text names and that code can do. A name that both the
@@ -96,6 +97,7 @@ def placebo(own: str, monitor: bool, key: str) -> str:
         "hold maps",
         "usual betas",
         "train all",
+        "reset gradients",
     }
     chosen = [name for name in names if monitor or name not in of_training]
     return chosen[int(hashlib.sha256(f"placebo:{key}".encode()).hexdigest(), 16) % len(chosen)]

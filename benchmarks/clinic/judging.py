@@ -50,7 +50,7 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     "bad batch": ("loss spike", "gradient spike"),
     "repeats": (),
     "frozen": ("frozen layer",),
-    "stale gradients": (),
+    "stale gradients": ("gradients are not reset",),
     "loss": ("softmax twice",),
 }
 """The checks that name each category of cause."""

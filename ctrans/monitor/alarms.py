@@ -74,6 +74,17 @@ ALARMS = Checks(
             limits={"limit": 1.0},
             measure=past_checks.beyond("softmaxes"),
         ),
+        "gradients are not reset": Check(
+            "earlier_gradient",
+            "the first sublayer's gradient when the step's first backward pass begins",
+            "serious",
+            "gradients of a step start from zero",
+            "Each step follows the sum of earlier gradients too.",
+            "Call optimizer.zero_grad() in each step. If you add up gradients of several passes, call monitor.step only before the "
+            "optimiser's step.",
+            limits={"limit": 0.0, "reports": 2},
+            measure=past_checks.beyond("earlier_gradient"),
+        ),
         "updates too large": Check(
             "update",
             "|W' - W|/|W| of one step, for the median sublayer",

@@ -82,6 +82,7 @@ GAUGES = GaugeTable({
     "softmaxes": Gauge("softmaxes one upon another at the end of the loss's graph"),
     "gradient_norm": Gauge("|dL/dW| over all weights, as given to `step` or computed"),
     "highest_gradient_norm": Gauge("the largest gradient norm since the last report, if given to `step`"),
+    "earlier_gradient": Gauge("|dL/dW| of the first sublayer when the step's first backward pass begins"),
     "gradient_outside": Gauge("|dL/dW| over the weights outside of the depth: embeddings, final norm, head"),
     "update_outside": Gauge("|W' - W|/|W| of one step, over the weights outside of the depth"),
     "adam_gradient_ratio_outside": Gauge("rms of dL/dW over the root of Adam's second moment, outside of the depth"),

@@ -258,7 +258,12 @@ class Gauges:
         self._last = x
 
     def _returns(self, k: int, p: Tensor) -> None:
-        """dL/dX_k in the backward pass, unchanged."""
+        """dL/dX_k in the backward pass, unchanged. Before the first one, the weights of the first
+        sublayer have only gradients of before.
+        """
+        if k and not any(name == "costate" for name, _ in self._found):
+            kept = [weight.grad for weight in own_parameters(self.sites)[0][0] if weight.grad is not None]
+            self._found["earlier_gradient", 0] = norm_of(kept)
         self._found.setdefault(("costate", k), length(p.detach()))
 
     def _left(self, place: int, way_out: MapOutput, site: Site, y: Tensor, args: Sequence[Any]) -> None:

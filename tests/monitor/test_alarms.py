@@ -84,6 +84,7 @@ FAULTS = {
     "frozen layer": at("unmoved", 4, lambda i: 0.5),
     "updates near zero": lambda i, figures: {"update": [1.1e-4] * 6},  # all but a tenth of it is weight decay
     "embedding updates too large": run("update_outside", lambda i: 0.2),
+    "gradients are not reset": run("earlier_gradient", lambda i: 1e-3),
     "softmax twice": run("softmaxes", lambda i: 2.0),
     "Adam remembers too long": run("adam_memory", lambda i: 1e4),
     "loss stays high": run("loss", lambda i: 5.0 * 0.99**i if i < 40 else 5.01),

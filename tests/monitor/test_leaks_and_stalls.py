@@ -40,6 +40,22 @@ def trained(*, steps=60, causal=True, shift=1, hide=False, eps=1e-8, frozen=(), 
     return monitor, model, tokens
 
 
+class Plain(torch.nn.Module):
+    """Read by its sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(13, 16), torch.nn.Linear(16, 13)
+        self.maps = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, tokens, targets=None):
+        x = self.table(tokens)
+        for part in self.maps:
+            x = x + part(x).tanh()
+        logits = self.head(x)
+        return logits, None if targets is None else torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def checks(monitor):
     return {alarm.check for alarm in monitor.alarms}
 
@@ -47,6 +63,31 @@ def checks(monitor):
 def test_labels_that_are_not_shifted_are_told_and_shifted_ones_are_not():
     assert "targets leak" in checks(trained(shift=0, steps=30)[0])
     assert "targets leak" not in checks(trained(steps=30)[0])
+
+
+@pytest.mark.parametrize("module", [None, "transformer"])
+def test_gradients_that_are_not_reset_are_told_and_those_of_several_passes_are_not(module):
+    def alarms(reset, passes=1):
+        torch.manual_seed(0)
+        options = {"vocab_size": 13, "context": 12, "depth": 2, "width": 16, "heads": 2}
+        model = GPT(GPTConfig(**options)) if module is None else Plain()
+        optimiser, monitor = torch.optim.SGD(model.parameters(), lr=1e-3), Monitor(model, every=2)
+        for _ in range(9):
+            for _ in range(passes):
+                tokens = torch.randint(0, 13, (4, 12))
+                loss = model(tokens, tokens)[1]
+                if reset == "before backward" and passes == 1:
+                    optimiser.zero_grad(set_to_none=False)
+                loss.backward()
+            monitor.step(loss, optimiser)
+            optimiser.step()
+            if reset == "after the step":
+                optimiser.zero_grad()
+        return checks(monitor)
+
+    assert "gradients are not reset" in alarms("never")
+    for reset, passes in (("before backward", 1), ("after the step", 1), ("after the step", 3)):
+        assert "gradients are not reset" not in alarms(reset, passes)
 
 
 def test_a_missing_mask_is_told_once_the_model_uses_it():
