@@ -120,17 +120,6 @@ class Depth(nn.Module):
         """
         return self.resample(self.blocks * check_count("k", k), weights)
 
-    def coarsen(self, k: int, weights: str = "constant") -> Depth:
-        """1/k times as many blocks of length k dt over the same T. "constant" averages k blocks,
-        "linear" samples theta at the midpoints.
-
-        `coarsen(k)` undoes `refine(k)` bit for bit with constant weights. Raises ConfigError if k
-        does not divide the number of blocks.
-        """
-        if self.blocks % check_count("k", k):
-            raise ConfigError(f"{self.blocks} blocks cannot be merged {k} at a time: choose a divisor of {self.blocks}")
-        return self.resample(self.blocks // k, weights)
-
     def resample(self, blocks: int, weights: str = "constant") -> Depth:
         """Any number of blocks over the same T. Their weights are copies: theta(s) of this depth at
         the blocks' middles.

@@ -7,6 +7,7 @@ computes the scores of `ROWS` rows of the first sequence once more.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -118,7 +119,7 @@ def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwarg
     """torch's multi-head attention, of inputs (tokens, batch, width), with queries and keys from
     one matrix.
     """
-    named = dict(zip(MULTIHEAD, args, strict=False)) | kwargs
+    named = inspect.signature(F.multi_head_attention_forward).bind(query, key, value, *args, **kwargs).arguments
     heads, weight, bias = named["num_heads"], named["in_proj_weight"], named["in_proj_bias"]
     if weight is None or query.dim() != 3:
         return None
@@ -138,10 +139,6 @@ def _added(mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
 
 
-MULTIHEAD = (
-    *("embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "dropout_p"),
-    *("out_proj_weight", "out_proj_bias", "training", "key_padding_mask", "need_weights", "attn_mask"),
-)
 LOOKS: dict[Any, Callable[..., Tensor | None]] = {
     F.scaled_dot_product_attention: _of_kernel,
     F.softmax: _of_softmax,

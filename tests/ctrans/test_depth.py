@@ -41,7 +41,7 @@ def test_times_are_multiples_of_dt_and_belong_to_the_index(name):
 def test_coarsening_undoes_refining_bit_for_bit(name, k):
     depth = small_model(name).depth
     there = depth.refine(k)
-    back = there.coarsen(k)
+    back = there.resample(depth.blocks)
     assert there.blocks == k * depth.blocks
     assert there.times[-1] == pytest.approx(depth.times[-1], rel=1e-15)
     assert back.dt == pytest.approx(depth.dt, rel=1e-15)
@@ -71,7 +71,7 @@ def test_linear_refinement_interpolates_between_block_midpoints():
 
 def test_coarsening_averages_constant_weights():
     depth = small_model("pre", depth=4).depth
-    merged = depth.coarsen(2)
+    merged = depth.resample(2)
     mean = (depth.sublayers[0].field.out.weight + depth.sublayers[2].field.out.weight) / 2
     assert torch.allclose(merged.sublayers[0].field.out.weight, mean, atol=1e-15)
     assert merged.dt == 2 * depth.dt
@@ -108,8 +108,6 @@ def test_a_dt_that_is_no_positive_number_is_refused(dt):
 
 def test_requests_that_do_not_fit_the_blocks_are_refused():
     depth = small_model("pre").depth
-    with pytest.raises(ConfigError, match="cannot be merged 2 at a time"):
-        depth.coarsen(2)
     with pytest.raises(ConfigError, match="k = 0"):
         depth.refine(0)
     with pytest.raises(ConfigError, match="did you mean 'linear'"):

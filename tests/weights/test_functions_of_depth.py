@@ -162,7 +162,13 @@ def test_a_coefficients_gradient_is_the_free_blocks_gradients_weighted_by_its_fu
 @bases
 def test_resampling_takes_theta_exactly_with_coefficients_of_its_own(basis):
     depth = model_in_depth(basis).depth
-    for finer in (depth.refine(3), depth.refine(3, "linear"), depth.resample(7), depth.resample(2), depth.coarsen(5)):
+    for finer in (
+        depth.refine(3),
+        depth.refine(3, "linear"),
+        depth.resample(7),
+        depth.resample(2),
+        depth.resample(depth.blocks // 5),
+    ):
         for i in range(finer.blocks):
             for k in (0, 1):
                 expected = theta_by_hand(depth, k, Fraction(2 * i + 1, 2 * finer.blocks))["field." + ("qkv", "up")[k] + ".weight"]
@@ -178,7 +184,7 @@ def test_resampling_takes_theta_exactly_with_coefficients_of_its_own(basis):
 @bases
 def test_coarsening_undoes_refining_bit_for_bit(basis):
     depth = model_in_depth(basis).depth
-    back = depth.refine(3).coarsen(3)
+    back = depth.refine(3).resample(depth.blocks)
     x = torch.randn(1, 4, 16, dtype=torch.float64)
     assert torch.equal(back(x), depth(x))
 

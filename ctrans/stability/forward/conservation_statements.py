@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ctrans.model.orders import own_methods
 from ctrans.model.random_models import described, random_model
 from ctrans.norm import LayerNorm
 from ctrans.norm.random_norms import learned
 from ctrans.stability.forward.conservation import DriftByDepth
+from ctrans.stability.forward.weight_scaling import log_slope
 from ctrans.statement import Draw, Trial, Trials, at_most, known, statement
 from ctrans.walk import observe
 from solvers import Segment, fixed_step, solve
@@ -37,7 +36,7 @@ def _projected_errors(draw: Draw, plain: bool, unit: bool = False) -> list[float
 
 def _order_of(errors: list[float], words: str) -> Trial:
     """|p - 1|, p the order fitted to the errors."""
-    slope = -float(np.polyfit(np.log(STEP_COUNTS), np.log(errors), 1)[0])
+    slope = -log_slope(STEP_COUNTS, errors)
     return Trial(abs(slope - 1), f"{words}: error {errors[0]:.2g} to {errors[-1]:.2g} from 50 to 200 steps")
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from ctrans.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.stability.forward.weight_scaling import log_slope
 from ctrans.stability.initialisation.theory import gains
 from ctrans.statement import Draw
 from ctrans.walk import states_of
@@ -164,7 +165,7 @@ def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: 
     if len(set(depths)) < 2:
         raise ConfigError(f"depths = {list(depths)}: a slope needs at least two different depths")
     norms = [[last_gradient(placement, depth, seed, setting) for depth in depths] for seed in range(seeds)]
-    return interval([float(np.polyfit(np.log(depths), np.log(each), 1)[0]) for each in norms])
+    return interval([log_slope(depths, each) for each in norms])
 
 
 def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XIONG) -> float:
