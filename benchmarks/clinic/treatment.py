@@ -34,12 +34,10 @@ from solvers import ConfigError
 ROWS = Path(__file__).parents[1] / "results" / "clinic" / "treatment.jsonl"
 SEEDS = (30, 31)
 MODELS = ("a gain of 100", "attention output 50 times too large", "FFN output 50 times too large", "a massive channel")
-REACTIONS = {"nan in one batch": "skip", "rate 100 times too large": "lower", "moments lost on resumption": "lower"}
-"""The reaction that is tried on each fault of a training."""
-LOWERING = {30: "rate 100 times too large", 31: "moments lost on resumption", 32: "rate 100 times too large"}
-"""The fault for `lower` of each seed."""
-SECOND = (33, 34, 35)
-"""The seeds of the second trial of `skip`."""
+FAULT = "nan in one batch"
+"""The fault of a training on which `skip` is tried."""
+FIRST, SECOND = (30, 31, 32), (33, 34, 35)
+"""The seeds of the first trial of reactions, and of the second one."""
 Where = tuple[str, str, int]
 """Architecture, task and seed."""
 
@@ -145,26 +143,18 @@ def model(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]
     }
 
 
-def reacting(made: Course, react: str) -> tuple[Course, list[str]]:
-    """Trains to the end with a reaction of the monitor, or to three losses in a row that are not finite; what it did."""
+def skipping(made: Course) -> tuple[Course, list[str]]:
+    """Trains to the end with the reaction `skip`, or to three losses in a row that are not finite; what it did."""
     options: dict[str, Any] = {} if made.body.example is None else {"example": made.body.example, "loss": made.body.loss}
-    monitor, acts = Monitor(made.body.model, every=EVERY, clip=made.clip, react=[react], **options), list[str]()
-    own = monitor.reactions
+    monitor = Monitor(made.body.model, every=EVERY, clip=made.clip, react=["skip"], **options)
     while made.step < STEPS and (made.step < 3 or any(map(math.isfinite, made.losses[-3:]))):
-        before = own.factor, len(own.skipped)
-        alarms = made.advance(monitor)
-        if before != (own.factor, len(own.skipped)):
-            dangers = ", ".join(each.check for each in alarms if each.severity != "note")
-            acts.append(f"{made.step}: skip" if react == "skip" else f"{made.step}: rate times {own.factor:g} ({dangers})")
+        made.advance(monitor)
     monitor.close()
-    return made, acts
+    return made, [f"{step}: skip" for step in monitor.reactions.skipped]
 
 
-def placebo(made: Course, react: str, factor: float) -> Course:
+def placebo(made: Course) -> Course:
     """The same act at this step."""
-    if react == "lower":
-        made.rate *= factor
-        return made.run(STEPS)
     kept = made.copy()
     made.advance()
     made.body.model.load_state_dict(kept.body.model.state_dict())
@@ -173,27 +163,24 @@ def placebo(made: Course, react: str, factor: float) -> Course:
 
 
 def training(fault: str, *where: Any) -> dict[str, Any]:
-    """The step of the placebo is drawn from those before the fault, or from all steps if there are none before.
-
-    Up to this step, a training whose fault begins later is a copy of the healthy one.
-    """
-    own, react = TRAINING_FAULTS[fault], REACTIONS[fault]
+    """The step of the placebo is drawn from those before the fault. Up to it, the training is a copy of the healthy one."""
+    own = TRAINING_FAULTS[fault]
     base, _ = healthy(*where)
-    step = drawn("/".join(map(str, (fault, *where))), own.start or STEPS)
-    begun = until(step, *where) if own.start else course(*where)
+    step = drawn("/".join(map(str, (fault, *where))), own.start)
+    begun = until(step, *where)
     own.put(begun)
-    kept = begun.run(step).copy()
+    kept = begun.copy()
     none = begun.run(STEPS).evaluate()
     arms, acts = {"none": none}, list[str]()
     if outcome(none, none, base) != "healed":
         made = course(*where)
         own.put(made)
-        made, acts = reacting(made, react)
+        made, acts = skipping(made)
         arms["treatment"] = made.evaluate()
         if acts:
-            arms["placebo"] = placebo(kept, react, 1.0 if react == "skip" else float(acts[-1].split()[3])).evaluate()
+            arms["placebo"] = placebo(kept).evaluate()
     return {
-        "reaction": react,
+        "reaction": "skip",
         "healthy": number(base),
         "arms": {name: number(value) for name, value in arms.items()},
         "acts": acts,
@@ -202,15 +189,11 @@ def training(fault: str, *where: Any) -> dict[str, Any]:
 
 
 def in_health(_: str, *where: Any) -> dict[str, Any]:
-    """What each reaction does in a training without a fault, and whether the weights have the same bits at the end."""
+    """What `skip` does in a training without a fault, and whether the weights have the same bits at the end."""
     base, weights = healthy(*where)
-    row: dict[str, Any] = {"healthy": number(base), "reactions": {}}
-    for react in ["skip"] if where[-1] in SECOND else dict.fromkeys(REACTIONS.values()):
-        made, acts = reacting(course(*where), react)
-        state = made.body.model.state_dict()
-        same = all(torch.equal(each, weights[name]) for name, each in state.items())
-        row["reactions"][react] = {"loss": number(made.evaluate()), "acts": acts, "same bits": same}
-    return row
+    made, acts = skipping(course(*where))
+    same = all(torch.equal(each, weights[name]) for name, each in made.body.model.state_dict().items())
+    return {"healthy": number(base), "reactions": {"skip": {"loss": number(made.evaluate()), "acts": acts, "same bits": same}}}
 
 
 def where(seeds: Iterable[int]) -> list[Where]:
@@ -221,11 +204,8 @@ def where(seeds: Iterable[int]) -> list[Where]:
 def planned() -> Iterator[tuple[str, str, str, str, int]]:
     """All models, the trainings of the first trial, and those of the second."""
     yield from (("model", fault, *each) for each in where(SEEDS) for fault in MODELS)
-    for each in where(LOWERING):
-        yield from (("training", fault, *each) for fault in ("nan in one batch", LOWERING[each[-1]]))
-        yield "healthy", "", *each
-    for each in where(SECOND):
-        yield "training", "nan in one batch", *each
+    for each in where((*FIRST, *SECOND)):
+        yield "training", FAULT, *each
         yield "healthy", "", *each
 
 
@@ -296,7 +276,7 @@ def report_reactions(kept: list[dict[str, Any]]) -> list[str]:
             f"| `{react}` | {len(told)} | {share(['acted'] * len(acted) + [''] * (len(told) - len(acted)), 'acted')} "
             f"| {quiet.count('True')} of {len(quiet)} | {share(harms, 'harm')} |"
         )
-        faults = [fault for fault, name in REACTIONS.items() if name == react]
+        faults = list(dict.fromkeys(row["fault"] for row in kept if row.get("reaction") == react))
         for group in [[fault] for fault in faults] + [faults] * (len(faults) > 1):
             own_rows = [row for row in kept if row["kind"] == "training" and row["fault"] in group]
             lines.append(

@@ -192,15 +192,15 @@ class MonitoredRun(Watcher):
     def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
         """The advice of the monitor's reactions, empty without reactions."""
         self._before = None
-        monitor, reactions = self.monitor, self.monitor.reactions
-        skipped, stopped = len(reactions.skipped), monitor.stopped
+        monitor = self.monitor
+        skipped, stopped = len(monitor.reactions.skipped), monitor.stopped
         batch = tokens.to(self.run.processes.device) if self.run.config.compile else None
         alarms = monitor.step(loss, optimiser, gradient_norm=norm, batch=batch)
         if self.run.processes.first and not self.quiet:
             for alarm in alarms:
                 _say(str(alarm))
         why = next((alarm.check for alarm in alarms if alarm.severity != "note"), "another process saw a danger")
-        return Advice(len(reactions.skipped) > skipped, self._before, why * (monitor.stopped > stopped), reactions.factor)
+        return Advice(len(monitor.reactions.skipped) > skipped, self._before, why * (monitor.stopped > stopped))
 
     def files(self) -> Mapping[str, str]:
         """The monitor's memory."""

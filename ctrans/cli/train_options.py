@@ -138,8 +138,7 @@ class TrainRequest(OfTraining):
     react: tuple[str, ...] = option(
         (),
         "Repeatable: what the monitor does. It can skip a step with a non-finite gradient, save a checkpoint before a step with a "
-        "danger, halve the learning rate at each danger, or end the run. In a trial, skip healed 10 of 12 runs with a nan in one batch "
-        "and acted in 0 of 12 healthy ones; lower healed no more than a placebo.",
+        "danger, or end the run. In a trial, skip healed 10 of 12 runs with a nan in one batch and acted in 0 of 12 healthy ones.",
         group="Monitor",
         choices=dict.fromkeys(REACTIONS),
         default_words="nothing",

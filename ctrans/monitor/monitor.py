@@ -178,7 +178,6 @@ class Monitor:
         reports, optimizer = self._reports(step), self._waiting.optimizer(optimizer, step)
         with self._errors_as_warnings(step):
             self._memory_before = self.memory() if "save" in self.reactions.asked and reports else None
-            self.reactions.attach(optimizer)
         self._step = step
         norm = self._waiting.number("gradient_norm", gradient_norm, step)
         with self._errors_as_warnings(step):
@@ -187,7 +186,7 @@ class Monitor:
                 alarms = self._report(step, optimizer, batch, loss)
         with self._errors_as_warnings(step):
             if reports:  # even if the report failed, as other processes wait for this one
-                self.reactions.react(alarms, step, optimizer)
+                self.reactions.react(alarms, step)
         with self._errors_as_warnings(step):
             if self._reports(step + 1):
                 self.gauges.sample_weights()
@@ -211,7 +210,6 @@ class Monitor:
             **self._waiting.memory(),
             "past": of_past(self.past),
             "alarms": self.watch.memory(),
-            "factor": self.reactions.factor,
             "weights": of_weights(self.gauges.updates.before),
         }
 
@@ -220,13 +218,12 @@ class Monitor:
         self._waiting.add(step, loss, gradient_norm)
 
     def close(self, words: str = "finished") -> None:
-        """Removes the hooks, lowers no rate any more, and ends the log. Later steps do nothing. A log
-        without an end is of a run that still runs, or was killed.
+        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a run
+        that still runs, or was killed.
         """
         self._closed = True
         with self._errors_as_warnings(self._step):
             self.gauges.disarm()
-            self.reactions.detach()
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.end(self._step, words)
@@ -248,7 +245,6 @@ class Monitor:
             self._waiting.remember(memory)
             into_past(self.past, memory["past"])
             self.watch.remember(memory["alarms"])
-            self.reactions.factor = float(memory["factor"])
             self.gauges.updates.before = weights_of(memory["weights"], next(self.sites.root.parameters()).device)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"memory is no result of Monitor.memory(): {in_a_line(error)}") from None
@@ -308,7 +304,7 @@ class Monitor:
             found["highest_gradient_norm"] = largest(norms)
             if norms[-1][0] == step:
                 found["gradient_norm"] = norms[-1][1]
-        return found | settings(optimizer, self.reactions.factor)
+        return found | settings(optimizer)
 
     def _skip(self, step: int, norm: Tensor | float | None) -> None:
         if norm is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,10 @@ from ctrans.findings import Finding
 from solvers import ConfigError
 from solvers.errors import unknown
 
-LOWERED = 0.5
-"""The factor of the learning rate at each danger."""
-LOWEST = 1 / 64
-"""The smallest product of these factors."""
-
-REACTIONS = ("skip", "save", "lower", "stop")
+REACTIONS = ("skip", "save", "stop")
 """Names of reactions. "skip" skips a step whose gradient norm is not finite. It needs the norm of
 each step. At a danger, which is an alarm more severe than a note, "save" saves the weights before
-the step, "lower" halves the learning rate inside the optimiser's steps, so that schedules are not
-changed, and "stop" sets `monitor.stopped`.
+the step, and "stop" sets `monitor.stopped`.
 """
 
 
@@ -34,6 +26,10 @@ def check_reactions(react: Collection[str]) -> frozenset[str]:
     if isinstance(react, str):
         raise ConfigError(f"react = {react!r}: give a list of names, as [{react!r}]")
     for name in react:
+        if name == "lower":
+            raise ConfigError(
+                "react = 'lower' was removed, as in its trial it healed no more than a placebo: choose skip, save or stop"
+            )
         if name not in REACTIONS:
             raise unknown("reaction", name, REACTIONS)
     return frozenset(react)
@@ -45,39 +41,22 @@ class Reactions:
     def __init__(self, react: Collection[str], root: nn.Module, out: Path | None, save: Callable[[Finding], object] | None):
         self.asked = check_reactions(react)
         self.root, self.out, self.save = root, out, save
-        self.factor, self.stopped, self.skipped = 1.0, False, list[int]()
+        self.stopped, self.skipped = False, list[int]()
 
-    def react(self, alarms: Collection[Finding], step: int, optimizer: torch.optim.Optimizer | None) -> None:
+    def react(self, alarms: Collection[Finding], step: int) -> None:
         """Reacts before the optimiser's step, in all processes if one of them sees a danger."""
         if not self.asked - {"skip"}:
             return
         dangers = _of_all_processes([alarm for alarm in alarms if alarm.severity != "note"])
         if not dangers:
             return
-        self.stopped = self.stopped or "stop" in self.asked
-        if "lower" in self.asked and optimizer is not None:
-            self.factor = max(LOWEST, self.factor * LOWERED)
-            self.attach(optimizer)
+        self.stopped |= "stop" in self.asked
         if "save" not in self.asked:
             return
         if self.save is not None:  # last, as it may fail in one process only
             self.save(dangers[0])
         elif self.out is not None:
             save_model(self.root, str(self.out / f"before-step-{step:08d}.safetensors"))
-
-    def attach(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Lowers the optimiser's rates inside its steps, once a danger has lowered the factor."""
-        if self.factor == 1 or optimizer is None:
-            return
-        if optimizer not in _LOWERED:
-            _LOWERED[optimizer] = Lowered(optimizer)
-        _LOWERED[optimizer].restore(optimizer)
-        _LOWERED[optimizer].by.add(self)
-
-    def detach(self) -> None:
-        """Lowers no rate any more."""
-        for lowered in _LOWERED.values():
-            lowered.by.discard(self)
 
     def skip(self, step: int) -> None:
         """Removes the gradients, so that the optimiser's step does nothing."""
@@ -86,54 +65,13 @@ class Reactions:
             parameter.grad = None
 
 
-class Lowered:
-    """The rates of one optimiser inside its steps: lowered by the factors of all that react to it.
-
-    It has one pair of hooks for each optimiser. Those of two monitors would run in the same order
-    before and after a step, and the second would keep the rate that the first one lowered.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self.by: weakref.WeakSet[Reactions] = weakref.WeakSet()
-        self._rates: list[tuple[Any, Any]] = []
-        """The rate of each group outside of its step and inside; none outside of steps."""
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
-
-    def restore(self, optimizer: torch.optim.Optimizer) -> None:
-        """The rates of before a step, unless another one was set meanwhile. After a step that raised,
-        torch calls no hook that does it.
-        """
-        for group, (rate, inside) in zip(optimizer.param_groups, self._rates, strict=False):
-            if group["lr"] is inside:
-                group["lr"] = rate
-        self._rates = []
-
-    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self.restore(optimizer)
-        factor = math.prod(each.factor for each in self.by)
-        if factor != 1:
-            rates = [group["lr"] for group in optimizer.param_groups]
-            self._rates = [(rate, None if rate is None else rate * factor) for rate in rates]  # Adafactor's may be None
-            for group, (_, inside) in zip(optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = inside
-
-    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self.restore(optimizer)
-
-
-_LOWERED: weakref.WeakKeyDictionary[torch.optim.Optimizer, Lowered] = weakref.WeakKeyDictionary()
-
-
 def distributed() -> bool:
     """Whether torch.distributed connects this process to others."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _of_all_processes(dangers: list[Finding]) -> list[Finding]:
-    """The dangers of all processes. Each sees other batches, and all must react alike to keep equal
-    weights.
-    """
+    """The dangers of all processes. Each sees other batches, and all must stop at the same step."""
     if not distributed() or torch.distributed.get_world_size() == 1:
         return dangers
     seen: list[Any] = [None] * torch.distributed.get_world_size()

@@ -84,10 +84,10 @@ def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[i
     return rates, {key: rate * float(groups[key].get("weight_decay") or 0.0) for key, rate in rates.items()}
 
 
-def settings(optimizer: torch.optim.Optimizer | None, factor: float) -> dict[str, Any]:
-    """`learning_rate`, times a factor, and `adam_memory` of an optimiser that has them."""
+def settings(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """`learning_rate` and `adam_memory` of an optimiser that has them."""
     groups = [] if optimizer is None else optimizer.param_groups
-    rates = [float(group["lr"]) * factor for group in groups if group["lr"] is not None]
+    rates = [float(group["lr"]) for group in groups if group["lr"] is not None]
     betas = [float(group["betas"][1]) for group in groups if "betas" in group]
     found = {"learning_rate": max(rates)} if rates else {}
     return {**found, "adam_memory": 1 / max(1e-12, 1 - max(betas))} if betas else found

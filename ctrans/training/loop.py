@@ -41,13 +41,11 @@ class Advice:
     - `skip`: makes no step. Figures that are not finite then do not end the run
     - `save`: saves a checkpoint of the iteration before, with these files by name
     - `stop`: the reason to end the run after the step and a checkpoint, or ""
-    - `rate`: the factor of the learning rate by the optimiser's hooks, for the log
     """
 
     skip: bool = False
     save: Mapping[str, str] | None = None
     stop: str = ""
-    rate: float = 1.0
 
 
 class Watcher:
@@ -152,7 +150,7 @@ class TrainingRun:
         row = {
             "step": step + 1,
             "loss": float(self.processes.sum(loss)) / self.processes.world,
-            "learning_rate": rate * advice.rate,
+            "learning_rate": rate,
             "gradient_norm": float(norm),
             "temperature": tau,
             **{name: float(self.processes.sum(value)) / self.processes.world for name, value in terms.items()},

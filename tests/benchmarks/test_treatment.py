@@ -64,3 +64,10 @@ def test_the_rule_asks_for_eight_patients_and_for_intervals_that_are_apart(heale
 
 def test_the_page_has_the_table_of_the_kept_rows():
     assert "\n".join(treatment.report(treatment.rows())[:-1]) in PAGE.read_text()
+
+
+def test_the_kept_rows_have_the_result_of_the_removed_reaction_lower():
+    first = [row for row in treatment.rows() if row["seed"] in treatment.FIRST]
+    (line,) = (line for line in treatment.report_reactions(first) if line.startswith("| `lower` | all |"))
+    shares = line.split(" | ")
+    assert f"| {shares[4]} | {shares[6]} |" in next(row for row in PAGE.read_text().splitlines() if row.startswith("| `lower` |"))

@@ -63,11 +63,8 @@ for name, make in (("own", gpt), ("hugging face", hugging)):
         weights, monitor = trained(make, way, True, f"{way} {name}")
         assert all(torch.equal(weights[key], without[key]) for key in without), (name, way)
         assert monitor.gauges.unknown == {}, monitor.gauges.unknown
-lowered, monitor = trained(gpt, "ddp", True, "lowered", spoiled=True, react=["lower"], limits={"loss spike": {"least": 3}})
-assert monitor.reactions.factor == 0.5, monitor.reactions.factor
-both = [torch.zeros_like(lowered["token_embedding.weight"]) for _ in range(2)]
-torch.distributed.all_gather(both, lowered["token_embedding.weight"])
-assert torch.equal(*both)
+_, monitor = trained(gpt, "ddp", True, "spoiled", spoiled=True, react=["stop"], limits={"loss spike": {"least": 3}})
+assert monitor.stopped, rank
 for way in ("ddp", "fsdp"):
     weights, monitor = trained(gpt, way, True, f"broken {way}", broken=True, react=["skip"])
     assert monitor.reactions.skipped == [15], monitor.reactions.skipped
@@ -101,7 +98,7 @@ rank, way = int(os.environ["RANK"]), sys.argv[1]
 torch.distributed.init_process_group("gloo")
 model = gpt()
 called = DistributedDataParallel(model)
-monitor = Monitor(model, every=2, react=["lower", "save"], save=lambda alarm: None, limits={"updates too large": {"limit": 0.0}})
+monitor = Monitor(model, every=2, react=["stop", "save"], save=lambda alarm: None, limits={"updates too large": {"limit": 0.0}})
 if rank == 1 and way == "no report":
     monitor._probe = lambda *of: 1 / 0
 if rank == 1 and way == "no save":
@@ -115,7 +112,7 @@ for step in range(1, 9):
     monitor.step(1.0, optimiser)
     optimiser.step()
     optimiser.zero_grad()
-print("factor", monitor.reactions.factor, float(sum(weight.sum() for weight in model.parameters())))
+print("stopped", monitor.stopped, float(sum(weight.sum() for weight in model.parameters())))
 """
 
 
@@ -147,4 +144,4 @@ def test_no_process_waits_for_one_that_fails_to_report_or_that_dies(way, port, t
     else:
         assert codes == [0, 0], ends
         assert ends[0][0] == ends[1][0], ends
-        assert float(ends[0][0].split()[1]) < 1
+        assert ends[0][0].split()[1] == "True"

@@ -13,11 +13,10 @@ from ctrans.monitor.log import read_log
 ALWAYS = {"updates too large": {"limit": 0.0}}
 
 
-def trained(steps=12, spoiled=None, by=1000.0, optimiser_of=None, schedule=None, **options):
+def trained(steps=12, spoiled=None, by=1000.0, **options):
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=32, context=8, depth=3, width=16, heads=2), seed=0)
-    optimiser = (optimiser_of or (lambda weights: torch.optim.AdamW(weights, lr=1e-3)))(model.parameters())
-    rates = None if schedule is None else schedule(optimiser)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     monitor = Monitor(model, every=2, **options)
     states = []
     for step in range(1, steps + 1):
@@ -27,8 +26,6 @@ def trained(steps=12, spoiled=None, by=1000.0, optimiser_of=None, schedule=None,
         monitor.step(loss, optimiser)
         optimiser.step()
         optimiser.zero_grad()
-        if rates is not None:
-            rates.step()
         states.append({name: weight.clone() for name, weight in model.state_dict().items()})
         if monitor.stopped:
             break
@@ -84,25 +81,6 @@ def test_the_weights_before_the_step_are_saved(tmp_path):
     assert told[0].check == "updates too large"
 
 
-@pytest.mark.cases(1)
-@pytest.mark.parametrize("schedule", [None, lambda optimiser: torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 12)])
-def test_the_learning_rate_is_halved_inside_the_step_and_schedules_go_on(schedule):
-    """Gradient descent's step is proportional to the rate: from the alarm on each is half of what it would be."""
-
-    def descent(weights):
-        return torch.optim.SGD(weights, lr=1e-3)
-
-    plain, lowered = (trained(react=react, limits=ALWAYS, optimiser_of=descent, schedule=schedule) for react in ([], ["lower"]))
-    step = lowered[0].alarms[0].step
-    assert lowered[0].reactions.factor == 0.5
-    assert plain[2].param_groups[0]["lr"] == lowered[2].param_groups[0]["lr"]  # what schedules see
-    changes = [
-        states[step - 1]["token_embedding.weight"] - states[step - 2]["token_embedding.weight"]
-        for _, states, _ in (plain, lowered)
-    ]
-    assert torch.allclose(changes[1], 0.5 * changes[0], rtol=1e-3, atol=1e-8)
-
-
 def test_a_danger_may_end_the_training():
     monitor, states, _ = trained(react=["stop"], limits=ALWAYS)
     assert monitor.stopped
@@ -113,7 +91,6 @@ def test_nothing_is_done_unasked(tmp_path):
     monitor, states, optimiser = trained(limits=ALWAYS, out=tmp_path)
     assert monitor.alarms
     assert not monitor.stopped
-    assert monitor.reactions.factor == 1.0
     assert {path.name for path in tmp_path.iterdir()} == {"monitor.jsonl"}
     assert len(states) == 12
     assert optimiser.param_groups[0]["lr"] == 1e-3
@@ -124,54 +101,5 @@ def test_what_cannot_be_asked_is_said():
         trained(react=["save"])
     with pytest.raises(ConfigError, match="list"):
         trained(react="stop")
-
-
-def lowering(optimiser):
-    """A monitor that a danger has made halve the rate."""
-    monitor = Monitor(GPT(GPTConfig(vocab_size=32, context=8, depth=1, width=16, heads=2)), react=["lower"])
-    monitor.reactions.factor = 0.5
-    monitor.reactions.attach(optimiser)
-    return monitor
-
-
-def inside(optimiser):
-    """The rate inside the next step of the optimiser."""
-    found = []
-    handle = optimiser.register_step_pre_hook(lambda its, *_: found.append(its.param_groups[0]["lr"]))
-    optimiser.step()
-    handle.remove()
-    return found[0]
-
-
-def test_two_monitors_of_one_optimiser_leave_its_rate_and_a_closed_one_lowers_nothing():
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
-    monitors = [lowering(optimiser) for _ in range(2)]
-    assert inside(optimiser) == 0.0625
-    assert optimiser.param_groups[0]["lr"] == 0.25
-    for monitor in monitors:
-        monitor.close()
-    assert inside(optimiser) == optimiser.param_groups[0]["lr"] == 0.25
-
-
-def test_a_step_that_raises_lowers_the_next_one_no_further():
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
-    held = lowering(optimiser)
-
-    def out_of_memory():
-        raise MemoryError
-
-    for _ in range(3):
-        with pytest.raises(MemoryError):
-            optimiser.step(out_of_memory)
-    assert inside(optimiser) == 0.25 * held.reactions.factor
-    assert optimiser.param_groups[0]["lr"] == 0.25
-
-
-def test_an_optimiser_that_sets_its_own_rate_is_left_alone():
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.25)
-    held, found = lowering(optimiser), []
-    optimiser.param_groups[0]["lr"] = None  # as Adafactor's, which computes its rate
-    held.reactions.attach(optimiser)
-    for hook in optimiser._optimizer_step_pre_hooks.values():
-        found.append(hook(optimiser))
-    assert optimiser.param_groups[0]["lr"] is None
+    with pytest.raises(ConfigError, match=r"'lower' was removed, .* placebo: choose skip, save or stop$"):
+        trained(react=["lower"])
