@@ -84,25 +84,20 @@ def title_above(figure: Figure, title: str) -> None:
     figure.suptitle(broken(title, int(72 * figure.get_figwidth() / (1.2 * LETTER))))
 
 
-def bound_styles(bounds: Sequence[Sequence[float] | None]) -> list[tuple[float, tuple[float, float]]]:
-    """The dashes of each bound, None where a model has none: those that lie upon each other take
-    turns, others need not wait.
-    """
+def bound_styles(bounds: Sequence[Sequence[float]]) -> list[tuple[float, tuple[float, float]]]:
+    """The dashes of each bound. Those that lie upon each other take turns, others need not wait."""
     alike: list[list[int]] = []
     for i, bound in enumerate(bounds):
-        group = next((each for each in alike if _coincide(bounds[each[0]], bound)), None)
-        if group is None:
-            alike.append([i])
-        else:
-            group.append(i)
+        group = next((each for each in alike if _coincide(bounds[each[0]], bound)), [])
+        if not group:
+            alike.append(group)
+        group.append(i)
     styles = {i: bound_style(place, len(group)) for group in alike for place, i in enumerate(group)}
     return [styles[i] for i in range(len(bounds))]
 
 
-def _coincide(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
-    if one is None or other is None or len(one) != len(other):
-        return False
-    return all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
+def _coincide(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
 
 
 def mark_places(i: int, count: int) -> tuple[int, int]:

@@ -39,7 +39,7 @@ def test_bounds_that_coincide_show_their_own_colours_and_no_other(count):
 def test_only_bounds_that_lie_upon_each_other_take_turns():
     """Others would have gaps that the eye does not follow."""
     one, near, other = [1.0, 2.0, 3.0], [1.0, 2.01, 3.0], [1.0, 2.0, 9.0]
-    assert bound_styles([one, None, near, other]) == [bound_style(0, 2), bound_style(0, 1), bound_style(1, 2), bound_style(0, 1)]
+    assert bound_styles([one, [], near, other]) == [bound_style(0, 2), bound_style(0, 1), bound_style(1, 2), bound_style(0, 1)]
 
 
 @pytest.mark.parametrize("count", [1, 7, 25, 1000])
