@@ -280,7 +280,7 @@ def _other_parameters(chain: nn.Module) -> bool:
     positions.
     """
     parts = [part for part in chain.modules() if isinstance(part, nn.Embedding) or is_linear(part) or as_norm(part) is not None]
-    known = {p for part in parts for p in part.parameters(recurse=False)}
+    known = {p for part in parts for p in part.parameters()}
     return any(parameter not in known for parameter in chain.parameters())
 
 

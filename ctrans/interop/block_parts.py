@@ -21,7 +21,7 @@ from ctrans.interop.anatomy import Anatomy, named_maps, parts_of
 from ctrans.interop.block_calls import Running, is_state
 from ctrans.interop.ffn_in_model import KNOWN, Activated, GatedUnits
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.module_chain import ModuleChain, has_matrix, is_linear
+from ctrans.interop.module_chain import ModuleChain, has_matrix, is_leaf, is_linear
 from ctrans.interop.multihead import UnfoldedAttention, unfolds
 from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import CalledAs, RecordedCall, watched
@@ -81,7 +81,8 @@ class BlockRun:
 
 def run_of(running: Running, x: Tensor) -> BlockRun:
     """Runs the block on the state x."""
-    with watched({path: part for path, part in running.block.named_modules() if part is not running.block}) as calls:
+    parts = {path: part for path, part in running.block.named_modules() if path and "parametrizations" not in path}
+    with watched(parts) as calls:
         y = running(x)
     return BlockRun(running, x, y, [call for call in calls if call.x is not None])
 
@@ -231,7 +232,7 @@ def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:
 
 
 def _leaves(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    return [call for call in calls if next(call.module.children(), None) is None]
+    return [call for call in calls if is_leaf(call.module)]
 
 
 def _ffn(run: BlockRun, attention: Part) -> Part | None:

@@ -9,5 +9,7 @@ FOREIGN_ERRORS = (Exception,)
 
 
 def named_error(error: BaseException) -> str:
-    """The error as 'TypeError: its text on one line'."""
-    return f"{type(error).__name__}: {one_line(error)}"
+    """The error as 'TypeError: its text on one line', and for one of dtypes what to give."""
+    text = f"{type(error).__name__}: {one_line(error)}"
+    own = "dtype" in text or "double" in text.lower()
+    return f"{text}; if its code makes float32 tensors, give --dtype float32" if own else text

@@ -4,6 +4,7 @@ installed library's.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -47,18 +48,20 @@ def from_transformers(
     dtype: torch.dtype | None = None,
     on_demand: bool = False,
     allow_pickle: bool = False,
+    images: bool | None = None,
 ) -> Imported:
     """A Hugging Face model, or one saved in a local directory, with `depth`, `embed`, `head` and
     `trajectory`.
 
     - `model`: the model, whose weights are used and not copied, or a directory. Of an encoder with
-      a decoder, the encoder is used
+      a decoder, the encoder is used. The description says so
     - `dt`: multiplies the length of each segment; 1 is the model
     - `anatomy`: paths of the parts of a model whose names are not known
     - `dtype`: to load in. Default: the dtype of the config, or of the files
     - `on_demand`: reads matrices by memory map when they are used and drops them afterwards. The
       numbers are the same, and only one sublayer is in memory (see `ctrans.weights.on_demand`)
     - `allow_pickle`: also reads `pytorch_model.bin`, by torch's restricted unpickler
+    - `images`: of a model with two towers (CLIP, SigLIP), the image tower or the text tower
 
     The structure around each attention and FFN is read from what the blocks compute;
     `str(result.config)` describes it.
@@ -75,7 +78,13 @@ def from_transformers(
             "model.to(dtype)"
         )
     check_not_quantised(model)
-    return Imported(one_stack(model), dt=dt, anatomy=anatomy)
+    stack = one_stack(model, images=images)
+    imported = Imported(stack, dt=dt, anatomy=anatomy)
+    if stack is not model:
+        path = next(path for path, part in model.named_modules() if part is stack)
+        said = f"{imported.config.model}, only the {path} of {type(model).__name__}"
+        imported.config = dataclasses.replace(imported.config, model=said)
+    return imported
 
 
 def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:

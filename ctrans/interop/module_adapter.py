@@ -109,7 +109,8 @@ class ModuleAdapter(ModelAdapter):
         lead = tokens.shape[: tokens.dim() - axes]
         flat = tokens.reshape(-1, *tokens.shape[tokens.dim() - axes :])
         x = self._embedded(flat) if self.own_embed is None else self.own_embed(flat)
-        return x.reshape(*lead, *x.shape[1:])
+        # a copy: a view of learned latents would change with them, and need gradients as they do
+        return x.reshape(*lead, *x.shape[1:]).clone()
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         calls = self._calls(tokens)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from ctrans.fields import Matrix, Role
 from ctrans.fields.ffn_bounds import Affine
@@ -120,9 +121,18 @@ BYTES = (torch.int8, torch.uint8)
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether the module has a matrix of its own: a parameter, or a buffer of quantised weights."""
+    """Whether the module has a matrix of its own: a parameter, parametrised or not, or a buffer of
+    quantised weights.
+    """
+    if isinstance(module, ParametrizationList):  # its matrix is that of the module around it
+        return False
     kept = any(buffer.dim() > 1 and buffer.dtype in BYTES for buffer in module.buffers(recurse=False))
-    return kept or any(weight.dim() > 1 for weight in module.parameters(recurse=False))
+    return kept or any(weight.dim() > 1 for weight in module.parameters(recurse=is_leaf(module)))
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether the module has no submodules, except those that make its weights."""
+    return all(name == "parametrizations" for name, _ in module.named_children())
 
 
 def numbers_at(module: nn.Module, path: str) -> Tensor:

@@ -28,7 +28,6 @@ from ctrans.interop.hugging_face import (
     directory_weights,
     from_transformers,
     load_local,
-    one_stack,
     open_local,
     read_settings,
 )
@@ -310,7 +309,7 @@ def _from_transformers(
             )
             if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
                 loaded.set_experts_implementation("eager")
-            read = partial(from_transformers, one_stack(loaded, images=images), dt=dt, anatomy=anatomy)
+            read = partial(from_transformers, loaded, dt=dt, anatomy=anatomy, images=images)
             return _open_probed(loaded.requires_grad_(False), read, directory, loss).eval()
         except RuntimeError as error:  # some modules have kernels only for some dtypes
             kind = str(dtype).removeprefix("torch.")

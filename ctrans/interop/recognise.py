@@ -25,7 +25,7 @@ from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import Call, Running, StateForm
 from ctrans.interop.block_parts import BlockRun, Parts, check_roles, named_parts, run_of, seen_parts
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.interop.module_chain import ModuleChain
+from ctrans.interop.module_chain import ModuleChain, is_leaf
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
@@ -245,7 +245,7 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
     for part in run.block.modules():
         if part in kinds:
             roles[part] = kinds[part]
-        elif part not in inside and next(part.children(), None) is None:
+        elif part not in inside and is_leaf(part):
             norm = as_norm(part, x.shape[-1])
             if norm is not None or next(part.parameters(), None) is not None:  # others are activations and dropouts
                 roles[part] = norm

@@ -43,6 +43,17 @@ class Turned(torch.nn.Module):
 def turned():
     return Turned()
 
+class Ramped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = plain("language"), torch.nn.Linear(31, 31)
+
+    def forward(self, ids):
+        return self.out(self.inner(ids).float())
+
+def ramped():
+    return Ramped()
+
 def broken():
     raise ValueError("no weights here")
 
@@ -156,6 +167,7 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
         (["--python", "mine.py:absent"], "has no function 'absent'; its functions: model, images, number, wanting, turned"),
         (["--python", "mine.py:wanting"], "is called without arguments: missing a required argument: 'width'"),
         (["--python", "mine.py:turned", "--loss", "next"], "loss 'next' needs logits (sequences, tokens, "),
+        (["--python", "mine.py:ramped"], "if its code makes float32 tensors, give --dtype float32"),
         (["mine.py:model"], "is no directory: for a function that makes a module use --python"),
         (["--python", "mine.py:number"], "returned int: return an nn.Module"),
         (["--python", "mine.py:broken"], "ValueError: no weights here"),

@@ -10,7 +10,9 @@ import safetensors.torch
 import torch
 import transformers
 
+import ctrans
 from ctrans.interop import from_transformers
+from ctrans.monitor.log import read_log
 from solvers import ConfigError
 from tests.interop.models import inputs, made
 
@@ -178,3 +180,16 @@ def test_quantised_model_is_refused():
 def test_more_weights_than_the_model_uses_are_no_reason_to_refuse(saved):
     edit(saved / "config.json", architectures=["GPT2Model"])
     assert isinstance(from_transformers(saved).model, transformers.GPT2Model)
+
+
+def test_of_an_encoder_with_a_decoder_it_says_which_is_read_and_watched(tmp_path):
+    sizes = {"num_layers": 2, "num_decoder_layers": 3, "num_heads": 2, "decoder_start_token_id": 0}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=32, **sizes))
+    ids, said = torch.ones(2, 5, dtype=torch.int64), "T5Stack, only the encoder of T5ForConditionalGeneration (t5): 2 blocks"
+    assert from_transformers(model).config.model == "T5Stack, only the encoder of T5ForConditionalGeneration"
+    with ctrans.Monitor(model, out=tmp_path) as monitor:
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        monitor.step(loss)
+    assert read_log(tmp_path).header.model.startswith(said)
+    assert ctrans.open_model(model.get_decoder()).described.startswith("T5Stack (t5): 3 blocks")

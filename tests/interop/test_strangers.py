@@ -135,6 +135,7 @@ def test_states_velocities_and_output_are_the_modules_own(name):
     expected, output = seen(name, module, inputs)
     with torch.no_grad():
         states = opened.trajectory(main).states
+        assert not any(x.requires_grad for x in states)
         apart = INPUTS[name][1]
         for i, own in enumerate(expected):
             k = i * apart if apart else next(k for k, x in enumerate(states) if near(x, own))

@@ -5,6 +5,7 @@ and instruments run on it.
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import ctrans
 from ctrans.as_found import as_found
@@ -41,6 +42,8 @@ MODELS = {
     "compiled": (lambda: torch.compile(TiedGPT(), backend="eager"), None, True),
     "parallel": (lambda: nn.DataParallel(TiedGPT()), None, True),
     "adapters": (lambda: wrapped(TiedGPT(), unusual.LoRA), None, True),
+    "weight norms": (lambda: wrapped(TiedGPT(), parametrizations.weight_norm), None, True),
+    "spectral norms": (lambda: wrapped(TiedGPT(), parametrizations.spectral_norm), None, True),
     "bytes": (lambda: wrapped(TiedGPT(), unusual.Int8Linear), None, True),
 }
 
@@ -93,6 +96,21 @@ def test_a_diagnosis_of_it_runs(name):
     found = ctrans.diagnose(opened, main, torch.zeros_like(main) if opened.vocabulary else main)
     assert "costates" not in found.unknown
     assert {finding.severity for finding in found.findings} <= {"note", "serious"}
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("name", ["weight norms", "spectral norms"])
+def test_weights_that_torch_computes_at_each_use_hide_no_block(name):
+    module = made(name)
+    opened = ctrans.open_model(module)
+    expected, _ = own_states(module, None)
+    assert all(map(torch.equal, opened.trajectory(TOKENS).states[2::2], expected))
+    assert "attention Attend, FFN Sequential" in opened.described
+    first, last = module.blocks[0].think[0], module.blocks[0].think[2]
+    for matrix, own in zip(opened.depth.sublayers[1].field.matrices(), (first, last), strict=True):
+        assert torch.equal(matrix.weight, own.weight)
+        assert not isinstance(own.weight, nn.Parameter)
+    assert len(ctrans.Monitor(module).sites.sites) == 2 * len(module.blocks)
 
 
 def test_an_adapters_own_gradient_is_the_modules():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from ctrans import GPT, GPTConfig
 from ctrans.monitor import Monitor
@@ -59,6 +60,15 @@ class OnTokens(nn.Module):
         return None, self.model(input_ids=tokens, labels=targets, use_cache=False).loss
 
 
+def spectral():
+    """Weights that torch computes at each use, which changes what it keeps of them in training."""
+    model = Plain()
+    for layer in model.body.layers:
+        for linear in (layer.linear1, layer.linear2, layer.self_attn.out_proj):
+            parametrizations.spectral_norm(linear)
+    return model
+
+
 CASES = {
     "own": (gpt, {}, {}),
     "post": (lambda: gpt(placement="post"), {}, {}),
@@ -66,6 +76,7 @@ CASES = {
     "autocast": (gpt, {"precision": torch.bfloat16}, {}),
     "checkpointed": (lambda: Objective(gpt(), TrainConfig(gradient="checkpoint")), {}, {"inner": "model"}),
     "torch's layers": (Plain, {}, {"example": torch.zeros(1, 4, dtype=torch.int64)}),
+    "parametrised": (spectral, {}, {"example": torch.zeros(1, 4, dtype=torch.int64)}),
     "hugging face": (lambda: OnTokens(hugging_face()), {}, {"inner": "model"}),
     "hugging face, reentrant": (lambda: OnTokens(hugging_face("reentrant")), {}, {"inner": "model"}),
     "hugging face, not reentrant": (lambda: OnTokens(hugging_face("other")), {}, {"inner": "model"}),
