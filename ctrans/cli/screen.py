@@ -65,8 +65,10 @@ def command(request: ScreenRequest) -> None:
     jobs = _jobs(request)
     found = list(jobs.values())
     batch = read_batch(request, found, walks=2)
-    # every second sequence is of another text, which the transport step needs
-    other, batch = batch.tokens[1::2], dataclasses.replace(batch, tokens=batch.tokens[::2], targets=batch.targets[::2])
+    # half of the sequences are of another text, which the transport step needs; other arguments of an example belong to its first rows
+    half = len(batch.tokens) // 2
+    own, others = (slice(half), slice(half, None)) if found[0].given else (slice(0, None, 2), slice(1, None, 2))
+    other, batch = batch.tokens[others], dataclasses.replace(batch, tokens=batch.tokens[own], targets=batch.targets[own])
     directory = directory_of(request)
     effort = EFFORTS["quick" if request.quick else "full"]
     results: dict[str, Screening] = {}

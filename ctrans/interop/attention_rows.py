@@ -5,7 +5,6 @@ or from the arguments of fused attention.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,17 +90,8 @@ def _rows(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **more: Any,
 ) -> Tensor:
-    """softmax(s q k' + mask), as `F.scaled_dot_product_attention` defines it."""
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
-    scores = (1 / math.sqrt(query.shape[-1]) if scale is None else scale) * (query @ key.transpose(-1, -2))
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.softmax(-1)
+    """softmax(s q k' + mask): the output for the unit matrix as values, without dropout."""
+    one = torch.eye(value.shape[-2], dtype=value.dtype, device=value.device).expand(*value.shape[:-1], -1)
+    return F.scaled_dot_product_attention(query, key, one, attn_mask, is_causal=is_causal, **more)

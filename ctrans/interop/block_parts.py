@@ -324,5 +324,5 @@ def _gate(first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall
 def _between(kind: str, first: RecordedCall, then: RecordedCall) -> str:
     return (
         f"ffn=: between {first.path} and {then.path} of {kind} acts none of {', '.join(KNOWN)}: put the FFN into its own module and pass "
-        "its path as ffn="
+        "its path as ffn=. A block with a third map, such as cross-attention, is not read"
     )

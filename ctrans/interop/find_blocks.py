@@ -137,7 +137,10 @@ def _lists(model: nn.Module) -> dict[str, Blocks]:
     return {
         name: blocks_at(model, name)
         for name, part in model.named_modules()
-        if isinstance(part, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and len(part) and None not in blocks_at(model, name)
+        if isinstance(part, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+        and len(part)
+        and "parametrizations" not in name
+        and None not in blocks_at(model, name)
     }
 
 

@@ -279,6 +279,35 @@ def test_a_screening_of_too_few_rows_says_what_they_are_for(there):
     assert words in " ".join(result.stderr.split())
 
 
+READER = """
+import torch
+
+class Reader(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start = torch.nn.Parameter(torch.randn(1, 3, 8))
+        self.maps = torch.nn.ModuleList(torch.nn.Linear(16, 8) for _ in range(3))
+
+    def forward(self, points):
+        x, read = self.start.repeat(len(points), 1, 1), points.mean(1, keepdim=True).expand(-1, 3, -1)
+        for each in self.maps:
+            x = x + each(torch.cat([x, read], -1)).tanh()
+        return x.mean(1)
+
+def points():
+    return torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
+"""
+
+
+def test_a_screening_reads_an_example_whose_other_inputs_are_a_context(there):
+    """What a row reads besides its state is known for the first rows of the example."""
+    reader = there / "reader.py"
+    reader.write_text(READER)
+    result = found("screen", "--python", f"{reader}:Reader", "--example", f"{reader}:points", "--quick", "--json", "-")
+    assert result["model"]["sequences"] == 2
+    assert result["models"]["reader.py:Reader"]["steps"]["updates"]["verdict"] == "moves"
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["control", "hjb-check"])
 def test_without_a_loss_there_is_no_costate(name, there):

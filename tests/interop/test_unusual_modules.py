@@ -113,6 +113,15 @@ def test_weights_that_torch_computes_at_each_use_hide_no_block(name):
     assert len(ctrans.Monitor(module).sites.sites) == 2 * len(module.blocks)
 
 
+def test_what_makes_a_weight_is_no_block():
+    module = made("weight norms")
+    module.ln = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(unusual.WIDTH, unusual.WIDTH)) for _ in range(2)))
+    assert ctrans.open_model(module).config.placement == "pre"
+    with pytest.raises(ConfigError) as refused:
+        ctrans.open_model(module, blocks="absent")
+    assert ".parametrizations" not in str(refused.value)
+
+
 def test_an_adapters_own_gradient_is_the_modules():
     """The costate passes the frozen weight and the adapter both."""
     module = made("adapters").double()
