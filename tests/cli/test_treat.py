@@ -111,7 +111,7 @@ def test_what_the_page_says_undoes_it_bit_for_bit(treated, tmp_path, monkeypatch
     place, _ = treated
     shutil.copytree(place / "models", tmp_path / "models")
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?before-treatment.*?)```", UNDO.read_text(), re.S)
+    (code,) = re.findall(r"```\n(from pathlib.*?before-treatment.*?)```", UNDO.read_text(), re.S)
     exec(code, {})
     ill, undone = tensors(place / "ill"), tensors(tmp_path / "models" / "treated")
     assert ill.keys() == undone.keys()
