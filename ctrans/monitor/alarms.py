@@ -77,11 +77,11 @@ ALARMS = Checks(
         "gradients are not reset": Check(
             "earlier_gradient",
             "the first sublayer's gradient when the step's first backward pass begins",
-            "serious",
+            "note",
             "gradients of a step start from zero",
             "Each step follows the sum of earlier gradients too.",
             "Call optimizer.zero_grad() in each step. If you add up gradients of several passes, call monitor.step only before the "
-            "optimiser's step.",
+            "optimiser's step. A loop with several backward passes in a step, as for a GAN or a penalty, may mean to.",
             limits={"limit": 0.0, "reports": 2},
             measure=past_checks.beyond("earlier_gradient"),
         ),

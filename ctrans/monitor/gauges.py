@@ -21,15 +21,15 @@ from ctrans.interop.recorded_calls import first_tensor
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.monitor.bound_shares import bound_shares
 from ctrans.monitor.gauge_table import GAUGES, TINY, Figures, GaugeAt, Scope, measures_of
-from ctrans.monitor.hooks import Hook, state_in, traced
+from ctrans.monitor.hooks import Hook, in_a_line, state_in, traced
 from ctrans.monitor.reductions import SAMPLE, evenness, growth_exponent, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Site, Sites, own_parameters
 from ctrans.monitor.updates import Updates
-from ctrans.printable import text_of
 from ctrans.stability.forward.bounds import needs_radius
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
+LEFT_OUT = "the pass left out a sum x + f(x) (stochastic depth), or ran it without gradients (reentrant checkpoints)"
 
 
 class Gauges:
@@ -90,8 +90,7 @@ class Gauges:
             elif site.router is not None:
                 self._post(site.router, site, self._routed)
         returned = Hook(lambda _, args, kwargs, output: self._try("logits", self._returned, output, (*args, *kwargs.values())))
-        handle = self.sites.root.register_forward_hook(returned, with_kwargs=True)
-        self.hooks.callback(handle.remove)
+        self.hooks.callback(self.sites.root.register_forward_hook(returned, with_kwargs=True).remove)
 
     def disarm(self) -> None:
         self.hooks.close()
@@ -101,11 +100,12 @@ class Gauges:
         """The hooks of a model that is read by its sums: modes of its passes show the states, and the
         scores between them.
         """
-        count, at = len(self.sites.sites), -1
+        count, at, calls = len(self.sites.sites), -1, 0
 
         def begin(*_: object) -> None:
-            nonlocal at
-            if self._wanted and not traced():
+            nonlocal at, calls
+            calls += 1
+            if calls == 1 and self._wanted and not traced():  # a model may call itself
                 at = -1
                 self._modes.enter_context(ScoresSeen(scored, partial(self._failed, "attention")))
                 self._modes.enter_context(stream.states(met))
@@ -116,14 +116,18 @@ class Gauges:
 
         def met(k: int, x: Tensor) -> Tensor:
             nonlocal at
-            at = k
-            self._try(f"state {k}", self._met, stream, k, x)
+            if k == at + 1 and self._wanted:
+                at = k
+                self._try(f"state {k}", self._met, stream, k, x)
             return x
 
         def end(*_: object) -> None:
-            self._modes.close()
-            if self.seen and ("rms", count) not in self._found:
-                self.unknown["states"] = "the pass left out a sum x + f(x), as with stochastic depth: nobody knows which"
+            nonlocal calls
+            calls -= 1
+            if not calls:
+                self._modes.close()
+                if self.seen and at != count:
+                    self.unknown["states"] = LEFT_OUT
 
         self.hooks.callback(self.sites.root.register_forward_pre_hook(Hook(begin)).remove)
         self.hooks.callback(self.sites.root.register_forward_hook(Hook(end), always_call=True).remove)
@@ -134,7 +138,7 @@ class Gauges:
         if k and self._last is not None and self._new("velocity", k - 1):
             self._moved(self.sites.sites[k - 1], x - self._last)
         if k < len(self.sites.sites):
-            self._entered(self.sites.sites[k], x.clone(), own)  # the model may change it in place
+            self._entered(self.sites.sites[k], own, x.clone())  # the model may change it in place
 
     def _begin(self) -> None:
         self._found, self._left_so_far, self.unknown, self._start, self._last = {}, {}, {}, None, None
@@ -241,17 +245,17 @@ class Gauges:
         """Whether the pass is to be measured and has no such figure yet."""
         return self._wanted and (name, place) not in self._found
 
-    def _entered(self, site: Site, x: Tensor, own: Tensor | None = None) -> None:
+    def _entered(self, site: Site, own: Tensor, x: Tensor | None = None) -> None:
         k = site.k
         if k == 0 and self.seen and self._wanted and not any(name == "costate" for name, _ in self._found):
             self._begin()  # the pass before had no backward pass: an error ended it, or nothing was to learn from it
         if not self._new("rms", k):
             return
+        x = own.detach() if x is None else x
         with torch.no_grad():
-            self._state(k, x.detach())
+            self._state(k, x)
             if needs_radius(site.sublayer):
-                self._found["radius", k] = longest(x.detach())
-        own = x if own is None else own
+                self._found["radius", k] = longest(x)
         if own.requires_grad:
             # removed again: X_0 may be a leaf that the next pass uses too
             self.hooks.callback(own.register_hook(lambda p: self._try(site.place, self._returns, k, p)).remove)
@@ -262,7 +266,9 @@ class Gauges:
         sublayer have only gradients of before.
         """
         if k and not any(name == "costate" for name, _ in self._found):
-            kept = [weight.grad for weight in own_parameters(self.sites)[0][0] if weight.grad is not None]
+            kept = [
+                weight.grad for weight in own_parameters(self.sites)[0][0] if weight.requires_grad and weight.grad is not None
+            ]
             self._found["earlier_gradient", 0] = norm_of(kept)
         self._found.setdefault(("costate", k), length(p.detach()))
 
@@ -285,7 +291,7 @@ class Gauges:
             self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
             self._found["longest", k] = longest(r)
             if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
-                self._arrived(self._last.detach().reshape(r.shape) + site.length * r)
+                self._arrived(self._last.reshape(r.shape) + site.length * r)
 
     def _ended(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         if site.k + 1 == len(self.sites.sites) and self._new("rms", site.k + 1):
@@ -319,8 +325,7 @@ class Gauges:
     def _attending(self, site: Site, x: Tensor) -> None:
         if self._new("logit", site.k):
             self._modes.close()  # of an attention that has not ended
-            failed = partial(self._failed, site.place)
-            self._modes.enter_context(ScoresSeen(lambda scores: self._measure("head", site.k, scores), failed))
+            self._modes.enter_context(ScoresSeen(partial(self._measure, "head", site.k), partial(self._failed, site.place)))
 
     def _sent(self, site: Site, x: Tensor) -> None:
         """Routing of ctrans's own maps, from their load of a sample of tokens."""
@@ -393,8 +398,3 @@ class Gauges:
             inside = [values.get(("gradient", k), [0.0])[0] for k in range(count)]
             figures["gradient_norm"] = math.hypot(*inside, values["gradient_outside", 0][0])
         return figures
-
-
-def in_a_line(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(text_of(error).split())[:200]}"

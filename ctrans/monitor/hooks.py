@@ -1,4 +1,4 @@
-"""Hooks of a module that trains."""
+"""Hooks of a module that trains, and what they say of errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ctrans.printable import text_of
 
 
 class Hook:
@@ -31,3 +33,8 @@ def traced() -> bool:
 def state_in(given: Sequence[Any]) -> Tensor | None:
     """The first of the arguments that may be a state."""
     return next((x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1), None)
+
+
+def in_a_line(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(text_of(error).split())[:200]}"

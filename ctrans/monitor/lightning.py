@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.monitor.gauges import in_a_line
+from ctrans.monitor.hooks import in_a_line
 from ctrans.monitor.memory import Memory
 from ctrans.monitor.monitor import Monitor, check_options
 from solvers import ConfigError

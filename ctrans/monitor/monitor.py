@@ -21,7 +21,8 @@ from ctrans.findings import Finding
 from ctrans.json_values import is_step
 from ctrans.monitor.alarms import Watch, check_limits
 from ctrans.monitor.gauge_table import Figures, measures_of
-from ctrans.monitor.gauges import Gauges, in_a_line
+from ctrans.monitor.gauges import Gauges
+from ctrans.monitor.hooks import in_a_line
 from ctrans.monitor.log import LogWriter
 from ctrans.monitor.log_lines import Header, Report
 from ctrans.monitor.memory import Memory, into_past, of_past, of_weights, weights_of

@@ -18,7 +18,7 @@ from ctrans.control.maximum_principle import maximum_principle
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import check_segment
 from ctrans.fields import TokenBound
-from ctrans.monitor.gauges import in_a_line
+from ctrans.monitor.hooks import in_a_line
 from ctrans.monitor.sharpness import over_edge
 from ctrans.monitor.sites import Sites
 from ctrans.stability.attention.by_depth import AttentionByDepth

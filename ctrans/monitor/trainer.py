@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ctrans.findings import Finding
 from ctrans.interop.open_model import unwrap_model
 from ctrans.model.weights_file import write_durably
-from ctrans.monitor.gauges import in_a_line
-from ctrans.monitor.hooks import Hook
+from ctrans.monitor.hooks import Hook, in_a_line
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.monitor import Monitor, check_options
 from solvers.checked import checked

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrans.monitor.gauges import in_a_line
+from ctrans.monitor.hooks import in_a_line
 from ctrans.monitor.memory import Memory, packed, unpacked
 from ctrans.monitor.past import STEPS
 from ctrans.monitor.reductions import detached, host_numbers, largest

@@ -248,7 +248,11 @@ class Skipping(torch.nn.Module):
         self.table, self.head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
         self.parts = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(16, 16)) for _ in range(3))
 
-    def forward(self, tokens):
+    def forward(self, tokens, again=False):
+        if again:
+            with torch.device("meta"):
+                self(tokens)
+                assert torch.zeros(1).is_meta
         x = self.table(tokens)
         for i, part in enumerate(self.parts):
             if i != self.left_out:
@@ -279,6 +283,9 @@ def test_a_monitor_of_sums_in_place_and_of_a_pass_that_leaves_one_out():
     assert "left out a sum" in gauges.unknown["states"]
     module.left_out = None
     assert figures() == whole
+    gauges.arm()
+    module(tokens, again=True)
+    assert not torch.overrides._get_current_function_mode_stack()
 
 
 class Decoder(torch.nn.Module):

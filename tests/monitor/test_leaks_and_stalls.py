@@ -90,6 +90,22 @@ def test_gradients_that_are_not_reset_are_told_and_those_of_several_passes_are_n
         assert "gradients are not reset" not in alarms(reset, passes)
 
 
+def test_a_gradient_that_frozen_weights_keep_is_not_told():
+    model = GPT(GPTConfig(vocab_size=13, context=12, depth=2, width=16, heads=2))
+    monitor = Monitor(model, every=2)
+    for step in range(9):
+        free = [p for p in model.parameters() if p.requires_grad]
+        torch.optim.SGD(free).zero_grad()
+        tokens = torch.randint(0, 13, (4, 12))
+        loss = model(tokens, tokens)[1]
+        loss.backward()
+        monitor.step(loss)
+        if step == 2:
+            model.depth.sublayers[0].requires_grad_(False)
+    assert any(p.grad is not None for p in model.depth.sublayers[0].parameters())
+    assert "gradients are not reset" not in checks(monitor)
+
+
 def test_a_missing_mask_is_told_once_the_model_uses_it():
     monitor, model, tokens = trained(causal=False, steps=120)
     with torch.no_grad():
