@@ -82,8 +82,9 @@ def from_transformers(
     imported = Imported(stack, dt=dt, anatomy=anatomy)
     if stack is not model:
         path = next(path for path, part in model.named_modules() if part is stack)
-        said = f"{imported.config.model}, only the {path} of {type(model).__name__}"
-        imported.config = dataclasses.replace(imported.config, model=said)
+        imported.config = dataclasses.replace(
+            imported.config, model=f"{imported.config.model}, only the {path} of {type(model).__name__}"
+        )
     return imported
 
 

@@ -194,9 +194,3 @@ class StreamAdapter(ModuleAdapter):
 
     def _start(self, tokens: Tensor) -> Tensor:
         return self.passed(tokens, last=0)[1]
-
-
-def stream_of(depth: Depth) -> StreamAdapter | None:
-    """What sees the states of a model that is read by its sums; None for other models."""
-    field = depth.sublayers[0].field
-    return field.adapter if isinstance(field, StreamMap) else None

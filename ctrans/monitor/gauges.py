@@ -29,7 +29,6 @@ from ctrans.monitor.updates import Updates
 from ctrans.stability.forward.bounds import needs_radius
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
-LEFT_OUT = "the pass left out a sum x + f(x) (stochastic depth), or ran it without gradients (reentrant checkpoints)"
 
 
 class Gauges:
@@ -127,7 +126,7 @@ class Gauges:
             if not calls:
                 self._modes.close()
                 if self.seen and at != count:
-                    self.unknown["states"] = LEFT_OUT
+                    self.unknown["states"] = "a pass left out a sum (stochastic depth), or ran it without gradients (checkpoints)"
 
         self.hooks.callback(self.sites.root.register_forward_pre_hook(Hook(begin)).remove)
         self.hooks.callback(self.sites.root.register_forward_hook(Hook(end), always_call=True).remove)

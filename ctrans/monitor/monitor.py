@@ -266,7 +266,8 @@ class Monitor:
         return step % self.every == 0 or step == self._first_report
 
     def _arm_for(self, step: int) -> None:
-        if self._reports(step) and not self.compiled:
+        # a compiled part cannot be traced inside the mode of `Gauges` that shows sums
+        if self._reports(step) and not (self.compiled or (self.sites.stream and is_compiled(self.sites.root))):
             self.gauges.arm()
 
     def _report(self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any, loss: object) -> list[Finding]:
@@ -316,13 +317,11 @@ class Monitor:
     def _run_eagerly(self, batch: Any) -> None:
         """Runs a quarter of the batch once more, uncompiled and forward only."""
         root = self.sites.root
-        self.gauges.arm(looking=True)
-        try:
-            with as_found(root), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                args, kwargs = first_quarter(batch)
-                root(*args, **kwargs)
-        finally:
-            self.gauges.disarm()
+        self.gauges.arm(looking=True)  # an error disarms, as any error of a report
+        with as_found(root), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            args, kwargs = first_quarter(batch)
+            root(*args, **kwargs)
+        self.gauges.disarm()
 
     def _probe(self, step: int, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
         self.gauges.map_bounds = []

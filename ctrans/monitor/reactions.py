@@ -26,12 +26,9 @@ def check_reactions(react: Collection[str]) -> frozenset[str]:
     if isinstance(react, str):
         raise ConfigError(f"react = {react!r}: give a list of names, as [{react!r}]")
     for name in react:
-        if name == "lower":
-            raise ConfigError(
-                "react = 'lower' was removed, as in its trial it healed no more than a placebo: choose skip, save or stop"
-            )
         if name not in REACTIONS:
-            raise unknown("reaction", name, REACTIONS)
+            words = "react = 'lower' was removed, as in its trial it healed no more than a placebo: choose skip, save or stop"
+            raise ConfigError(words) if name == "lower" else unknown("reaction", name, REACTIONS)
     return frozenset(react)
 
 

@@ -16,7 +16,7 @@ from ctrans.interop import open_model
 from ctrans.interop.map_outputs import MapOutput, map_outputs, router_in
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.open_model import unwrap_model
-from ctrans.interop.stream_adapter import StreamAdapter, stream_of
+from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model
 from solvers import ConfigError
@@ -102,7 +102,8 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
     if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
         raise ConfigError("the model's weights are sharded already: make the Monitor first, then shard the model")
     opened = open_model(root, **opening)
-    stream = stream_of(opened.depth)
+    adapter = getattr(opened.depth.sublayers[0].field, "adapter", None)
+    stream = adapter if isinstance(adapter, StreamAdapter) else None
     sites = _own_sites(root, opened.depth, by_modules=stream is None)
     return Sites(root, opened, sites, opened.vocabulary, opened.described.split(";")[0], stream=stream)
 

@@ -93,7 +93,7 @@ def bound_styles(bounds: Sequence[Sequence[float]]) -> list[tuple[float, tuple[f
             alike.append(group)
         group.append(i)
     styles = {i: bound_style(place, len(group)) for group in alike for place, i in enumerate(group)}
-    return [styles[i] for i in range(len(bounds))]
+    return [styles[i] for i in sorted(styles)]
 
 
 def _coincide(one: Sequence[float], other: Sequence[float]) -> bool:

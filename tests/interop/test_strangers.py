@@ -238,6 +238,15 @@ def test_a_monitor_sees_the_states_velocities_and_costates_and_changes_no_bit(na
     assert all(torch.equal(value, expected[key]) for key, value in found.items())
 
 
+class Part(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.map(x.tanh())
+
+
 class Skipping(torch.nn.Module):
     """Sums in place; `left_out` is a block that one pass leaves out."""
 
@@ -246,7 +255,7 @@ class Skipping(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.table, self.head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
-        self.parts = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Linear(16, 16)) for _ in range(3))
+        self.parts = torch.nn.ModuleList(Part() for _ in range(3))
 
     def forward(self, tokens, again=False):
         if again:
@@ -286,6 +295,19 @@ def test_a_monitor_of_sums_in_place_and_of_a_pass_that_leaves_one_out():
     gauges.arm()
     module(tokens, again=True)
     assert not torch.overrides._get_current_function_mode_stack()
+
+
+def test_a_part_compiled_after_the_monitor_runs_and_its_batch_is_watched():
+    module, tokens = Skipping(), ids(4, 6) % 11
+    monitor = ctrans.Monitor(module, every=1, example=tokens)
+    monitor.gauges.disarm()
+    module.parts[0].compile(backend="eager", fullgraph=True)
+    for _ in range(2):
+        monitor._arm_for(1)
+        loss = module(tokens).square().sum()
+        loss.backward()
+        monitor.step(loss, batch=tokens)
+        assert len(monitor.past.reports[-1][1]["rms"]) == 4
 
 
 class Decoder(torch.nn.Module):
