@@ -81,7 +81,7 @@ class _Call:
     def __init__(self, function: Advance, x: Tensor, hold: bool, checked: Sequence[int]):
         self.function, self.hold, self.checked, self.running = function, hold, checked, False
         self.needs_gradient, self.device = x.requires_grad, x.device
-        self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x).grad_fn  # type: ignore[no-untyped-call]  # torch gives it no types
+        self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x)  # type: ignore[no-untyped-call]  # torch gives it no types
         self.autocast = [autocast_state(device, cached=True) for device in {x.device.type, "cpu"}]
         self.thrown: list[tuple[torch.Size, torch.dtype]] = []
         self.saved: dict[int, tuple[Tensor, int]] = {}
@@ -137,7 +137,7 @@ class _Call:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
             stack.enter_context(contextlib.suppress(_Complete))
-            x = self.keeper.saved_tensors[0].detach().requires_grad_(self.needs_gradient)
+            x = self.keeper.grad_fn.saved_tensors[0].detach().requires_grad_(self.needs_gradient)
             states = self.function(x)
         if self.running:
             return found
@@ -152,7 +152,7 @@ class _Call:
 
     def _parameters(self, alias: Tensor, states: States) -> set[int]:
         """The leaves that the checked states depend on, except through the states before them."""
-        x = self.keeper.saved_tensors[0]
+        x = self.keeper.grad_fn.saved_tensors[0]
         starts = [states[i].grad_fn for i in self.checked]
         # the search ends at the states, which are x in both runs and the results
         ends = {x.grad_fn, *(states[i - 1].grad_fn for i in self.checked if i)}

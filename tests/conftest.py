@@ -9,13 +9,10 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+from tests import typecheck
 from tests.cases import covering, evenly_spread
 
-try:
-    from tests import typecheck
-except ImportError:  # beartype: a machine borrowed for its GPU may lack it, and all but annotations is tested there
-    typecheck = None
-else:
+if typecheck.beartype is not None:
     install_import_hook(["solvers", "ctrans"], f"{typecheck.__name__}.check")
 
 from ctrans import as_found
@@ -57,7 +54,7 @@ def pytest_collection_modifyitems(config, items):
     for cases in of_a_test.values():
         first = next((case for case in cases if case.get_closest_marker("slow") is None), cases[0])
         for case in cases:
-            few = typecheck.FEW if typecheck and case is first and "cli" not in case.path.parts else 0
+            few = typecheck.FEW if case is first and "cli" not in case.path.parts else 0
             case.stash[CHECKS] = few if "not slow" in config.option.markexpr else math.inf
 
 
@@ -92,11 +89,9 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(autouse=True)
 def _types(request):
-    if typecheck:
-        typecheck.allow(request.node.stash[CHECKS])
+    typecheck.allow(request.node.stash[CHECKS])
     yield
-    if typecheck:
-        typecheck.allow(math.inf)
+    typecheck.allow(math.inf)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ ROOMS = [
     "memory",
     "as_found",
     "shapes",
+    "protocol",
     "statement",
     "option",
     "json_values",

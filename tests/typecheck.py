@@ -1,15 +1,22 @@
-"""The run-time type checker of the tests: beartype, with ints where floats are asked for, as everywhere in Python."""
+"""The run-time type checker of the tests: beartype, with ints where floats are asked for, as everywhere in Python.
+
+A machine borrowed for its GPU may lack beartype. All but annotations is tested there.
+"""
 
 import functools
 import math
 import random
 
 import jaxtyping
-from beartype import BeartypeConf, beartype
+
+try:
+    from beartype import BeartypeConf, beartype
+except ImportError:
+    beartype = None
 
 FEW = 2_000
 """Checks of a test that has to be quick: what it calls ten thousand times has its types the first few."""
-_CHECKED = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_CHECKED = beartype and beartype(conf=BeartypeConf(is_pep484_tower=True))
 _left = math.inf
 
 

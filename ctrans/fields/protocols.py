@@ -28,13 +28,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.fields.activations import Activation
 from ctrans.fields.branch import Branch
+from ctrans.protocol import AsksTheInstance
 from ctrans.shapes import Scalar, SequenceRows, TokenRows
 from solvers.checked import checked
 
@@ -106,19 +107,8 @@ class Units(NamedTuple):
     number: int
 
 
-class _AsksTheInstance(type(Protocol)):  # type: ignore[misc]  # typing's own metaclass of protocols
-    """`isinstance` asks the map itself. Python's rule asks the class, where a property counts even
-    if it raises AttributeError, as those of `ParallelMaps` do.
-    """
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        if Protocol not in cls.__bases__:  # a class that names the protocol as its base
-            return bool(super().__instancecheck__(instance))
-        return all(hasattr(instance, name) for name, member in vars(cls).items() if callable(member) and name[0] != "_")
-
-
 @runtime_checkable
-class HasOutputProjection(Protocol):
+class HasOutputProjection(Protocol, metaclass=AsksTheInstance):
     """A map with an output projection: f(x) = output_projection(pre_projection(x))."""
 
     output_projection: nn.Linear
@@ -127,14 +117,14 @@ class HasOutputProjection(Protocol):
 
 
 @runtime_checkable
-class ExposesWeights(Protocol, metaclass=_AsksTheInstance):
+class ExposesWeights(Protocol, metaclass=AsksTheInstance):
     """A map that gives its weight matrices."""
 
     def matrices(self) -> Iterator[Matrix]: ...
 
 
 @runtime_checkable
-class HasBound(Protocol, metaclass=_AsksTheInstance):
+class HasBound(Protocol, metaclass=AsksTheInstance):
     """A map with a bound on its output. `bound` raises ConfigError if the weights do not determine
     one.
     """
@@ -155,7 +145,7 @@ class HasLipschitz(Protocol):
 
 
 @runtime_checkable
-class ExposesHeads(Protocol):
+class ExposesHeads(Protocol, metaclass=AsksTheInstance):
     """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its
     temperature.
 
@@ -189,21 +179,21 @@ class SupportsTokenSubset(Protocol):
 
 
 @runtime_checkable
-class HasTemperature(Protocol):
+class HasTemperature(Protocol, metaclass=AsksTheInstance):
     """An attention whose softmax has a temperature that can be set."""
 
     temperature: float
 
 
 @runtime_checkable
-class HasReferenceKernel(Protocol):
+class HasReferenceKernel(Protocol, metaclass=AsksTheInstance):
     """A map that can avoid fused kernels and shapes that depend on values."""
 
     use_reference_kernel: bool
 
 
 @runtime_checkable
-class Scalable(Protocol):
+class Scalable(Protocol, metaclass=AsksTheInstance):
     """A map that gives copies with some weights times c. `scalings` has their names, and whether f
     becomes exactly c f.
     """
@@ -221,7 +211,7 @@ class HasUnits(Protocol):
 
 
 @runtime_checkable
-class MixesTokens(Protocol):
+class MixesTokens(Protocol, metaclass=AsksTheInstance):
     """A map that states whether an output token depends on other input tokens. By default attention
     does and an FFN does not.
     """
@@ -236,7 +226,7 @@ def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
 
 
 @runtime_checkable
-class SumOfMaps(Protocol):
+class SumOfMaps(Protocol, metaclass=AsksTheInstance):
     """A map that is the sum of others with the same input, except for gains of their own."""
 
     branches: Mapping[Kind, Branch]
@@ -275,7 +265,7 @@ class HasDiscontinuities(Protocol):
 
 
 @runtime_checkable
-class ExplainsUnsupported(Protocol):
+class ExplainsUnsupported(Protocol, metaclass=AsksTheInstance):
     """A map that explains why it lacks protocols that others of its kind have: a clause without a
     full stop, or "".
     """

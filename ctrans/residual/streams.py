@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.option import Range
+from ctrans.protocol import AsksTheInstance
 from ctrans.residual.velocities import Residual
 from ctrans.shapes import StreamRows, TokenRows
 from solvers.checked import checked
@@ -79,7 +80,7 @@ class Streams(Residual, abc.ABC):
 
 
 @runtime_checkable
-class MixesStreams(Protocol):
+class MixesStreams(Protocol, metaclass=AsksTheInstance):
     """A residual of a state with streams: `mixing` is M, `reads` a and `writes` b."""
 
     mixing: Float[Tensor, "streams streams"]

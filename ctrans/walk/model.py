@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.model.gpt import counted
+from ctrans.protocol import AsksTheInstance
 from solvers import ConfigError, Solution
 from solvers.checked import checked, is_dense
 from solvers.errors import shown
 
 
 @runtime_checkable
-class Model(Protocol):
+class Model(Protocol, metaclass=AsksTheInstance):
     """A model with a costate, such as a GPT or an imported model."""
 
     @property
@@ -40,7 +41,7 @@ class ModelOfModules(Model, Protocol):
 
 
 @runtime_checkable
-class Described(Protocol):
+class Described(Protocol, metaclass=AsksTheInstance):
     """An architecture: a `GPTConfig`, or what ctrans recognised in a model of another library.
 
     `placement` is a name of `PLACEMENTS`, or several if sublayers differ; `norm` in the same way.
