@@ -92,7 +92,9 @@ class Depth(nn.Module):
         """The length of each segment in depth-time, spans[k] * dt rounded once: the step of the
         discrete model.
         """
-        return tuple(float(span * Fraction(self.dt)) for span in self.spans)
+        step = Fraction(self.dt)
+        # the quotient is what float() gives; compilers do not trace float() of a fraction
+        return tuple((span * step).numerator / (span * step).denominator for span in self.spans)
 
     @property
     def times(self) -> tuple[float, ...]:

@@ -98,7 +98,7 @@ class GPT(nn.Module):
             raise ConfigError(f"logits = {shown(logits)} for targets of shape {tuple(targets.shape)}: give one row per target")
         self._check_device("targets", targets)
         targets = counted(targets)
-        self._check_range("targets", targets[targets != -1])
+        self._check_range("targets", targets.where(targets != -1, 0))
         return next_token_loss(logits, targets)
 
     def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens state"]:
@@ -182,8 +182,8 @@ class GPT(nn.Module):
 
 def check_range(what: str, ids: Tensor, vocabulary: int) -> None:
     """Raises ConfigError for ids outside of the vocabulary."""
-    # on an accelerator the check would wait for the device; there the embedding raises
-    if ids.device.type == "cpu" and ids.numel():
+    # on an accelerator the check would wait for the device, and in a compiled graph end it; there the embedding raises
+    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
         lowest, highest = int(ids.min()), int(ids.max())
         if lowest < 0 or highest >= vocabulary:
             raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}")

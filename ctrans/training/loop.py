@@ -93,7 +93,6 @@ class Passed:
     """An iteration after its passes and before its step: the row so far, and what the step needs."""
 
     row: log.Row
-    total: Tensor
     loads: list[Tensor]
     advice: Advice
     started: float
@@ -122,7 +121,7 @@ class TrainingRun:
         return self.update(self.passes(step))
 
     def passes(self, step: int) -> Passed:
-        """Computes the gradients of `accumulate` micro-batches, and asks the watcher."""
+        """Computes the gradients of `accumulate` micro-batches, asks the watcher, and clips them."""
         config, started = self.config, time.perf_counter()
         rate = learning_rate(config, step)
         for group in self.optimiser.param_groups:
@@ -147,6 +146,7 @@ class TrainingRun:
         total = nn.utils.get_total_norm([weight.grad for weight in self.weights if weight.grad is not None])
         norm = full(total)
         advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # before clipping
+        nn.utils.clip_grads_with_norm_(self.weights, config.clip, total)  # queued before the numbers below wait for a device
         row = {
             "step": step + 1,
             "loss": float(self.processes.sum(loss)) / self.processes.world,
@@ -156,14 +156,13 @@ class TrainingRun:
             **{name: float(self.processes.sum(value)) / self.processes.world for name, value in terms.items()},
             **({"skipped": True} if advice.skip else {}),
         }
-        return Passed(row, total, loads, advice, started)
+        return Passed(row, loads, advice, started)
 
     def update(self, passed: Passed) -> log.Row:
-        """Clips the gradients and makes the step, unless it is skipped or a figure is not finite.
-        Returns the row of the iteration.
+        """Makes the step, unless it is skipped or a figure is not finite. Returns the row of the
+        iteration.
         """
         config, row = self.config, passed.row
-        nn.utils.clip_grads_with_norm_(self.weights, config.clip, passed.total)
         if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]) and not passed.advice.skip:
             self.optimiser.step()
             self.model.after_step()
