@@ -30,7 +30,7 @@ class Updates:
 
     @torch.no_grad()
     def remember(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        self.before = [[sample.clone() for sample in _samples(group)] for group in groups]
+        self.before = [list(torch._foreach_mul(list(_samples(group)), 1.0)) if group else [] for group in groups]
 
     @torch.no_grad()
     def figures(
@@ -52,10 +52,12 @@ class Updates:
                     changed = torch._foreach_sub(now, before[k])
                     norms = torch._foreach_norm(changed)
                     found["update" + end, place] = _length(norms) / _length(before[k]).clamp(min=1e-30)
-                    still = [norm == 0 for norm, weight in zip(norms, group, strict=True) if weight.dim() > 1]
-                    if still and not end:
-                        found["unmoved", place] = torch.stack(still).float().mean()
-                    small = [weight.clamp(-1, 1) for weight in before[k]]  # a step is not longer where weights have grown
+                    matrices = [norm for norm, weight in zip(norms, group, strict=True) if weight.dim() > 1]
+                    if matrices and not end:
+                        found["unmoved", place] = (torch.stack(matrices) == 0).float().mean()
+                    small = torch._foreach_clamp_max(
+                        torch._foreach_clamp_min(before[k], -1.0), 1.0
+                    )  # a step is not longer where weights have grown
                     for name, share, old in (("rate_share", rates, small), ("decay_share", decays, before[k])):
                         shares = [share.get(id(weight), 0.0) for weight in group]
                         if any(shares) and not end:
@@ -102,24 +104,32 @@ def _gradient_ratio(
     It is 1 for constant gradients, and at most 1/sqrt(1 - beta_2). Source: Wortsman et al. (arXiv
     2304.13013, section 3.4).
     """
-    squares, count = [], 0
-    for parameter, stride in _strides(group):
-        if parameter.grad is None or parameter.grad.is_sparse or id(parameter) not in states:
-            continue
-        state, options = states[id(parameter)]
-        beta = float(options["betas"][1])
-        steps = float(state["step"]) + 1 if not isinstance(state["step"], Tensor) else state["step"].to(parameter.device) + 1
-        g, nu = (_local(part).reshape(-1)[::stride].float() for part in (parameter.grad, state["exp_avg_sq"]))
-        g = g if cut is None else g * cut.to(g)
-        moment = (beta * nu + (1 - beta) * g.square()) / (1 - beta**steps)
-        squares.append((g.square() / moment.clamp(min=1e-30)).sum())
-        count += g.numel()
-    return torch.stack(squares).sum().div(count).sqrt() if squares else None
+    own = [
+        (_sample(p.grad, n), _sample(states[id(p)][0]["exp_avg_sq"], n), *states[id(p)])
+        for p, n in _strides(group)
+        if p.grad is not None and not p.grad.is_sparse and id(p) in states
+    ]
+    if not own:
+        return None
+    g, moments, state, options = map(list, zip(*own, strict=True))
+    betas = [float(each["betas"][1]) for each in options]
+    g = g if cut is None else [*torch._foreach_mul(g, cut.to(g[0]))]
+    squares = torch._foreach_mul(torch._foreach_mul(g, g), [1 - beta for beta in betas])
+    squares = torch._foreach_add(torch._foreach_mul(moments, betas), squares)
+    norms = torch.stack(torch._foreach_norm(torch._foreach_div(g, torch._foreach_sqrt(torch._foreach_clamp_min(squares, 1e-30)))))
+    steps = torch.stack([torch.as_tensor(each["step"], dtype=torch.float32) for each in state]).to(norms.device) + 1
+    found: Tensor = torch.linalg.vector_norm(norms * (1 - norms.new_tensor(betas) ** steps).sqrt())
+    return found / math.sqrt(sum(map(torch.numel, g)))
 
 
 def _samples(group: Sequence[nn.Parameter]) -> Iterator[Tensor]:
     for parameter, stride in _strides(group):
-        yield _local(parameter.detach()).reshape(-1)[::stride].float()
+        yield _sample(parameter.detach(), stride)
+
+
+def _sample(tensor: Tensor, stride: int) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.reshape(-1)[::stride].float()
 
 
 def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
@@ -128,11 +138,6 @@ def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
     """
     total = sum(parameter.numel() for parameter in group)
     return [(p, max(1, math.ceil(total / ENTRIES)) if p.dim() > 1 else 1) for p in group]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
 
 
 def _length(parts: Sequence[Tensor]) -> Tensor:
