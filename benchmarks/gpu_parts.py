@@ -44,7 +44,8 @@ class Request:
 
 def enrolled_tests(request: Request) -> list[str]:
     """The tests that have the device among their parameters (`tests/helpers.py`), whose names have its name therefore."""
-    command = [sys.executable, "-m", "pytest", "-k", request.device, "-p", "no:cacheprovider", "--tb", "short"]
+    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "DEVICES" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", *files, "-k", request.device, "-p", "no:cacheprovider", "--tb", "short"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
@@ -154,6 +155,69 @@ def populations(request: Request) -> list[str]:
     return [populations.line(*case, rounds, request.device) for case in cases]
 
 
+def foreign(request: Request) -> list[str]:
+    """Models written by strangers: what a monitor and a diagnosis see of each on the device, next to the same on the CPU."""
+    import ctrans
+    from ctrans.monitor.gauges import Gauges
+    from ctrans.monitor.sites import sites_of
+    from tests.interop.test_strangers import STRANGERS, backward, opened_of
+
+    def figures(name: str, device: str) -> dict[str, list[float]]:
+        module, opened, inputs, main, targets = opened_of(name, device)
+        told = ctrans.diagnose(opened, main, targets).readings
+        gauges = Gauges(sites_of(module, example=inputs))
+        gauges.arm(looking=True)
+        backward(name, module.eval(), inputs, targets)
+        found = {key: torch.tensor(value).flatten().tolist() for key, value in gauges.read(None).items()}
+        return {**found, **{key: sorted(reading.value for reading in readings) for key, readings in told.items()}}
+
+    lines, apart = list[str](), dict[str, float]()
+    for name in list(STRANGERS)[: 4 if request.rehearsal else None]:
+        try:
+            there, here = figures(name, request.device), figures(name, "cpu")
+            other = [key for key in there.keys() | here.keys() if len(there.get(key, [])) != len(here.get(key, []))]
+            assert not other, "; ".join(f"{key}: {there.get(key)} for {here.get(key)}" for key in other)
+            apart[name] = max(abs(a - b) / max(abs(b), 1e-6) for key in here for a, b in zip(there[key], here[key], strict=True))
+        except Exception as error:  # the others are looked at all the same
+            lines.append(f"{name}: {type(error).__name__}: {error}")
+    worst = max(apart, key=apart.__getitem__)
+    lines.append(
+        f"{len(apart)} models in float64, figures of the monitor and the diagnosis: those on {request.device} differ from the CPU's "
+        f"by at most {apart[worst]:.1e} ({worst}), relative"
+    )
+    if len(lines) > 1 or apart[worst] > CLOSE:
+        sys.exit("\n".join(lines))
+    return lines
+
+
+def beside_peers(request: Request) -> list[str]:
+    """Solvers next to torchdiffeq, and to diffrax if it is there: the three shapes of `make bench`."""
+    from benchmarks.bench.solving import solving
+
+    return bench_lines(solving(True, request.device))
+
+
+def grids(request: Request) -> list[str]:
+    """The HJB equation on the device: the values of the CPU, and the time of a short solve."""
+    from benchmarks.bench import grids as part
+    from benchmarks.hjb import NearestTarget, our_solver, square
+
+    lines = []
+    for scheme in ("upwind", "weno5"):
+        there, here = (our_solver(scheme)(NearestTarget(), square(101, device), 0.25) for device in (request.device, "cpu"))
+        apart = float(abs(there - here).max())
+        lines.append(f"{scheme}, 101 x 101 to T = 0.25: values on {request.device} and on the CPU differ by at most {apart:.1e}")
+        if not apart < 1e-12:
+            sys.exit("\n".join(lines))
+    return [*lines, *bench_lines(part.grids(True, request.device))]
+
+
+def bench_lines(rows: list[Any]) -> list[str]:
+    from benchmarks.bench.report import row_lines
+
+    return [line for row in rows for line in row_lines(dataclasses.asdict(row))]
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """One thing to confirm: the packages it cannot do without, the seconds it may take, and what returns its lines."""
@@ -170,11 +234,14 @@ PARTS = {
     for part in (
         Part("tests", "what tests/ enrols for the device", enrolled_tests, 100, (*COMMANDS, "pytest", "hypothesis")),
         Part("gradients", "the four gradients", four_gradients, 50, COMMANDS),
-        Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 160, COMMANDS),
+        Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 120, COMMANDS),
         Part("parallel", "DDP and FSDP against one process", parallel_training, 80, COMMANDS),
-        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 45, COMMANDS),
+        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 90, COMMANDS),
+        Part("foreign", "models of strangers, watched and diagnosed", foreign, 120, (*COMMANDS, "pytest")),
+        Part("solvers", "solvers beside peers", beside_peers, 90, CORE),
+        Part("grids", "the HJB equation on a grid", grids, 60, CORE),
         Part("populations", "many small runs as one", populations, 25, COMMANDS),
         Part("screening", "ctrans screen", screening, 50, COMMANDS),
-        Part("streamed", "a model whose weights are made on demand", streamed, 30, (*COMMANDS, "transformers")),
+        Part("streamed", "a model whose weights are made on demand", streamed, 60, (*COMMANDS, "transformers")),
     )
 }

@@ -61,9 +61,9 @@ class Case(NamedTuple):
 CASES = (Case("smooth data", smooth, 0.25), Case("kinks: distance to the nearer of two targets", NearestTarget(), 0.25))
 
 
-def velocities() -> BallImage:
+def velocities(device: torch.device | str = "cpu") -> BallImage:
     """Peri-LN's with RMSNorm of gain GAMMA."""
-    norm = RMSNorm(2).double().requires_grad_(False)
+    norm = RMSNorm(2).double().requires_grad_(False).to(device)
     norm.weight.copy_(torch.tensor(GAMMA))
     return velocity_hull(norm)
 
@@ -72,8 +72,9 @@ def our_solver(scheme: str, compiled: bool = False) -> Solver:
     """ctrans with that scheme."""
 
     def solve(terminal: Terminal, grid: Grid, horizon: float) -> np.ndarray:
-        found = solve_hjb(velocities(), terminal, grid, [0.0], horizon=horizon, scheme=scheme, cfl=CFL, compiled=compiled)
-        return found.values[0].numpy()
+        own = velocities(grid.device)
+        found = solve_hjb(own, terminal, grid, [0.0], horizon=horizon, scheme=scheme, cfl=CFL, compiled=compiled)
+        return found.values[0].cpu().numpy()
 
     return solve
 
@@ -108,14 +109,14 @@ def peer_solver(scheme: str) -> Solver:
         box = hj.sets.Box(jax.numpy.array(grid.low), jax.numpy.array(grid.high))
         edges = (hj.boundary_conditions.extrapolate,) * 2
         lattice = hj.Grid.from_lattice_parameters_and_boundary_conditions(box, grid.points, boundary_conditions=edges)
-        values = jax.numpy.array(terminal(grid.nodes).numpy())
+        values = jax.numpy.array(terminal(grid.nodes).cpu().numpy())
         return np.asarray(hj.step(settings, dynamics, lattice, 0.0, values, -horizon, progress_bar=False))
 
     return solve
 
 
-def square(points: int) -> Grid:
-    return Grid((-HALF_WIDTH,) * 2, (HALF_WIDTH,) * 2, (points,) * 2)
+def square(points: int, device: str = "cpu") -> Grid:
+    return Grid((-HALF_WIDTH,) * 2, (HALF_WIDTH,) * 2, (points,) * 2, device=device)
 
 
 def timed(solver: Solver, terminal: Terminal, grid: Grid, horizon: float) -> tuple[np.ndarray, list[float]]:

@@ -14,11 +14,11 @@ from ctrans.control.hjb import SCHEMES, solve_hjb
 from ctrans.control.hopf_lax import Terminal
 
 
-def grids(quick: bool) -> list[Row]:
+def grids(quick: bool, device: str = "cpu") -> list[Row]:
     """Each scheme on 201 x 201 points to T = 1; in short 101 x 101 to T = 0.25, not compiled. What compiles does so untimed."""
     points, horizon, rounds = (101, 0.25, 4) if quick else (201, 1.0, 8)
     terminal: Terminal = NearestTarget()
-    grid, rows, rate = square(points), [], bandwidth()
+    grid, rows, rate = square(points, device), [], bandwidth(device)
     for (scheme, rule), compiled in itertools.product(SCHEMES.items(), (False,) if quick else (False, True)):
         own = our_solver(scheme, compiled)
         # each stage reads and writes the values once, if nothing else leaves the processor

@@ -63,6 +63,8 @@ def timed(work: Work, repeats: int = 1) -> Sample:
     wall, processor = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return Sample((time.perf_counter() - wall) / repeats, (time.process_time() - processor) / repeats)
 
 

@@ -43,10 +43,10 @@ def peaks(quick: bool) -> list[Row]:
     return rows
 
 
-def bandwidth() -> float:
+def bandwidth(device: str = "cpu") -> float:
     """Bytes a second that a copy larger than the caches reads and writes."""
-    source, target = torch.ones(2**24), torch.empty(2**24)
-    return 8 * 2**24 / best(lambda: target.copy_(source), 3)
+    source, target = torch.ones(2**26, device=device), torch.empty(2**26, device=device)
+    return 8 * 2**26 / best(lambda: target.copy_(source), 3)
 
 
 def _row(name: str, seconds: float, **more: object) -> Row:

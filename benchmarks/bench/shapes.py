@@ -47,7 +47,9 @@ class Shape:
     @property
     def ends(self) -> list[Tensor]:
         """The two times of each segment."""
-        return [torch.tensor([segment.start, segment.end], dtype=torch.float64) for segment in self.segments]
+        return [
+            torch.tensor([segment.start, segment.end], dtype=torch.float64, device=self.x0.device) for segment in self.segments
+        ]
 
 
 def lotka_volterra(t: Tensor, x: Tensor) -> Tensor:
@@ -55,9 +57,9 @@ def lotka_volterra(t: Tensor, x: Tensor) -> Tensor:
     return torch.stack((1.5 * a - a * b, a * b - 3 * b), -1)
 
 
-def small() -> Shape:
+def small(device: str = "cpu") -> Shape:
     """Lotka and Volterra's two species to t = 10."""
-    x0 = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+    x0 = torch.tensor([[1.0, 1.0]], dtype=torch.float64, device=device)
 
     def in_jax(method: str, each: bool) -> Callable[[Any], Any]:
         import jax.numpy as jnp
@@ -71,17 +73,17 @@ def small() -> Shape:
     return Shape("2 species, batch 1, float64", [Segment(0.0, 10.0, lotka_volterra)], x0, 1e-6, in_jax)
 
 
-def batch() -> Shape:
+def batch(device: str = "cpu") -> Shape:
     """x' = tanh(x W') - x/10 to t = 5: 4,096 rows of 8 entries, float32."""
     random = torch.Generator().manual_seed(0)
     weight = torch.randn(8, 8, generator=random)
-    weight = weight - weight.T
-    x0 = torch.randn(4096, 8, generator=random)
+    weight = (weight - weight.T).to(device)
+    x0 = torch.randn(4096, 8, generator=random).to(device)
 
     def in_jax(method: str, each: bool) -> Callable[[Any], Any]:
         import jax.numpy as jnp
 
-        w = jnp.asarray(weight.numpy())
+        w = jnp.asarray(weight.cpu().numpy())
         return _diffrax(method, [(lambda t, x, args: jnp.tanh(x @ w.T) - x / 10, None)], 5.0, 1e-4, each)
 
     def field(t: Tensor, x: Tensor) -> Tensor:
@@ -90,11 +92,11 @@ def batch() -> Shape:
     return Shape("4,096 rows of 8, float32", [Segment(0.0, 5.0, field)], x0, 1e-4, in_jax)
 
 
-def transformer() -> Shape:
+def transformer(device: str = "cpu") -> Shape:
     """The 96 sublayers of 48 peri blocks of width 64, each a segment of length 0.1; 2 x 32 tokens, float32."""
     config = GPTConfig(vocab_size=65, context=32, depth=BLOCKS, width=WIDTH, heads=HEADS, placement="peri", dt=STEP)
-    model = GPT(config).requires_grad_(False)
-    x0 = torch.randn(2, 32, WIDTH, generator=torch.Generator().manual_seed(0))
+    model = GPT(config).requires_grad_(False).to(device)
+    x0 = torch.randn(2, 32, WIDTH, generator=torch.Generator().manual_seed(0)).to(device)
     segments = model.depth.segments()
 
     def in_jax(method: str, each: bool) -> Callable[[Any], Any]:
@@ -110,7 +112,7 @@ def _jax_blocks(model: GPT) -> list[tuple[Field, Any]]:
 
     def stacked(parts: list[Any]) -> dict[str, Any]:
         own = [dict(part.named_parameters()) for part in parts]
-        return {name: jnp.asarray(torch.stack([each[name] for each in own]).numpy()) for name in own[0]}
+        return {name: jnp.asarray(torch.stack([each[name] for each in own]).cpu().numpy()) for name in own[0]}
 
     def norm(x: Any, p: dict[str, Any], name: str) -> Any:
         x = x - x.mean(-1, keepdims=True)
@@ -172,4 +174,4 @@ def _diffrax(method: str, fields: list[tuple[Field, Any]], end: float, tolerance
     return jax.jit(jax.vmap(whole) if each else whole)
 
 
-SHAPES: dict[str, Callable[[], Shape]] = {"small": small, "batch": batch, "transformer": transformer}
+SHAPES: dict[str, Callable[..., Shape]] = {"small": small, "batch": batch, "transformer": transformer}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,11 +31,11 @@ class Comparison(NamedTuple):
     evaluations: int
 
 
-def solving(quick: bool) -> list[Row]:
+def solving(quick: bool, device: str = "cpu") -> list[Row]:
     """Each method of ours next to each peer that has it or one of its order."""
     rows = []
     for key, make in SHAPES.items():
-        shape = make()
+        shape = make(device)
         with torch.no_grad():
             exact = shape.exact()
             starts = [torch.tensor(segment.start, dtype=shape.x0.dtype) for segment in shape.segments[:2]]  # attention and FFN
@@ -46,7 +47,7 @@ def solving(quick: bool) -> list[Row]:
                 more = {"limit": evaluations * evaluation, "limit_is": "its evaluations of the field alone", "aim": 1.0}
                 note = f"{evaluations} evaluations; errors {errors[0]:.0e}, peer {errors[1]:.0e}"
                 rows.append(row_of_pairs(f"{shape.name}: {name}", peer, found, **more, note=note))
-    return [*rows, adjoint(quick)]
+    return [*rows, adjoint(quick, device)]
 
 
 def comparisons(key: str, shape: Shape) -> Iterator[Comparison]:
@@ -110,7 +111,7 @@ def by_torchode(shape: Shape, method: str) -> Callable[[], Tensor]:
     control = torchode.IntegralController(atol=shape.tolerance, rtol=shape.tolerance, term=term)
     solver = torchode.AutoDiffAdjoint(stepper, control)
     rows = len(shape.x0)
-    start, end = (torch.full((rows,), t, dtype=shape.x0.dtype) for t in (segment.start, segment.end))
+    start, end = (shape.x0.new_full((rows,), t) for t in (segment.start, segment.end))
     times = torch.stack((start, end), 1)
 
     def run() -> Tensor:
@@ -121,11 +122,13 @@ def by_torchode(shape: Shape, method: str) -> Callable[[], Tensor]:
 
 def by_diffrax(shape: Shape, method: str, each: bool) -> Callable[[], Tensor]:
     """Jitted, and compiled before it is timed."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # it would take most of a GPU
     import jax
     import jax.numpy as jnp
 
     jax.config.update("jax_enable_x64", shape.x0.dtype == torch.float64)
-    solved, x0 = shape.jax(method, each), jnp.asarray(shape.x0.numpy())
+    jax.config.update("jax_default_matmul_precision", "highest")  # on a GPU it would round to TF32
+    solved, x0 = shape.jax(method, each), jnp.asarray(shape.x0.cpu().numpy())
     return lambda: torch.from_dlpack(solved(x0).block_until_ready())
 
 
@@ -140,9 +143,9 @@ class Field(nn.Module):
         return self.own(x)
 
 
-def adjoint(quick: bool) -> Row:
+def adjoint(quick: bool, device: str = "cpu") -> Row:
     """The continuous adjoint through 48 blocks by rk4: gradients of the first state and of all weights."""
-    shape = SHAPES["transformer"]()
+    shape = SHAPES["transformer"](device)
     assert shape.model is not None
     sublayers = list(shape.model.requires_grad_(True).depth.sublayers)
     fields, steps = [Field(sublayer) for sublayer in sublayers], RK4_STEPS["transformer"]

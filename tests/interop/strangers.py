@@ -207,7 +207,7 @@ class InlineBlock(nn.Module):
     def forward(self, x):
         B, T, C = x.shape
         q, k, v = self.qkv(self.n1(x)).view(B, T, 3, H, -1).permute(2, 0, 3, 1, 4)
-        w = (q @ k.mT / math.sqrt(C // H)).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).softmax(-1)
+        w = (q @ k.mT / math.sqrt(C // H)).masked_fill(torch.ones(T, T, device=q.device).triu(1).bool(), -torch.inf).softmax(-1)
         x = x + self.o((w @ v).transpose(1, 2).reshape(B, T, C))
         return x + self.f2(F.gelu(self.f1(self.n2(x))))
 
@@ -372,7 +372,7 @@ class Conformer(nn.Module):
         self.o = nn.Linear(D, V)
 
     def forward(self, feats, lengths):
-        mask = torch.arange(feats.shape[1])[None] >= lengths[:, None]
+        mask = torch.arange(feats.shape[1], device=feats.device)[None] >= lengths[:, None]
         x = self.i(feats)
         for layer in self.layers:
             x = layer(x, mask)

@@ -93,15 +93,15 @@ AS_ONE = ("experts and dicts", "FT-Transformer")
 """Models whose one argument is a mapping."""
 
 
-def opened_of(name):
+def opened_of(name, device="cpu"):
     make, example, loss = STRANGERS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = make().double()
+        module = make().double().to(device)
     (inputs, targets) = example()
 
     def double(x):
-        return x.double() if x.is_floating_point() else x
+        return (x.double() if x.is_floating_point() else x).to(device)
 
     inputs = {key: double(value) for key, value in inputs.items()} if isinstance(inputs, dict) else double(inputs)
     main = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
