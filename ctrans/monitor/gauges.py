@@ -22,7 +22,19 @@ from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.monitor.bound_shares import bound_shares
 from ctrans.monitor.gauge_table import GAUGES, TINY, Figures, GaugeAt, Scope, measures_of
 from ctrans.monitor.hooks import Hook, in_a_line, state_in, traced
-from ctrans.monitor.reductions import SAMPLE, evenness, growth_exponent, length, longest, norm_of, sample, sample_rows, to_host
+from ctrans.monitor.reductions import (
+    SAMPLE,
+    detached,
+    evenness,
+    growth_exponent,
+    length,
+    local,
+    longest,
+    norm_of,
+    sample,
+    sample_rows,
+    to_host,
+)
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Site, Sites, own_parameters
 from ctrans.monitor.updates import Updates
@@ -211,7 +223,8 @@ class Gauges:
             if x is not None:
                 self._try(site.place, look, site, x)
 
-        self.hooks.callback(module.register_forward_pre_hook(Hook(hook), with_kwargs=True).remove)
+        # before other hooks: those of sequence parallelism hand on a copy of the state, without its skip path
+        self.hooks.callback(module.register_forward_pre_hook(Hook(hook), prepend=True, with_kwargs=True).remove)
 
     def _post(
         self, module: nn.Module, site: Site, look: Callable[[Site, Any, Sequence[Any]], None], *, always: bool = False
@@ -250,7 +263,7 @@ class Gauges:
             self._begin()  # the pass before had no backward pass: an error ended it, or nothing was to learn from it
         if not self._new("rms", k):
             return
-        x = own.detach() if x is None else x
+        x = local(own.detach()) if x is None else x
         with torch.no_grad():
             self._state(k, x)
             if needs_radius(site.sublayer):
@@ -269,7 +282,7 @@ class Gauges:
                 weight.grad for weight in own_parameters(self.sites)[0][0] if weight.requires_grad and weight.grad is not None
             ]
             self._found["earlier_gradient", 0] = norm_of(kept)
-        self._found.setdefault(("costate", k), length(p.detach()))
+        self._found.setdefault(("costate", k), detached(length(p)))
 
     def _left(self, place: int, way_out: MapOutput, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         k = site.k
@@ -284,7 +297,7 @@ class Gauges:
 
     def _moved(self, site: Site, r: Tensor) -> None:
         """Measures the raw velocity, and behind the last sublayer X_K."""
-        k = site.k
+        k, r = site.k, local(r)
         with torch.no_grad():
             self._measure("sublayer", k, r)
             self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
@@ -295,7 +308,7 @@ class Gauges:
     def _ended(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         if site.k + 1 == len(self.sites.sites) and self._new("rms", site.k + 1):
             with torch.no_grad():
-                self._arrived(y.detach())
+                self._arrived(local(y.detach()))
 
     def _arrived(self, x: Tensor) -> None:
         """Measures the last state X_K."""

@@ -28,6 +28,12 @@ def length(x: Tensor, order: float = 2) -> Tensor:
     return found
 
 
+def local(x: Tensor) -> Tensor:
+    """The entries of a sharded tensor that this process has; any other tensor as it is."""
+    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return part
+
+
 def wide(x: Tensor) -> torch.dtype:
     """The dtype of sums: at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
@@ -39,9 +45,11 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(())
-    norms = torch._foreach_norm([part.coalesce().values() if part.is_sparse else part for part in tensors])
-    whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
-    return length(torch.stack([norm.float() for norm in whole]))
+    parts: list[Any] = [part.coalesce().values() if part.is_sparse else part for part in tensors]
+    whole = [part for part in parts if not hasattr(part, "full_tensor")]
+    sharded = [part.norm().full_tensor() for part in parts if hasattr(part, "full_tensor")]
+    norms = [*(torch._foreach_norm(whole) if whole else ()), *sharded]
+    return length(torch.stack([norm.float() for norm in norms]))
 
 
 def to_host(found: Mapping[Key, Tensor]) -> dict[Key, list[float]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.monitor.gauge_table import GaugeAt
+from ctrans.monitor.reductions import local
 
 ENTRIES = 8192
 """The number of entries of the sample of a group of weights."""
@@ -49,19 +50,19 @@ class Updates:
             if before is not None and before[k]:
                 now = list(_samples(group))
                 if [part.shape for part in now] == [part.shape for part in before[k]]:
+                    parts = [_shards(weight) for weight in group]
+                    size = _length(before[k], parts).clamp(min=1e-30)
                     changed = torch._foreach_sub(now, before[k])
-                    norms = torch._foreach_norm(changed)
-                    found["update" + end, place] = _length(norms) / _length(before[k]).clamp(min=1e-30)
-                    matrices = [norm for norm, weight in zip(norms, group, strict=True) if weight.dim() > 1]
+                    found["update" + end, place] = _length(changed, parts) / size
+                    matrices = [part for part, weight in zip(changed, group, strict=True) if weight.dim() > 1]
                     if matrices and not end:
-                        found["unmoved", place] = (torch.stack(matrices) == 0).float().mean()
-                    small = torch._foreach_clamp_max(
-                        torch._foreach_clamp_min(before[k], -1.0), 1.0
-                    )  # a step is not longer where weights have grown
+                        found["unmoved", place] = (torch.stack(torch._foreach_norm(matrices)) == 0).float().mean()
+                    # a step is not longer where weights have grown
+                    small = torch._foreach_clamp_max(torch._foreach_clamp_min(before[k], -1.0), 1.0)
                     for name, share, old in (("rate_share", rates, small), ("decay_share", decays, before[k])):
                         shares = [share.get(id(weight), 0.0) for weight in group]
                         if any(shares) and not end:
-                            found[name, place] = _length(torch._foreach_mul(old, shares)) / _length(before[k]).clamp(min=1e-30)
+                            found[name, place] = _length(torch._foreach_mul(old, shares), parts) / size
             ratio = _gradient_ratio(group, states, cut)
             if ratio is not None:
                 found["adam_gradient_ratio" + end, place] = ratio
@@ -105,21 +106,22 @@ def _gradient_ratio(
     2304.13013, section 3.4).
     """
     own = [
-        (_sample(p.grad, n), _sample(states[id(p)][0]["exp_avg_sq"], n), *states[id(p)])
+        (_sample(_placed(p), n), _sample(states[id(p)][0]["exp_avg_sq"], n), _shards(p), *states[id(p)])
         for p, n in _strides(group)
         if p.grad is not None and not p.grad.is_sparse and id(p) in states
     ]
     if not own:
         return None
-    g, moments, state, options = map(list, zip(*own, strict=True))
+    g, moments, parts, state, options = map(list, zip(*own, strict=True))
     betas = [float(each["betas"][1]) for each in options]
     g = g if cut is None else [*torch._foreach_mul(g, cut.to(g[0]))]
     squares = torch._foreach_mul(torch._foreach_mul(g, g), [1 - beta for beta in betas])
     squares = torch._foreach_add(torch._foreach_mul(moments, betas), squares)
-    norms = torch.stack(torch._foreach_norm(torch._foreach_div(g, torch._foreach_sqrt(torch._foreach_clamp_min(squares, 1e-30)))))
-    steps = torch.stack([torch.as_tensor(each["step"], dtype=torch.float32) for each in state]).to(norms.device) + 1
-    found: Tensor = torch.linalg.vector_norm(norms * (1 - norms.new_tensor(betas) ** steps).sqrt())
-    return found / math.sqrt(sum(map(torch.numel, g)))
+    ratios = torch._foreach_div(g, torch._foreach_sqrt(torch._foreach_clamp_min(squares, 1e-30)))
+    steps = torch.stack([torch.as_tensor(each["step"], dtype=torch.float32) for each in state]).to(g[0].device) + 1
+    corrections = (1 - steps.new_tensor(betas) ** steps).sqrt()
+    count = sum(part * each.numel() for part, each in zip(parts, g, strict=True))
+    return _length(torch._foreach_mul(ratios, [*corrections.unbind()]), parts) / math.sqrt(count)
 
 
 def _samples(group: Sequence[nn.Parameter]) -> Iterator[Tensor]:
@@ -128,8 +130,19 @@ def _samples(group: Sequence[nn.Parameter]) -> Iterator[Tensor]:
 
 
 def _sample(tensor: Tensor, stride: int) -> Tensor:
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.reshape(-1)[::stride].float()
+    return local(tensor).reshape(-1)[::stride].float()
+
+
+def _shards(weight: nn.Parameter) -> float:
+    """Over how many processes its entries are spread."""
+    return weight.numel() / max(1, local(weight).numel())
+
+
+def _placed(weight: nn.Parameter) -> Tensor:
+    """The gradient, sharded as the weight is: behind sequence-parallel maps it may be a part of a sum."""
+    own: Any = weight
+    grad: Tensor = own.grad.redistribute(placements=own.placements) if hasattr(own.grad, "redistribute") else own.grad
+    return grad
 
 
 def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
@@ -140,6 +153,8 @@ def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
     return [(p, max(1, math.ceil(total / ENTRIES)) if p.dim() > 1 else 1) for p in group]
 
 
-def _length(parts: Sequence[Tensor]) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(torch.stack([norm.float() for norm in torch._foreach_norm(list(parts))]))
+def _length(samples: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
+    """The length of the whole weights, from samples of this process."""
+    norms = torch._foreach_mul(torch._foreach_norm(list(samples)), [math.sqrt(part) for part in parts])
+    found: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return found
