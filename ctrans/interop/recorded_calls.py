@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params")
 """Arguments that carry keys and values of an earlier call. Repeated calls must not fill them."""
 STATE = object()
 """Placeholder of the state in a recorded call."""

@@ -692,7 +692,8 @@ def test_a_stretch_depends_on_its_own_parameters_only_however_deep_the_model(kin
     """If each stretch had the parameters of all before it, the cost would grow with the square of the depth."""
     weights = [torch.full((3,), 0.1 * (k + 1), dtype=torch.float64, requires_grad=True) for k in range(6)]
     segments = [Segment(k, k + 1, lambda t, x, w=w: torch.tanh(w * x)) for k, w in enumerate(weights)]
-    waiting, stretches = [solve(segments, X0, method="heun", steps=4, gradient=kind).x1.grad_fn], []
+    x1 = solve(segments, X0, method="heun", steps=4, gradient=kind).x1
+    waiting, stretches = [x1.grad_fn], []
     while waiting:
         before = [node for node, _ in waiting.pop().next_functions if node is not None]
         stretches.append([node.variable for node in before if hasattr(node, "variable")])
