@@ -74,8 +74,8 @@ def test_torchvisions_vit_is_rebuilt_bit_for_bit():
     model = learned(VisionTransformer(16, 4, 3, 4, 32, 64, num_classes=5).eval(), 0.05)
     images = numbers(2, 3, 16, 16)
     opened = ctrans.open_model(model, example=images)
-    with torch.no_grad():
-        assert torch.equal(opened.head(opened.depth(opened.embed(images.flip(0)))), model(images.flip(0)))
+    # with gradients: without them torch's attention takes another kernel in evaluation
+    assert torch.equal(opened.head(opened.depth(opened.embed(images.flip(0)))), model(images.flip(0)))
 
 
 @pytest.mark.slow
