@@ -38,3 +38,13 @@ TokenMask = Bool[Tensor, "*batch tokens"]
 
 AnyShape = Float[Tensor, "*shape"]
 """Any tensor, of which each entry counts alone."""
+TokenBatch = Int[Tensor, "batch tokens"]
+"""Token ids, one row for each sequence of a batch."""
+AttentionRows = Float[Tensor, "*batch heads tokens tokens"]
+"""Attention by head: row i has the weights, or scores, of token i."""
+ByHead = Float[Tensor, "*batch heads tokens head"]
+"""Queries, keys or values by head."""
+WeightMatrix = Float[Tensor, "out in"]
+"""The weight matrix of a linear map."""
+Matrices = Float[Tensor, "*batch width width"]
+"""A square matrix for each vector."""

@@ -17,6 +17,9 @@ from ctrans.control.last_map import Features, LastMapDecay
 from ctrans.control.tangent import LinearSpace
 from ctrans.shapes import UnbatchedRows
 
+PerRadius = Float[Tensor, " radii"]
+"""A number for each radius."""
+
 DECADES = (-2.0, 2.0)
 """Radii from 1/100 to 100 times the one at which velocities have the right size."""
 RADII = 8
@@ -154,7 +157,7 @@ def witness(space: LinearSpace, P: UnbatchedRows) -> Witness:
     return Witness(numbers(radii), numbers(values), exponent(radii, values), float(space.residual(velocities).amax()))
 
 
-def exponent(radii: Float[Tensor, " radii"], values: Float[Tensor, " radii"]) -> float:
+def exponent(radii: PerRadius, values: PerRadius) -> float:
     """k of the least-squares fit log|value| = k log R + c over the largest radii; 0 if a value is
     0.
     """
@@ -166,7 +169,7 @@ def exponent(radii: Float[Tensor, " radii"], values: Float[Tensor, " radii"]) ->
     return float((x * y).sum() / x.square().sum())
 
 
-def decades(like: Tensor, span: tuple[float, float] = DECADES) -> Float[Tensor, " radii"]:
+def decades(like: Tensor, span: tuple[float, float] = DECADES) -> PerRadius:
     """RADII numbers from 10^span[0] to 10^span[1], evenly spaced in the logarithm."""
     return torch.logspace(*span, RADII, dtype=like.dtype, device=like.device)
 

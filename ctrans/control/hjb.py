@@ -25,6 +25,9 @@ from solvers import ConfigError, RungeKutta, Segment, solve
 from solvers.errors import unknown
 from solvers.tableau import EULER, tableau
 
+OnGrid = Float[Tensor, "*space"]
+"""A number for each node."""
+
 LARGEST_WIDTH = 4
 SECANTS = 30
 """Number of secants that bound H's derivatives, each twice as long as the one before. The longest
@@ -176,7 +179,7 @@ def solve_hjb(
     return ValueFunction(grid, tuple(times), torch.stack([saved[time] for time in times]), horizon, bounds, taken)
 
 
-def speeds(hamiltonian: Hamiltonian, phi: Float[Tensor, "*space"], grid: Grid) -> tuple[float, ...]:
+def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ...]:
     """a_i = min over s of (max_c H(c +- s e_i) - m)/s >= abs(dH/dp_i) at every possible slope.
 
     The slopes are those of the box abs(p_i) <= r_i, r_i the largest abs(dPhi/dx_i) of the given
@@ -305,9 +308,7 @@ SCHEMES: dict[str, UpwindScheme] = {
 }
 
 
-def one_sided(
-    scheme: UpwindScheme, values: Float[Tensor, "*space"], axis: int, spacing: float
-) -> tuple[Float[Tensor, "*space"], Float[Tensor, "*space"]]:
+def one_sided(scheme: UpwindScheme, values: OnGrid, axis: int, spacing: float) -> tuple[OnGrid, OnGrid]:
     """(p-, p+): the derivatives along an axis from below and from above.
 
     Beyond the edges the values continue linearly, with the slope of the outermost cell.

@@ -27,6 +27,12 @@ from ctrans.norm import SphereNorm
 from ctrans.shapes import PerBatch, PerChannel, TokenRows, Vectors
 from solvers import ConfigError
 
+PerProblem = Float[Tensor, " rows"]
+"""A number for each problem."""
+
+FromBall = Float[Tensor, "width rank"]
+"""A linear map from the ball."""
+
 Terminal = Callable[[Tensor], Tensor]
 """A terminal cost G: from states (..., width) to values (...), differentiable almost everywhere."""
 
@@ -48,7 +54,7 @@ class BallImage:
     """
 
     centre: PerChannel
-    map: Float[Tensor, "width rank"]
+    map: FromBall
 
     def support(self, P: TokenRows) -> PerBatch:
         """H(P) = sup over velocities in V of -<P, v> = sum_j |M' p_j| - <p_j, c>."""
@@ -132,13 +138,13 @@ class Problems:
 
     cost: Terminal
     base: Float[Tensor, "rows width"]
-    map: Float[Tensor, "width rank"]
+    map: FromBall
 
     def __call__(self, w: Float[Tensor, " rows *many rank"]) -> Float[Tensor, " rows *many"]:
         base = self.base.reshape(len(self.base), *[1] * (w.ndim - 2), -1)
         return self.cost(base + w @ self.map.T)
 
-    def slope(self, w: BallPoints) -> tuple[Float[Tensor, " rows"], BallPoints]:
+    def slope(self, w: BallPoints) -> tuple[PerProblem, BallPoints]:
         """g(w) and its gradient."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
@@ -165,9 +171,7 @@ def finite_values(cost: Terminal, x: Vectors) -> PerBatch:
     return values
 
 
-def minimise(
-    cost: Terminal, base: Float[Tensor, "rows width"], map: Float[Tensor, "width rank"], starts: int
-) -> Float[Tensor, " rows"]:
+def minimise(cost: Terminal, base: Float[Tensor, "rows width"], map: FromBall, starts: int) -> PerProblem:
     """min over |w| <= 1 of G(z_k + A w) for each row z_k of `base`, from `starts` starting points
     each.
     """
@@ -234,7 +238,7 @@ def descend(problems: Problems, w: BallPoints) -> BallPoints:
     return result
 
 
-def search(problems: Problems, w: BallPoints) -> Float[Tensor, " rows"]:
+def search(problems: Problems, w: BallPoints) -> PerProblem:
     """g at the end of a pattern search: the best of w +- r e_i, projected, or r halved, until r is
     below rounding.
     """

@@ -15,13 +15,14 @@ from ctrans.control.admissible import ratio, rounding_of
 from ctrans.shapes import BatchMask
 from solvers import SolveError
 
+Coordinates = Float[Tensor, "*batch rank"]
+"""A point of each problem."""
+
 NEWTON_STEPS = 100
 """Far more than needed: a dozen is the most observed."""
 
 
-def on_sphere(
-    curvature: Float[Tensor, " rank"], b: Float[Tensor, "*batch rank"], radius: float
-) -> tuple[Float[Tensor, "*batch rank"], BatchMask]:
+def on_sphere(curvature: Float[Tensor, " rank"], b: Coordinates, radius: float) -> tuple[Coordinates, BatchMask]:
     """argmin of s'As/2 + b's over |s| = radius, A = diag(curvature), and whether it is the hard
     case.
 
@@ -38,9 +39,7 @@ def on_sphere(
     return radius * torch.where(short, filled, s), short.squeeze(-1)
 
 
-def in_ball(
-    curvature: Float[Tensor, "*#batch rank"], b: Float[Tensor, "*batch rank"], radius: float
-) -> Float[Tensor, "*batch rank"]:
+def in_ball(curvature: Float[Tensor, "*#batch rank"], b: Coordinates, radius: float) -> Coordinates:
     """argmin of s'As/2 + b's over |s| <= radius, A = diag(curvature) >= 0; the shortest if there
     are several.
     """

@@ -20,7 +20,7 @@ from ctrans.fields.protocols import HasReferenceKernel, HeadMatrices, Matrix, To
 from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count, Range
-from ctrans.shapes import SequenceRows, TokenRows
+from ctrans.shapes import AttentionRows, ByHead, SequenceRows, TokenRows
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import look_up, shown
@@ -103,7 +103,7 @@ class SoftmaxAttention(JoinedHeads):
         mixed = super().pre_projection(x)
         return mixed if self.gate is None else mixed * self.gate(x).sigmoid()
 
-    def mixed(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens head"]:
+    def mixed(self, x: TokenRows) -> ByHead:
         """The heads' averages."""
         q, k, v = self.queries_keys_values(x)
         if self.use_reference_kernel or self.sinks is not None or self.options.softcap is not None:
@@ -117,7 +117,7 @@ class SoftmaxAttention(JoinedHeads):
             enable_gqa=self.groups < self.heads,
         )
 
-    def rows(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def rows(self, x: TokenRows) -> AttentionRows:
         """The rows a_h of each head. Row i has the weights of the tokens that token i reads. They
         sum to 1, with a sink to less.
         """
@@ -270,7 +270,7 @@ class Attention(SoftmaxAttention):
 
     shows_heads = True
 
-    def probabilities(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def probabilities(self, x: TokenRows) -> AttentionRows:
         """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head. Row i has the
         weights of the tokens that token i reads.
         """

@@ -6,7 +6,6 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields.attention import check_temperature
@@ -14,7 +13,7 @@ from ctrans.fields.joined_heads import JoinedHeads
 from ctrans.fields.positions import later_tokens
 from ctrans.fields.protocols import TokenBound
 from ctrans.option import Count
-from ctrans.shapes import TokenRows
+from ctrans.shapes import AttentionRows, ByHead, TokenRows
 from solvers import ConfigError
 from solvers.checked import checked
 
@@ -43,13 +42,13 @@ class DifferentialAttention(JoinedHeads):
         self.share = nn.Parameter(torch.full((heads,), FIRST_SHARE))
         self.use_reference_kernel = False
 
-    def mixed(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens head"]:
+    def mixed(self, x: TokenRows) -> ByHead:
         """The differences of each head's two averages."""
         q, k, v = self.queries_keys_values(x)
         first, second = (self._average(a, b, v) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
         return first - self.share.view(-1, 1, 1) * second
 
-    def rows(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def rows(self, x: TokenRows) -> AttentionRows:
         """a_h - l_h a'_h for each head."""
         q, k, _ = self.queries_keys_values(x)
         first, second = (self._rows(a, b) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))

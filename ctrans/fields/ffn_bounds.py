@@ -17,6 +17,9 @@ from ctrans.fields.activations import Activation
 from ctrans.fields.protocols import TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
 
+PerOutput = Float[Tensor, " out"]
+"""A number for each output."""
+
 AT_ONCE = 2**22
 """Entries of a matrix that are converted to float64 at once."""
 
@@ -25,7 +28,7 @@ class Affine(NamedTuple):
     """W x + b."""
 
     weight: Float[Tensor, "out in"]
-    bias: Float[Tensor, " out"] | None = None
+    bias: PerOutput | None = None
 
     def parts(self) -> tuple[Tensor, ...]:
         """The rows of the matrix in groups that are converted at once."""
@@ -33,7 +36,7 @@ class Affine(NamedTuple):
         parts: tuple[Tensor, ...] = weight.split(max(AT_ONCE // weight.shape[1], 1))
         return parts
 
-    def rows(self) -> Float[Tensor, " out"]:
+    def rows(self) -> PerOutput:
         """The length of each row of the matrix, in float64."""
         return torch.cat([torch.linalg.vector_norm(part.double(), dim=-1) for part in self.parts()])
 
@@ -42,7 +45,7 @@ class Affine(NamedTuple):
         offsets = [None] * len(sizes) if self.bias is None else self.bias.split(sizes)
         return [Affine(*part) for part in zip(self.weight.split(sizes), offsets, strict=True)]
 
-    def offsets(self) -> Float[Tensor, " out"]:
+    def offsets(self) -> PerOutput:
         """b in float64, 0 if there is none."""
         weight = self.weight
         return weight.new_zeros(len(weight), dtype=torch.float64) if self.bias is None else self.bias.detach().double()

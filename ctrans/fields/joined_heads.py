@@ -15,7 +15,7 @@ from ctrans.fields.projected_map import ProjectedMap, scale_linear
 from ctrans.fields.protocols import HeadMatrices, Matrix
 from ctrans.fields.spectral_norm import norm_of_product
 from ctrans.option import Count
-from ctrans.shapes import TokenRows
+from ctrans.shapes import ByHead, TokenRows
 from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import look_up
@@ -42,7 +42,7 @@ class JoinedHeads(ProjectedMap):
         self.qkv = nn.Linear(width, width + 2 * self.groups * self.head, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
 
-    def mixed(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens head"]:
+    def mixed(self, x: TokenRows) -> ByHead:
         """The output of each head."""
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ from ctrans.fields.positions import later_tokens
 from ctrans.fields.protocols import HeadMatrices, Matrix, TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count
-from ctrans.shapes import TokenRows
+from ctrans.shapes import AttentionRows, ByHead, TokenRows
 from solvers.checked import checked
 
 CHUNK = 64
@@ -61,7 +61,7 @@ class KernelAttention(JoinedHeads):
     """The scores log w are not bilinear in the input."""
     why_not = "the scores of linear attention are logarithms of kernels, not linear in queries and keys"
 
-    def mixed(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens head"]:
+    def mixed(self, x: TokenRows) -> ByHead:
         """The heads' averages."""
         q, k, v = self._features_and_values(x)
         # a column of ones after the values also sums the weights
@@ -72,7 +72,7 @@ class KernelAttention(JoinedHeads):
         """log of the part of the earlier tokens that each head keeps at token i: 0 if it keeps all."""
         return x.new_zeros(*x.shape[:-2], self.heads, x.shape[-2])
 
-    def probabilities(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def probabilities(self, x: TokenRows) -> AttentionRows:
         """The rows a_h of each head, at quadratic cost. Row i has the weights of the tokens that
         token i reads.
         """

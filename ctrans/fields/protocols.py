@@ -36,8 +36,11 @@ from torch import Tensor, nn
 from ctrans.fields.activations import Activation
 from ctrans.fields.branch import Branch
 from ctrans.protocol import AsksTheInstance
-from ctrans.shapes import Scalar, SequenceRows, TokenRows
+from ctrans.shapes import AttentionRows, Scalar, SequenceRows, TokenRows, WeightMatrix
 from solvers.checked import checked
+
+OfHead = Float[Tensor, "head width"]
+"""A map from the state to a head."""
 
 Kind = Literal["attention", "ffn", "parallel", "part"]
 Role = Literal["query", "key", "value", "out", "gate", "up", "down", "router"]
@@ -48,7 +51,7 @@ class Matrix(NamedTuple):
     is the parameter; its rows are then not contiguous there, or are scaled.
     """
 
-    weight: Float[Tensor, "out in"]
+    weight: WeightMatrix
     role: Role
     copied: Tensor | None = None
 
@@ -92,9 +95,9 @@ class HeadMatrices(NamedTuple):
     (soft-capping).
     """
 
-    query: Float[Tensor, "head width"]
-    key: Float[Tensor, "head width"]
-    value: Float[Tensor, "head width"]
+    query: OfHead
+    key: OfHead
+    value: OfHead
     out: Float[Tensor, "width head"]
     query_offset: Float[Tensor, " head"] | None
     key_offset: Float[Tensor, " head"] | None = None
@@ -161,7 +164,7 @@ class ExposesHeads(Protocol, metaclass=AsksTheInstance):
     keys, or may not be.
     """
 
-    def probabilities(self, x: Tensor) -> Float[Tensor, "*batch heads tokens tokens"]: ...
+    def probabilities(self, x: Tensor) -> AttentionRows: ...
 
     def head_matrices(self) -> Iterator[HeadMatrices]: ...
 

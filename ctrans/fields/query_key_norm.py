@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.norm import LayerNorm, RMSNorm
+from ctrans.shapes import ByHead
 
 NormPair = tuple[nn.Module, nn.Module]
 """The norm of queries and that of keys."""
@@ -22,7 +23,7 @@ class UnitLength(nn.Module):
         self.eps = eps
         self.scale = None if scale is None else nn.Parameter(scale)
 
-    def forward(self, x: Float[Tensor, "*batch heads tokens head"]) -> Float[Tensor, "*batch heads tokens head"]:
+    def forward(self, x: ByHead) -> ByHead:
         y: Tensor = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.eps)
         return y if self.scale is None else y * self.scale.view(-1, 1, 1)
 

@@ -17,6 +17,9 @@ from ctrans.fields.feed_forward import GATES
 from ctrans.option import Range, check_options, option
 from solvers import ConfigError
 
+PerExpert = Float[Tensor, "*batch experts"]
+"""A number for each expert."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Router:
@@ -30,7 +33,7 @@ class Router:
     log_scores: Callable[[Tensor], Tensor]
     normalised: bool
 
-    def gates(self, logits: Float[Tensor, "*batch experts"], chosen: Bool[Tensor, "*batch experts"]) -> Tensor:
+    def gates(self, logits: PerExpert, chosen: Bool[Tensor, "*batch experts"]) -> Tensor:
         """g, with zeros outside the chosen experts."""
         scores = self.log_scores(logits)
         if self.normalised:
@@ -63,10 +66,10 @@ class Routing(NamedTuple):
     least.
     """
 
-    logits: Float[Tensor, "*batch experts"]
-    scores: Float[Tensor, "*batch experts"]
+    logits: PerExpert
+    scores: PerExpert
     chosen: Bool[Tensor, "*batch experts"]
-    gates: Float[Tensor, "*batch experts"]
+    gates: PerExpert
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

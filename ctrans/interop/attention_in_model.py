@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.fields import HasReferenceKernel, HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
@@ -20,7 +18,7 @@ from ctrans.interop.attention_reading import AttentionReading
 from ctrans.interop.attention_rows import seeing_rows, showing_rows
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
-from ctrans.shapes import TokenRows
+from ctrans.shapes import AttentionRows, TokenRows
 
 ROLES: tuple[Role, ...] = ("query", "key", "value", "out")
 
@@ -103,7 +101,7 @@ class AttentionWithValues(AttentionInModel):
         whole = torch.linalg.vector_norm(torch.stack(offsets).sum(0))
         return TokenBound(gain, float(whole if reading.whole_rows else lengths.sum()))
 
-    def rows(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def rows(self, x: TokenRows) -> AttentionRows:
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
         with showing_rows(self.adapter.model):
@@ -135,7 +133,7 @@ class AttentionWithHeads(AttentionWithValues):
         """Whether scores are not a number times <Q x, K x>; `why_not` says what they are."""
         return self.reading.scale is None
 
-    def probabilities(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens tokens"]:
+    def probabilities(self, x: TokenRows) -> AttentionRows:
         """The attention rows of each head; row i weighs the tokens that token i reads.
 
         Libraries round rows to float32. Here each row is normalised to sum to 1 in the model's

@@ -20,16 +20,17 @@ from ctrans.interop.transformers_library import import_transformers
 from solvers import ConfigError
 from solvers.errors import look_up
 
+Settings = Mapping[str, Any]
 VOCABULARY, WIDTH, WINDOW, IMAGE = 31, 32, 4, 8
 """Sizes of the small models: tokens, channels, a sliding window, pixels per side."""
-SIZES: Mapping[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
-WORDS: Mapping[str, Any] = {**SIZES, "vocab_size": VOCABULARY}
+SIZES: Settings = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+WORDS: Settings = {**SIZES, "vocab_size": VOCABULARY}
 """Also of families with other names of these sizes: their configurations take both."""
-TEXT: Mapping[str, Any] = {**WORDS, "max_position_embeddings": 32}
-CAUSAL: Mapping[str, Any] = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-IMAGES: Mapping[str, Any] = {**SIZES, "image_size": IMAGE, "patch_size": 4}
-ENDS: Mapping[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
-ENCODER: Mapping[str, Any] = {
+TEXT: Settings = {**WORDS, "max_position_embeddings": 32}
+CAUSAL: Settings = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+IMAGES: Settings = {**SIZES, "image_size": IMAGE, "patch_size": 4}
+ENDS: Settings = {"bos_token_id": 1, "eos_token_id": 2}
+ENCODER: Settings = {
     "d_model": WIDTH,
     "encoder_layers": 3,
     "encoder_attention_heads": 4,
@@ -42,7 +43,7 @@ ENCODER: Mapping[str, Any] = {
     "decoder_start_token_id": 1,
     **ENDS,
 }
-FOUR_EXPERTS: Mapping[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+FOUR_EXPERTS: Settings = {"num_experts": 4, "num_experts_per_tok": 2}
 ALTERNATING = ["sliding_attention", "full_attention"]
 
 
@@ -57,12 +58,12 @@ class Family:
 
     model: str
     config: str
-    settings: Mapping[str, Any]
+    settings: Settings
     part: str = ""
     refused: str = ""
 
 
-def _family(kind: str, sizes: Mapping[str, Any], stem: str, refused: str = "", **more: Any) -> Family:
+def _family(kind: str, sizes: Settings, stem: str, refused: str = "", **more: Any) -> Family:
     return Family(f"{stem}{kind}", f"{stem}Config", {**sizes, **more}, refused=refused)
 
 

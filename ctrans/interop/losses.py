@@ -21,6 +21,7 @@ from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
 from ctrans.model.gpt import GPT, counted
+from ctrans.shapes import TokenRows
 from ctrans.walk import kept_of
 from solvers import ConfigError, Solution
 
@@ -59,11 +60,11 @@ class ModelAround(nn.Module):
         """Where there is text and not padding (`Imported.padded`)."""
         return kept_of(self.model)
 
-    def embed(self, tokens: Tensor) -> Float[Tensor, "*batch tokens width"]:
+    def embed(self, tokens: Tensor) -> TokenRows:
         x: Tensor = self.model.embed(tokens)
         return x
 
-    def head(self, x: Float[Tensor, "*batch tokens width"]) -> Tensor:
+    def head(self, x: TokenRows) -> Tensor:
         output: Tensor = self.model.head(x)
         return output
 
@@ -84,7 +85,7 @@ class ModelWithLoss(ModelAround):
         x = self.depth(self.embed(tokens))
         return self.head(x), None if targets is None else self.terminal_loss(x, targets)
 
-    def terminal_loss(self, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
+    def terminal_loss(self, x: TokenRows, targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError for a loss that is not a number."""
         outputs = self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x)
         try:

@@ -15,7 +15,7 @@ from ctrans.fields import Matrix, Role
 from ctrans.fields.ffn_bounds import Affine
 from ctrans.fields.scaled_linear import ScaledLinear
 from ctrans.interop.recorded_calls import first_tensor, watched
-from ctrans.shapes import Vectors
+from ctrans.shapes import Vectors, WeightMatrix
 from solvers import ConfigError
 
 
@@ -169,7 +169,7 @@ class Projection:
         """The number of rows of W."""
         return self.parts * (self.stop - self.start)
 
-    def weight(self, chain: nn.Module) -> Float[Tensor, "out in"]:
+    def weight(self, chain: nn.Module) -> WeightMatrix:
         """W: a view of the module's weight, or a differentiable copy if it has several parts or a
         scale.
         """

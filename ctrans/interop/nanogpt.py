@@ -32,6 +32,8 @@ from solvers import ConfigError
 from solvers.checked import checked
 from solvers.errors import shown, unknown
 
+Settings = Mapping[str, Any]
+
 BUILT_IN = GPTConfig(placement="pre")
 """Values of the settings that nanoGPT does not have."""
 OT = {"cts": False, "steps": 20, "ln1_on": True, "ln2_on": True, "lnf_on": True, "lmbda": 0.0}
@@ -59,7 +61,7 @@ COMPILED = "_orig_mod."
 
 
 @checked
-def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = None) -> GPT | OTTransformer:
+def from_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> GPT | OTTransformer:
     """The GPT of a nanoGPT `ckpt.pt` or its directory, of such a checkpoint in memory, or of a bare
     state dict (which needs `heads`).
 
@@ -75,14 +77,12 @@ def from_nanogpt(source: str | Path | Mapping[str, Any], *, heads: int | None = 
     return model
 
 
-def read_nanogpt(
-    source: str | Path | Mapping[str, Any], *, heads: int | None = None
-) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
+def read_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
     """`from_nanogpt`, with notes on settings that the model does not have in place of warnings."""
     named = str(source) if isinstance(source, (str, Path)) else "the state dict"
     checkpoint = _read(_file(Path(source))) if isinstance(source, (str, Path)) else source
-    weights: Mapping[str, Any] = checkpoint
-    arguments: Mapping[str, Any] = {}
+    weights: Settings = checkpoint
+    arguments: Settings = {}
     if isinstance(checkpoint.get("model"), Mapping):
         weights, arguments = checkpoint["model"], checkpoint.get("model_args", {})
     if not isinstance(arguments, Mapping):
@@ -112,7 +112,7 @@ def _file(path: Path) -> Path:
     return path / CHECKPOINT if os.path.isdir(path) else path
 
 
-def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:
+def _check_arguments(named: str, arguments: Settings) -> None:
     """Raises ConfigError for unknown settings, whose effect would be lost silently, and for invalid
     values.
     """
@@ -133,7 +133,7 @@ def _check_arguments(named: str, arguments: Mapping[str, Any]) -> None:
         raise ConfigError(f"{named!r} has no norm before its head (lnf_on = False without cts): ctrans has no such GPT")
 
 
-def _ot(arguments: Mapping[str, Any], name: str) -> Any:
+def _ot(arguments: Settings, name: str) -> Any:
     return arguments.get(name, OT[name])
 
 
@@ -174,7 +174,7 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
     return {"model": weights, "model_args": {**arguments, "dropout": 0.0}}
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> Settings:
     checkpoint = load_pickled(path)
     if not isinstance(checkpoint, dict):
         raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
@@ -182,7 +182,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return {name: dict(dict.items(value)) if isinstance(value, dict) else value for name, value in dict.items(checkpoint)}
 
 
-def _weights(named: str, given: Mapping[str, Any]) -> dict[str, Tensor]:
+def _weights(named: str, given: Settings) -> dict[str, Tensor]:
     """The weights by nanoGPT's names, without attributes of tensors, which a file may set. Raises
     ConfigError for entries that are no weights, and for a name with and without `COMPILED`.
     """
@@ -203,7 +203,7 @@ def _weights(named: str, given: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Mapping[str, Any]) -> GPTConfig:
+def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Settings) -> GPTConfig:
     """The architecture, read from the shapes. Raises ConfigError if the settings differ from it."""
     try:
         vocab_size, width = weights["transformer.wte.weight"].shape

@@ -28,6 +28,7 @@ from ctrans.interop.operations import CallSite, Graph, Operations
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.recognise import Structure
 from ctrans.interop.tolerances import difference, tolerance
+from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -47,7 +48,7 @@ class StreamMap(nn.Module):
         self.adapter, self.k, self.weights, self.mixes_tokens = adapter, k, nn.ParameterList(weights), True
         self.stages, self.why_not = (self,), adapter.because
 
-    def forward(self, x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch tokens width"]:
+    def forward(self, x: TokenRows) -> TokenRows:
         flat = x.reshape(-1, *x.shape[-2:])
         with reference_kernel(self):
             _, after = self.adapter.passed(self.adapter.shaped(flat), {self.k: flat}, self.k + 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -29,6 +29,7 @@ from ctrans.norm import NORMS, WITHOUT_GAINS, Norm, make_norm
 from ctrans.placement import BlockPlacement, Placement
 from ctrans.residual import RESIDUALS
 from ctrans.scheme import trajectory
+from ctrans.shapes import Scalar, StreamRows, TokenIds
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
 from ctrans.weights.on_demand import Piece, Shelf, put_on_demand, skeletons
@@ -73,15 +74,15 @@ class GPT(nn.Module):
         self._normalise_embeddings()
 
     def forward(
-        self, tokens: Int[Tensor, "*batch tokens"], targets: Int[Tensor, "*batch tokens"] | None = None
-    ) -> tuple[Float[Tensor, "*batch tokens vocab"], Float[Tensor, ""] | None]:
+        self, tokens: TokenIds, targets: TokenIds | None = None
+    ) -> tuple[Float[Tensor, "*batch tokens vocab"], Scalar | None]:
         """The logits of each next token; with `targets` also their mean cross-entropy in nats.
         Targets of -1 and -100 do not count.
         """
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else self.loss(logits, tokens, targets)
 
-    def loss(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    def loss(self, logits: Tensor, tokens: Tensor, targets: Tensor) -> Scalar:
         """The mean cross-entropy in nats over all targets except -1. Raises ConfigError for no such
         target and for unknown tokens.
         """
@@ -101,7 +102,7 @@ class GPT(nn.Module):
         self._check_range("targets", targets.where(targets != -1, 0))
         return next_token_loss(logits, targets)
 
-    def embed(self, tokens: Int[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens state"]:
+    def embed(self, tokens: TokenIds) -> StreamRows:
         """X_0: token embeddings plus learned position embeddings if there are any, once for each
         stream.
 
@@ -121,7 +122,7 @@ class GPT(nn.Module):
         streams = self.config.state_streams
         return x0 if streams == 1 else torch.cat([x0] * streams, -1)
 
-    def head(self, x: Float[Tensor, "*batch tokens state"]) -> Float[Tensor, "*batch tokens vocab"]:
+    def head(self, x: StreamRows) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state; with several streams, of their mean."""
         if not is_dense(x) or x.shape[-1:] != (self.config.width * self.config.state_streams,):
             raise ConfigError(f"x = {shown(x)}: give states of width {self.config.width * self.config.state_streams}")
@@ -140,7 +141,7 @@ class GPT(nn.Module):
             weight = weight * self.config.times_wider**self.config.rules.logits
         return weight if self.logit_scale is None else self.logit_scale[:, None] * self.config.width**0.5 * weight
 
-    def trajectory(self, tokens: Int[Tensor, "*batch tokens"], **options: Any) -> Solution:
+    def trajectory(self, tokens: TokenIds, **options: Any) -> Solution:
         """X at depth-time 0 and at the end of each segment, from X_0 = embed(tokens). Options and
         errors are those of `ctrans.scheme.trajectory`.
         """
@@ -194,7 +195,7 @@ def counted(targets: Tensor) -> Tensor:
     return torch.where(targets == -100, -1, targets)
 
 
-def next_token_loss(logits: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+def next_token_loss(logits: Tensor, targets: Tensor) -> Scalar:
     """The mean cross-entropy in nats over all targets except -1 and -100. Raises ConfigError if
     there is none."""
     targets = counted(targets)

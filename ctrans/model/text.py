@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, Integer
-from torch import Tensor
+from jaxtyping import Integer
 
 from ctrans.given_files import read_file
 from ctrans.memory import check_fits
+from ctrans.shapes import TokenBatch
 from solvers import ConfigError
 
 VOCABULARY = 256
@@ -45,7 +45,7 @@ def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
     return read_file(Path(file))
 
 
-def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens"]:
+def to_tokens(data: bytes, batch: int, length: int) -> TokenBatch:
     """`batch` windows of `length` tokens each, spread evenly over the data: (batch, length).
 
     A text shorter than `length` gives shorter windows. Raises ConfigError for fewer than two
@@ -54,7 +54,7 @@ def to_tokens(data: bytes, batch: int, length: int) -> Int[Tensor, "batch tokens
     return windows(np.frombuffer(data, dtype=np.uint8), batch, length)
 
 
-def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> Int[Tensor, "batch tokens"]:
+def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> TokenBatch:
     """The same for token ids."""
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")

@@ -21,20 +21,8 @@ from ctrans.interop.recorded_calls import first_tensor
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.monitor.bound_shares import bound_shares
 from ctrans.monitor.gauge_table import GAUGES, TINY, Figures, GaugeAt, Scope, measures_of
-from ctrans.monitor.hooks import Hook, in_a_line, state_in, traced
-from ctrans.monitor.reductions import (
-    SAMPLE,
-    detached,
-    evenness,
-    growth_exponent,
-    length,
-    local,
-    longest,
-    norm_of,
-    sample,
-    sample_rows,
-    to_host,
-)
+from ctrans.monitor.hooks import Hook, in_a_line, local, state_in, traced
+from ctrans.monitor.reductions import SAMPLE, evenness, growth_exponent, length, longest, norm_of, sample, sample_rows, to_host
 from ctrans.monitor.scores import ScoresSeen
 from ctrans.monitor.sites import Site, Sites, own_parameters
 from ctrans.monitor.updates import Updates
@@ -282,7 +270,7 @@ class Gauges:
                 weight.grad for weight in own_parameters(self.sites)[0][0] if weight.requires_grad and weight.grad is not None
             ]
             self._found["earlier_gradient", 0] = norm_of(kept)
-        self._found.setdefault(("costate", k), detached(length(p)))
+        self._found.setdefault(("costate", k), length(local(p.detach())))
 
     def _left(self, place: int, way_out: MapOutput, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         k = site.k

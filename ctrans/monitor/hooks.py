@@ -35,6 +35,12 @@ def state_in(given: Sequence[Any]) -> Tensor | None:
     return next((x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1), None)
 
 
+def local(x: Tensor) -> Tensor:
+    """The entries of a sharded tensor that this process has; any other tensor as it is."""
+    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return part
+
+
 def in_a_line(error: BaseException) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {' '.join(text_of(error).split())[:200]}"

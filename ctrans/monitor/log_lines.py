@@ -20,6 +20,7 @@ from ctrans.json_values import is_number, is_step, plain
 from ctrans.monitor.gauge_table import GAUGES, RENAMED, Figures
 
 LogLine = dict[str, Any]
+Test = Callable[[Any], bool]
 LONGEST, MOST = 2_000, 1_000
 """Most characters of a text, and most entries of an object, that are shown of a log."""
 PLACES = 1 << 18
@@ -175,15 +176,15 @@ def is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300
 
 
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _list_of(fits: Test) -> Test:
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _or_none(fits: Test) -> Test:
     return lambda value: value is None or fits(value)
 
 
-HEADER: dict[str, Callable[[Any], bool]] = {
+HEADER: dict[str, Test] = {
     "model": _is_text,
     "places": _list_of(_is_text),
     "kinds": _list_of(_is_text),
@@ -192,7 +193,7 @@ HEADER: dict[str, Callable[[Any], bool]] = {
     "total": _or_none(is_step),
     "unseen": _is_text,
 }
-FINDING: dict[str, Callable[[Any], bool]] = {
+FINDING: dict[str, Test] = {
     **dict.fromkeys(("check", "topic", "place", "figure", "limit", "source", "impact", "remediation"), _is_text),
     "severity": lambda value: value in SEVERITIES,
     "value": is_number,

@@ -28,12 +28,6 @@ def length(x: Tensor, order: float = 2) -> Tensor:
     return found
 
 
-def local(x: Tensor) -> Tensor:
-    """The entries of a sharded tensor that this process has; any other tensor as it is."""
-    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
-    return part
-
-
 def wide(x: Tensor) -> torch.dtype:
     """The dtype of sums: at least float32."""
     return torch.promote_types(x.dtype, torch.float32)

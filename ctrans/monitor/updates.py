@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.monitor.gauge_table import GaugeAt
-from ctrans.monitor.reductions import local
+from ctrans.monitor.hooks import local
 
 ENTRIES = 8192
 """The number of entries of the sample of a group of weights."""
+Group = Sequence[nn.Parameter]
 
 
 class Updates:
@@ -30,12 +31,12 @@ class Updates:
         """The sample before the step, in float32; None if there is none."""
 
     @torch.no_grad()
-    def remember(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    def remember(self, groups: Sequence[Group]) -> None:
         self.before = [list(torch._foreach_mul(list(_samples(group)), 1.0)) if group else [] for group in groups]
 
     @torch.no_grad()
     def figures(
-        self, groups: Sequence[Sequence[nn.Parameter]], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
+        self, groups: Sequence[Group], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
     ) -> dict[GaugeAt, Tensor]:
         """`update`, `unmoved`, `rate_share` and `decay_share` if there is a sample of before the step;
         `adam_gradient_ratio` if the optimiser has Adam's second moments.
@@ -97,7 +98,7 @@ def settings(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
 
 
 def _gradient_ratio(
-    group: Sequence[nn.Parameter], states: Mapping[int, tuple[dict[str, Any], dict[str, Any]]], cut: Tensor | None
+    group: Group, states: Mapping[int, tuple[dict[str, Any], dict[str, Any]]], cut: Tensor | None
 ) -> Tensor | None:
     """rms of g/sqrt(nu), where g is this step's gradient and nu = (beta_2 nu' + (1 - beta_2)
     g^2)/(1 - beta_2^t).
@@ -124,7 +125,7 @@ def _gradient_ratio(
     return _length(torch._foreach_mul(ratios, [*corrections.unbind()]), parts) / math.sqrt(count)
 
 
-def _samples(group: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+def _samples(group: Group) -> Iterator[Tensor]:
     for parameter, stride in _strides(group):
         yield _sample(parameter.detach(), stride)
 
@@ -145,7 +146,7 @@ def _placed(weight: nn.Parameter) -> Tensor:
     return grad
 
 
-def _strides(group: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, int]]:
+def _strides(group: Group) -> list[tuple[nn.Parameter, int]]:
     """Each weight with the stride of its sample. Vectors are sampled whole, matrices of a group at
     about `ENTRIES` entries.
     """

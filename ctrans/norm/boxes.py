@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctrans.norm.norm import GainParameters, Norm, check_norm
 from ctrans.norm.options import check_size
-from ctrans.shapes import AnyShape, BatchMask, PerBatch, Vectors
+from ctrans.shapes import AnyShape, BatchMask, Matrices, PerBatch, Vectors
 from solvers.checked import checked
 
 ALPHA = 0.5
@@ -125,7 +125,7 @@ class SquashNorm(GainParameters, BoxNorm):
         reach = self.phi(self.alpha.abs() * radius / math.sqrt(self.width)).squeeze(-1)
         return (self.gamma * p).abs().sum(-1) * (1 - reach)
 
-    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Matrices:
         """J = diag(gamma * alpha phi'(alpha x + s))."""
         return torch.diag_embed(self._slopes(x))
 

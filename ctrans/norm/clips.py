@@ -8,13 +8,12 @@ import abc
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.norm.boxes import BoxNorm
 from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm, row_length
 from ctrans.norm.options import check_size
-from ctrans.shapes import BatchMask, PerBatch, Vectors
+from ctrans.shapes import BatchMask, Matrices, PerBatch, Vectors
 from solvers.checked import checked
 
 RADIUS = 1.0
@@ -86,7 +85,7 @@ class ClipLength(ClipNorm):
         """max(0, |z|^2/(c^2 d) - 1)."""
         return ((z / self.radius).square().mean(-1) - 1).clamp_min(0)
 
-    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Matrices:
         """J = I inside; c sqrt(d)/|x| (I - xx'/|x|^2) outside."""
         eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
         square = x.square().sum(-1, keepdim=True).unsqueeze(-1)
@@ -118,7 +117,7 @@ class ClipEntries(ClipNorm, BoxNorm):
         """x = c u, the input with the coordinates u."""
         return self.radius * u
 
-    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Matrices:
         """J = diag(abs(x_i) <= c)."""
         return torch.diag_embed((x.abs() <= self.radius).to(x.dtype))
 

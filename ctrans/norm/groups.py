@@ -13,7 +13,7 @@ from torch import Tensor
 from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
 from ctrans.norm.spheres import SphereOf
 from ctrans.option import Count
-from ctrans.shapes import BatchMask, PerBatch, Vectors
+from ctrans.shapes import BatchMask, Matrices, PerBatch, Vectors
 from solvers import ConfigError
 from solvers.checked import checked
 
@@ -91,7 +91,7 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         rows = [part.constraint_violation(y) for part, y in zip(self.parts, z.split(self.each, -1), strict=True)]
         return torch.stack(rows).amax(0)
 
-    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Matrices:
         """J has the blocks diag(gamma_g)/sigma_g (I - x_hat_g x_hat_g'/m), and 0 between groups."""
         rows = [
             F.pad(part.jacobian(y), (k * self.each, self.width - (k + 1) * self.each))

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.option import COUNT, WEIGHT, Range
-from ctrans.shapes import BatchMask, PerBatch, PerChannel, Vectors
+from ctrans.shapes import BatchMask, Matrices, PerBatch, PerChannel, Vectors
 from solvers import ConfigError
 
 
@@ -112,7 +112,7 @@ class Norm(nn.Module, abc.ABC):
         """The largest violation of the equations of the image's closure by z; exactly 0 on it."""
 
     @abc.abstractmethod
-    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Matrices:
         """The dense derivative dz/dx of each token, exact for eps > 0 too."""
 
     @abc.abstractmethod

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
-from ctrans.shapes import BatchMask, PerBatch, PerChannel, Vectors
+from ctrans.shapes import BatchMask, Matrices, PerBatch, PerChannel, Vectors
 from solvers.checked import checked
 
 
@@ -121,7 +121,7 @@ class SphereNorm(DividingNorm):
         tilt: Tensor = torch.linalg.vector_norm(u - self.centre(u), dim=-1)
         return (tilt > math.sqrt(torch.finfo(u.dtype).eps) * size) | (size == 0)
 
-    def jacobian(self, x: Vectors) -> Float[Tensor, "*batch width width"]:
+    def jacobian(self, x: Vectors) -> Matrices:
         """J = diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d), the dense derivative dz/dx of
         each token; exact for eps > 0 too.
 

@@ -17,6 +17,9 @@ from ctrans.residual.velocities import Residual
 from ctrans.shapes import StreamRows, TokenRows
 from solvers.checked import checked
 
+Mixing = Float[Tensor, "streams streams"]
+"""A matrix that mixes the streams."""
+
 PerStream = Float[Tensor, " streams"]
 """One number for each stream."""
 
@@ -36,7 +39,7 @@ class Streams(Residual, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def mixing(self) -> Float[Tensor, "streams streams"]:
+    def mixing(self) -> Mixing:
         """M."""
 
     @property
@@ -83,7 +86,7 @@ class Streams(Residual, abc.ABC):
 class MixesStreams(Protocol, metaclass=AsksTheInstance):
     """A residual of a state with streams: `mixing` is M, `reads` a and `writes` b."""
 
-    mixing: Float[Tensor, "streams streams"]
+    mixing: Mixing
     reads: PerStream
     writes: PerStream
 
@@ -101,7 +104,7 @@ class HyperConnections(Streams):
         self.write_weights = nn.Parameter(torch.ones(streams))
 
     @property
-    def mixing(self) -> Float[Tensor, "streams streams"]:
+    def mixing(self) -> Mixing:
         mixing: Tensor = self.mix.unflatten(0, (self.streams, self.streams))
         return mixing
 
@@ -137,7 +140,7 @@ class ManifoldConnections(Streams):
         self.write_logits = nn.Parameter(torch.zeros(streams))
 
     @property
-    def mixing(self) -> Float[Tensor, "streams streams"]:
+    def mixing(self) -> Mixing:
         return sinkhorn(self.mix.unflatten(0, (self.streams, self.streams)), self.ITERATIONS)
 
     @property

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ctrans.fields import Balances, HasAuxiliary
 from ctrans.model.gpt import GPT
-from ctrans.shapes import Scalar
+from ctrans.shapes import Scalar, TokenBatch
 from ctrans.training.settings import TrainConfig
 from solvers import Segment, solve
 from solvers.run import Save
@@ -62,7 +62,7 @@ class Objective(nn.Module):
             isinstance(branch.field, HasAuxiliary) for part in model.depth.sublayers for branch in part.branches.values()
         )
 
-    def forward(self, tokens: Int[Tensor, "batch tokens"], targets: Int[Tensor, "batch tokens"]) -> Losses:
+    def forward(self, tokens: TokenBatch, targets: TokenBatch) -> Losses:
         """The losses of these sequences. Raises the errors of `GPT.embed` and `solve`."""
         x = self.model.embed(tokens)
         states, cost = self._flow(x)

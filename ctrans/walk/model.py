@@ -10,12 +10,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
 from ctrans.model.gpt import counted
 from ctrans.protocol import AsksTheInstance
+from ctrans.shapes import Scalar, TokenRows
 from solvers import ConfigError, Solution
 from solvers.checked import checked, is_dense
 from solvers.errors import shown
@@ -87,7 +88,7 @@ def own_loss(model: Model) -> Callable[[Tensor, Any], Tensor] | None:
 
 
 @checked
-def terminal_loss(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Any) -> Float[Tensor, ""]:
+def terminal_loss(model: Model, x: TokenRows, targets: Any) -> Scalar:
     """L(X_T): the model's own loss, or the mean cross-entropy of its logits. Raises as
     `cross_entropy`.
     """
@@ -139,7 +140,7 @@ def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
 
 
 @checked
-def cross_entropy(model: Model, x: Float[Tensor, "*batch tokens width"], targets: Int[Tensor, "..."]) -> Float[Tensor, ""]:
+def cross_entropy(model: Model, x: TokenRows, targets: Int[Tensor, "..."]) -> Scalar:
     """L(X_T): the mean cross-entropy of head(X_T) in nats. Targets of -1 and -100 do not
     count.
 

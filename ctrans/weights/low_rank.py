@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ctrans.shapes import WeightMatrix
 from solvers import ConfigError
 
 Changed = TypeVar("Changed", bound=nn.Module)
@@ -38,7 +39,7 @@ class LowRank(nn.Module):
         a = torch.empty(rank, columns).normal_(0.0, columns**-0.5, generator=generator)
         return cls(a.to(weight), weight.new_zeros(rows, rank))
 
-    def forward(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
+    def forward(self, weight: WeightMatrix) -> WeightMatrix:
         with torch.autocast(weight.device.type, enabled=False):  # like merged weights, which are rounded only when they are used
             return torch.addmm(weight, self.b, self.a)
 

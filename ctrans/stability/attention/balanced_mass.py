@@ -31,6 +31,9 @@ from torch import Tensor
 from ctrans.option import POSITIVE
 from solvers import ConfigError
 
+PerRow = Float[Tensor, "*rows"]
+"""A number for each row."""
+
 EXACT = 30
 """Rows with up to this many nonzero entries are solved exactly."""
 
@@ -49,12 +52,12 @@ class BalancedMass:
     reads nothing, has 0.
     """
 
-    lower: Float[Tensor, "*rows"]
-    upper: Float[Tensor, "*rows"]
+    lower: PerRow
+    upper: PerRow
     masked: Bool[Tensor, "*rows"]
 
     @property
-    def width(self) -> Float[Tensor, "*rows"]:
+    def width(self) -> PerRow:
         """upper - lower."""
         return self.upper - self.lower
 

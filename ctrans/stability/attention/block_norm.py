@@ -17,6 +17,15 @@ from ctrans.stability.forward.moments import token_lengths
 from ctrans.sublayer import Sublayer
 from solvers.segment import Map
 
+OneToken = Float[Tensor, "rows 1 width"]
+"""One token for each row."""
+
+RowsOfTokens = Float[Tensor, "rows tokens width"]
+"""A sequence for each row."""
+
+RowIds = Int[Tensor, " rows"]
+"""An index for each row."""
+
 
 def block_norm(x: TokenRows) -> PerBatch:
     """|X|_{inf,rms} = max_i |x_i|_2 / sqrt(d), the root mean square of the largest token."""
@@ -27,7 +36,7 @@ def block_gain(
     function: Map,
     x: UnbatchedRows,
     *,
-    rows: Int[Tensor, " rows"] | None = None,
+    rows: RowIds | None = None,
     iterations: int = 8,
     generator: torch.Generator | None = None,
 ) -> float:
@@ -41,19 +50,17 @@ def block_gain(
     return gain_of_rows(linear, iterations=iterations, generator=generator)
 
 
-def one_for_each(rows: Int[Tensor, " rows"], x: UnbatchedRows) -> Float[Tensor, "rows tokens width"]:
+def one_for_each(rows: RowIds, x: UnbatchedRows) -> RowsOfTokens:
     """The state, once for each output token in `rows`."""
     return x.detach().expand(len(rows), *x.shape).contiguous()
 
 
-def chosen(x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows 1 width"]:
+def chosen(x: RowsOfTokens, rows: RowIds) -> OneToken:
     """Token rows[i] of state i."""
     return x[torch.arange(len(rows), device=x.device), rows].unsqueeze(-2)
 
 
-def map_at(
-    field: nn.Module, kind: Kind, x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]
-) -> Float[Tensor, "rows 1 width"]:
+def map_at(field: nn.Module, kind: Kind, x: RowsOfTokens, rows: RowIds) -> OneToken:
     """f(x) at one token of each state: from that token alone if f does not mix tokens, or by f's
     own method (`SupportsTokenSubset`).
     """
@@ -63,9 +70,7 @@ def map_at(
     return y
 
 
-def step_at(
-    sublayer: Sublayer, h: float, x: Float[Tensor, "rows tokens width"], rows: Int[Tensor, " rows"]
-) -> Float[Tensor, "rows 1 width"]:
+def step_at(sublayer: Sublayer, h: float, x: RowsOfTokens, rows: RowIds) -> OneToken:
     """The discrete step at one token of each state. Norms and residual act on each token alone."""
     x = sublayer.enter(x)
     own = chosen(x, rows)

@@ -11,6 +11,9 @@ from torch import Tensor
 from ctrans.stability.attention.balanced_mass import balanced_mass, smallest_difference
 from ctrans.statement import Draw, Printed, Trial, Trials, at_most, equal, statement
 
+RowsOfEntries = Float[Tensor, "*rows entries"]
+"""Rows of attention."""
+
 SECTION = 9
 
 ROUNDING = 1e-14
@@ -40,7 +43,7 @@ def random_row(draw: Draw, longest: int, shortest: int = 1) -> Float[Tensor, " e
     return (logits.round(decimals=1) if draw.flag() else logits).softmax(-1)
 
 
-def softmax_jacobian(p: Float[Tensor, "*rows entries"], temperature: float) -> Float[Tensor, "*rows entries entries"]:
+def softmax_jacobian(p: RowsOfEntries, temperature: float) -> Float[Tensor, "*rows entries entries"]:
     """J = (diag(p) - p p')/tau, the derivative of softmax(u/tau); |J|_{inf->1} = theta(p)/tau
     (Emadi, theorem 4.2).
     """
@@ -116,7 +119,7 @@ def long_rows(draw: Draw, printed: bool) -> Trials:
     return cases
 
 
-def greedy_prefix(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
+def greedy_prefix(p: RowsOfEntries) -> Float[Tensor, "*rows"]:
     """4 c (1 - c), c the sum of the largest entries that is nearest to 1/2 (Emadi, E.2). The paper
     equates it with theta for up to 16 entries, but it is only a lower bound.
     """
@@ -175,7 +178,7 @@ def one_hot(draw: Draw) -> Trial:
     return equal(balanced_mass(p).upper.max(), 0.0, f"theta of one-hot rows, L = {len(p)}", 1.0)
 
 
-def peaked_bound(p: Float[Tensor, "*rows entries"]) -> Float[Tensor, "*rows"]:
+def peaked_bound(p: RowsOfEntries) -> Float[Tensor, "*rows"]:
     """4 kappa (1 - kappa) where the largest entry 1 - kappa is at least 1/2, otherwise 1: never
     below theta.
 

@@ -16,6 +16,9 @@ from ctrans.option import POSITIVE
 from solvers import ConfigError
 from solvers.segment import Map
 
+Input = Float[Tensor, "*input"]
+"""A tensor of the shape of the input."""
+
 CYCLE = 32
 """Default number of Krylov vectors before a restart. For a state of 256 tokens by 768 they take 50
 MB in float32.
@@ -54,14 +57,14 @@ class Linearisation:
     product costs about one evaluation.
     """
 
-    x: Float[Tensor, "*input"]
+    x: Input
     y: Float[Tensor, "*output"]
     push: Map
     pull: Map
 
 
 @torch.enable_grad()
-def linearise(function: Map, x: Float[Tensor, "*input"]) -> Linearisation:
+def linearise(function: Map, x: Input) -> Linearisation:
     """The function's Jacobian at x, as products (`jacobian_products`).
 
     The function must have second derivatives. Fused attention has none: see
@@ -175,7 +178,7 @@ def leading_singular(
     count: int = 1,
     each: bool = False,
     tolerance: float = 1e-3,
-    start: Float[Tensor, "*input"] | None = None,
+    start: Input | None = None,
     generator: torch.Generator | None = None,
     cycle: int = CYCLE,
     limit: int = LIMIT,

@@ -7,13 +7,13 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.depth import Depth
 from ctrans.model.gpt import GPT
 from ctrans.norm import Norm
-from ctrans.shapes import TokenRows
+from ctrans.shapes import TokenBatch, TokenRows
 from ctrans.walk import Instrument, ModelOfModules, StepContext, walk
 from solvers import ConfigError
 
@@ -77,7 +77,7 @@ class Contributions(Instrument):
 
 @torch.no_grad()
 def logit_contributions(
-    model: GPT, found: Contributed, targets: Int[Tensor, "batch tokens"]
+    model: GPT, found: Contributed, targets: TokenBatch
 ) -> tuple[Float[Tensor, "count batch tokens"], Float[Tensor, "batch tokens"]]:
     """What the parts of X_K contribute to (target logit - mean logit) of each token, and the
     offsets' contribution.
@@ -114,9 +114,7 @@ class ContributionsByDepth:
 
 
 @torch.no_grad()
-def contributions_by_depth(
-    model: ModelOfModules, tokens: Tensor, targets: Int[Tensor, "batch tokens"] | None = None
-) -> ContributionsByDepth:
+def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: TokenBatch | None = None) -> ContributionsByDepth:
     """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that do not
     scale their input.
     """
