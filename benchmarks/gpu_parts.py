@@ -232,16 +232,16 @@ class Part:
 PARTS = {
     part.name: part
     for part in (
-        Part("tests", "what tests/ enrols for the device", enrolled_tests, 100, (*COMMANDS, "pytest", "hypothesis")),
-        Part("gradients", "the four gradients", four_gradients, 50, COMMANDS),
-        Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 120, COMMANDS),
-        Part("parallel", "DDP and FSDP against one process", parallel_training, 80, COMMANDS),
-        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 90, COMMANDS),
-        Part("foreign", "models of strangers, watched and diagnosed", foreign, 120, (*COMMANDS, "pytest")),
-        Part("solvers", "solvers beside peers", beside_peers, 90, CORE),
-        Part("grids", "the HJB equation on a grid", grids, 60, CORE),
-        Part("populations", "many small runs as one", populations, 25, COMMANDS),
-        Part("screening", "ctrans screen", screening, 50, COMMANDS),
-        Part("streamed", "a model whose weights are made on demand", streamed, 60, (*COMMANDS, "transformers")),
+        Part("tests", "what tests/ enrols for the device", enrolled_tests, 60, (*COMMANDS, "pytest", "hypothesis")),
+        Part("gradients", "the four gradients", four_gradients, 40, COMMANDS),
+        Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 70, COMMANDS),
+        Part("parallel", "DDP and FSDP against one process", parallel_training, 60, COMMANDS),
+        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 60, COMMANDS),
+        Part("foreign", "models of strangers, watched and diagnosed", foreign, 65, (*COMMANDS, "pytest")),
+        Part("solvers", "solvers beside peers", beside_peers, 75, CORE),
+        Part("grids", "the HJB equation on a grid", grids, 20, CORE),
+        Part("populations", "many small runs as one", populations, 20, COMMANDS),
+        Part("screening", "ctrans screen", screening, 25, COMMANDS),
+        Part("streamed", "a model whose weights are made on demand", streamed, 45, (*COMMANDS, "transformers")),
     )
 }
