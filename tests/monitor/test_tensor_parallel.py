@@ -1,4 +1,4 @@
-"""Two processes share each map (tensor parallelism), and with it the tokens between maps (sequence parallelism)."""
+"""Two processes share each map (tensor parallelism), with it the tokens between maps (sequence parallelism), or the blocks."""
 
 import json
 import math
@@ -76,18 +76,55 @@ def share(model, way):
         parallelize_module(layer, mesh, plan)
 
 
+class Stage(nn.Module):
+    """Two blocks of the model with the table of tokens, or the third with the head."""
+
+    def __init__(self, model, rank):
+        super().__init__()
+        self.table, self.layers = (None, model.layers[2:]) if rank else (model.table, model.layers[:2])
+        self.norm, self.head = (model.norm, model.head) if rank else (None, None)
+
+    def forward(self, x):
+        x = x if self.table is None else self.table(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def cross_entropy(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def pipelined(stage, rank):
+    """A step of two micro-batches through both stages."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    schedule = ScheduleGPipe(PipelineStage(stage, rank, 2, torch.device("cpu")), n_microbatches=2, loss_fn=cross_entropy)
+
+    def step(inputs, targets):
+        losses = []
+        schedule.step(*([] if rank else [inputs]), target=targets, losses=losses)
+        return sum(losses) / 2 if losses else None
+
+    return step
+
+
 def trained(way=None):
-    """The figures of the last of six steps, and the loss."""
+    """The figures of the last of six steps."""
     torch.manual_seed(0)
-    model = Model()
-    monitor = Monitor(model, every=2)
-    if way is not None:
+    model, rank = Model(), 0 if way is None else torch.distributed.get_rank()
+    if way == "pipeline":
+        model = Stage(model, rank)
+    monitor = Monitor(model, every=2, example=torch.randn(2, 12, WIDTH) if way == "pipeline" and rank else None)
+    if way in ("tensor", "sequence"):
         share(model, way)
+    forward = pipelined(model, rank) if way == "pipeline" else lambda x, targets: cross_entropy(model(x), targets)
     optimiser, generator = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.Generator().manual_seed(1)
     for _ in range(6):
         tokens = torch.randint(VOCABULARY, (2, 13), generator=generator)
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
+        loss = forward(tokens[:, :-1], tokens[:, 1:])
+        if way != "pipeline":
+            loss.backward()
         monitor.step(loss, optimiser)
         optimiser.step()
         optimiser.zero_grad()
@@ -102,14 +139,31 @@ OF_SAMPLES = ("update", "update_outside", "unmoved", "adam_gradient_ratio", "ada
 BY_HEAD = ("logit", "ahead", "entropy")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["tensor", "sequence"])
-def test_two_processes_see_what_one_sees(way, tmp_path):
-    whole = trained()
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29648"]
+def by_two(way, tmp_path):
+    """The figures of both processes."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = ran(launch, Path(__file__), tmp_path / way)
     assert done.returncode == 0, done.stderr[-3000:]
     parts = [json.loads((tmp_path / f"{way}-{rank}.json").read_text()) for rank in (0, 1)]
+    return parts
+
+
+@pytest.mark.slow
+def test_a_stage_of_a_pipeline_is_watched_as_a_model_of_its_own(tmp_path):
+    """Of its states it sees the first micro-batch; its gradients are of all."""
+    whole, (first, second) = trained(), by_two("pipeline", tmp_path)
+    assert (len(first["rms"]), len(second["rms"])) == (5, 3)
+    assert first["rms"][-1] == pytest.approx(second["rms"][0])
+    for name in ("gradient", "update", "decay_share"):
+        assert first[name] + second[name] == pytest.approx(whole[name], rel=1e-3), name
+    assert second["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+    assert "loss" not in first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["tensor", "sequence"])
+def test_two_processes_see_what_one_sees(way, tmp_path):
+    whole, parts = trained(), by_two(way, tmp_path)
     assert all(part.keys() == whole.keys() for part in parts)
     for name in BY_HEAD:  # each process has two of the four heads
         own = [x for k in range(BLOCKS) for part in parts for x in part[name][2 * k : 2 * k + 2]]
