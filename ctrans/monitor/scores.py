@@ -19,8 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 ROWS = 64
 """The number of rows of the first sequence, evenly spaced."""
-HIDDEN = -6e4
-"""An additive mask hides a score if it makes it less than this."""
+HIDDEN = -9e3
+"""A mask hides a score if it makes it less than this. The least number in use is -10,000, in
+Megatron.
+"""
 
 
 class ScoresSeen(TorchFunctionMode):

@@ -9,7 +9,7 @@ from torch import nn
 from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.monitor import GAUGES, Monitor
 from ctrans.monitor.reductions import growth_exponent
-from ctrans.monitor.scores import largest_score, row_entropy
+from ctrans.monitor.scores import ScoresSeen, largest_score, row_entropy
 from ctrans.monitor.sites import sites_of
 from ctrans.placement import PLACEMENTS
 from ctrans.walk import Instrument, States, walk
@@ -260,3 +260,15 @@ def test_scores_that_are_no_numbers_are_not_told_as_zero():
     scores = torch.tensor([[[1.0, -torch.inf], [torch.nan, 2.0]], [[1.0, -torch.inf], [0.5, 2.0]]])
     largest, share = (largest_score(scores), row_entropy(scores))
     assert torch.isnan(largest).tolist() == torch.isnan(share).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("fill", [-1e4, -65504.0, -1e9, torch.finfo(torch.float32).min, -math.inf])
+def test_what_a_mask_hides_by_a_finite_number_is_hidden(fill):
+    """Megatron's, float16's, that of many models, float32's and torch's."""
+    scores, seen = torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0)), []
+    later = torch.ones(6, 6).triu(1).bool()
+    with ScoresSeen(seen.append, pytest.fail):
+        scores.masked_fill(later, fill).softmax(-1)
+    hidden = scores[0].masked_fill(later, -math.inf)
+    assert torch.equal(largest_score(seen[0]), largest_score(hidden))
+    assert torch.equal(row_entropy(seen[0]), row_entropy(hidden))
