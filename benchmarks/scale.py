@@ -27,6 +27,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
+from ctrans.threads import wait_passively
+
+wait_passively()
+
 import torch
 
 from benchmarks.record import keep

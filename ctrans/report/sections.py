@@ -339,6 +339,7 @@ def digits(value: AnyFloat) -> str:
 SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
 
 
+@checked
 def mark_of(found: Sequence[JSONObject]) -> Mark:
     """The mark of several findings together: that of the most severe."""
     return "bad" if any(each["severity"] != "note" for each in found) else "note" if found else "good"
