@@ -1,6 +1,6 @@
 """More than one machine, tried on one: a study on two Ray nodes, and a training sharded over processes. Both are killed and resumed.
 
-python benchmarks/scale.py [study] [train]        # both; the study needs ray: pip install 'ctrans[ray]'
+python benchmarks/scale.py [study] [train] [plan]     # all; the study needs ray: pip install 'ctrans[ray]'
 
 The times of the sharded training calibrate a model of its cost:
 
@@ -37,6 +37,7 @@ from benchmarks.record import keep
 from ctrans import GPT, GPTConfig
 from ctrans.study.database import FILE, open_store
 from ctrans.training import log
+from solvers import ConfigError
 
 STUDY = """
 learning_rates = [1e-3, 3e-3, 1e-2]
@@ -236,11 +237,26 @@ def killed_and_resumed(place: Path) -> str:
 def losses_so_far(out: Path) -> Sequence[int]:
     try:
         return list(losses(out))
-    except Exception:  # the log has no line yet, or half a one
+    except ConfigError:  # the log has no line yet, or half a one
         return []
 
 
-PARTS: dict[str, Any] = {"study": study, "train": train}
+def plan() -> list[str]:
+    """The formula on paper: nobody ran this. Seconds of computation and exchange, and tokens a second if all of it overlaps or nothing."""
+    world, weights, rate, bandwidth = 64, 6.74e9, 0.4 * 989e12, 50e9
+    exchange = 3 * (world - 1) / world * 2 * weights / bandwidth
+    lines = [
+        f"On paper: {world} GPUs of {rate / 1e12:.0f} TFLOP/s, {bandwidth / 1e9:.0f} GB/s each, {weights:.3g} weights in bfloat16;"
+    ]
+    lines.append(f"weights, gradients and Adam's state in float32: {16 * weights / world / 1e9:.1f} GB a GPU")
+    for tokens in (4096, 8192, 16384, 32768):
+        compute = 6 * weights * tokens / rate
+        rates = [world * tokens / seconds for seconds in (max(compute, exchange), compute + exchange)]
+        lines.append(f"  {tokens} tokens: {compute:.2f} s, {exchange:.2f} s; {rates[0]:.3g} to {rates[1]:.3g} tokens/s")
+    return lines
+
+
+PARTS: dict[str, Any] = {"study": study, "train": train, "plan": plan}
 
 
 def main() -> None:

@@ -1,12 +1,17 @@
 """The rooms of the house: each may import the ones before it, never a later one."""
 
 import ast
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
+import typing_extensions
 
+import ctrans
 import solvers
+from ctrans.protocol import AsksTheInstance
 
 ROOT = Path(__file__).parent.parent
 SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
@@ -212,3 +217,18 @@ def test_no_room_but_fields_and_interop_asks_for_a_concrete_map():
 )
 def test_a_question_for_a_class_is_seen_however_it_is_put(question):
     assert "Attention" in names_asked_for(ast.parse(question))
+
+
+def test_protocols_of_attributes_ask_the_instance():
+    """From Python 3.12 on, isinstance does not see the parameters and modules of an nn.Module otherwise; CI has an older one."""
+    found = {}
+    for info in pkgutil.walk_packages(ctrans.__path__, "ctrans."):
+        if info.name != "ctrans.__main__":
+            for each in vars(importlib.import_module(info.name)).values():
+                if getattr(each, "_is_runtime_protocol", False) and each.__module__ == info.name:
+                    members = typing_extensions.get_protocol_members(each)
+                    if not all(callable(getattr(each, name, None)) for name in members):
+                        found[each.__name__] = type(each)
+    assert {"Model", "SumOfMaps", "HasTemperature"} <= found.keys()
+    plain = {name for name, kind in found.items() if kind is not AsksTheInstance}
+    assert plain == {"TransposedLinear"}, "its members are plain numbers"

@@ -21,6 +21,7 @@ from solvers import ConfigError
 from solvers.errors import look_up
 
 Settings = Mapping[str, Any]
+"""Settings of a configuration, by name."""
 VOCABULARY, WIDTH, WINDOW, IMAGE = 31, 32, 4, 8
 """Sizes of the small models: tokens, channels, a sliding window, pixels per side."""
 SIZES: Settings = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}

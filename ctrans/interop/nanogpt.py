@@ -33,6 +33,7 @@ from solvers.checked import checked
 from solvers.errors import shown, unknown
 
 Settings = Mapping[str, Any]
+"""Parts of a checkpoint, or its model's arguments, by name."""
 
 BUILT_IN = GPTConfig(placement="pre")
 """Values of the settings that nanoGPT does not have."""

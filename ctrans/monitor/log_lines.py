@@ -21,6 +21,7 @@ from ctrans.monitor.gauge_table import GAUGES, RENAMED, Figures
 
 LogLine = dict[str, Any]
 Test = Callable[[Any], bool]
+"""Whether a value of a line is what it should be."""
 LONGEST, MOST = 2_000, 1_000
 """Most characters of a text, and most entries of an object, that are shown of a log."""
 PLACES = 1 << 18

@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 ROWS = 64
 """The number of rows of the first sequence, evenly spaced."""
 HIDDEN = -9e3
-"""A mask hides a score if it makes it less than this. The least number in use is -10,000, in
-Megatron.
+"""A mask hides a score if it makes it less than this: Megatron's masks are -10,000, others larger in
+size. So a real score below this is taken for masked.
 """
 
 

@@ -17,6 +17,7 @@ from ctrans.monitor.hooks import local
 ENTRIES = 8192
 """The number of entries of the sample of a group of weights."""
 Group = Sequence[nn.Parameter]
+"""The weights of a sublayer, or those outside of the depth. They are on one device."""
 
 
 class Updates:
@@ -119,7 +120,7 @@ def _gradient_ratio(
     squares = torch._foreach_mul(torch._foreach_mul(g, g), [1 - beta for beta in betas])
     squares = torch._foreach_add(torch._foreach_mul(moments, betas), squares)
     ratios = torch._foreach_div(g, torch._foreach_sqrt(torch._foreach_clamp_min(squares, 1e-30)))
-    steps = torch.stack([torch.as_tensor(each["step"], dtype=torch.float32) for each in state]).to(g[0].device) + 1
+    steps = torch.stack([torch.as_tensor(each["step"], dtype=torch.float32, device=g[0].device) for each in state]) + 1
     corrections = (1 - steps.new_tensor(betas) ** steps).sqrt()
     count = sum(part * each.numel() for part, each in zip(parts, g, strict=True))
     return _length(torch._foreach_mul(ratios, [*corrections.unbind()]), parts) / math.sqrt(count)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -322,7 +323,8 @@ def test_the_plateau_is_what_byte_frequencies_know():
     data = read_source({"file": None, "bin": None}, 8)
     train, validation = (np.bincount(np.asarray(each), minlength=256) for each in (data.train, data.validation))
     loss = -(validation / validation.sum() * np.log((train + 1) / (train + 1).sum())).sum()
-    assert loss == pytest.approx(protocol.PLATEAU, abs=0.03)  # the text is a part of Python, and changes with its version
+    if sys.version_info[:2] == (3, 11):  # the text is a part of Python, and changes with its version
+        assert loss == pytest.approx(protocol.PLATEAU, abs=0.01)
     assert data.frequencies_loss() == pytest.approx(loss, abs=1e-3)  # of the tokens up to the highest, not of all bytes
 
 

@@ -16,7 +16,10 @@ from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.norm import NORMS
 from ctrans.norm.norm import DividingNorm
 from ctrans.placement import PLACEMENTS, spell
+from ctrans.training.objective import Objective
+from ctrans.training.settings import TrainConfig
 from solvers import METHODS, ConfigError, SolveError, Status
+from tests import typecheck
 from tests.helpers import DEVICES, NAMES, as_called, learned, small_config, small_model, tokens, unchecked
 from tests.model import plain_gpt
 
@@ -301,3 +304,22 @@ def test_the_largest_and_smallest_temperatures_give_numbers(temperature):
     loss = model(tokens(), tokens())[1]
     loss.backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("of", ["model", "objective"])
+def test_it_compiles_to_one_graph(of):
+    """A break by a check, or by a fraction in torch 2.11, made a step on a GPU a third slower."""
+    typecheck.allow(0)  # jaxtyping's checks cannot be compiled
+    model = GPT(small_config("peri"))
+    module, batch = (model, (tokens(),)) if of == "model" else (Objective(model, TrainConfig()), (tokens(), tokens()))
+    torch._dynamo.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(*batch)[0], module(*batch)[0])
+
+
+def test_compiled_on_the_cpu_it_refuses_unknown_tokens():
+    typecheck.allow(0)
+    torch._dynamo.reset()
+    compiled = torch.compile(GPT(small_config("peri")), backend="eager")
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(tokens() + 100)
