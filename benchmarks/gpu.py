@@ -39,7 +39,7 @@ TOTAL = 540.0
 """Seconds for all parts together."""
 PATIENCE = 5
 """How many times as long a rehearsal may take: processors are slow, and others use them."""
-KEPT_LINES = 15
+KEPT_LINES = 40
 """Of what a failed part said last."""
 PACKAGES = ("torch", "torchdiffeq", "jaxtyping", "numpy", "scipy", "click", "rich", "matplotlib", "safetensors", "transformers")
 TEST_PACKAGES = ("pytest", "hypothesis", "beartype")
@@ -158,7 +158,8 @@ def main() -> None:
     path = given.nanogpt or os.environ.get("NANOGPT") or None
     request = Request(given.rehearse or not torch.cuda.is_available(), None if path is None else Path(path).resolve())
     if given.part is not None:
-        print("\n".join(PARTS[given.part].run(request)))
+        for line in PARTS[given.part].run(request):
+            print(line, flush=True)
         return
     directory = given.results or (ROOT / "out" / "gpu" if request.rehearsal else RESULTS)
     outcomes = all_parts(request, given.only or [*PARTS], directory)

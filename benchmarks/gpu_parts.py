@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,7 @@ def monitor_overhead(request: Request) -> list[str]:
 
     if request.rehearsal:
         return monitor.measured(monitor.SIZES["tiny"], "cpu", cycles=2, backend="aot_eager", log_steps=2000)
-    return monitor.measured(monitor.SIZES["124M"], request.device, cycles=12)
+    return monitor.measured(monitor.SIZES["124M"], request.device, cycles=8)
 
 
 def populations(request: Request) -> list[str]:
@@ -190,11 +190,12 @@ def foreign(request: Request) -> list[str]:
     return lines
 
 
-def beside_peers(request: Request) -> list[str]:
+def beside_peers(request: Request) -> Iterator[str]:
     """Solvers next to torchdiffeq, and to diffrax if it is there: the three shapes of `make bench`."""
     from benchmarks.bench.solving import solving
 
-    return bench_lines(solving(True, request.device))
+    for row in solving(True, request.device):
+        yield from bench_lines([row])
 
 
 def grids(request: Request) -> list[str]:
@@ -224,7 +225,7 @@ class Part:
 
     name: str
     title: str
-    run: Callable[[Request], list[str]]
+    run: Callable[[Request], Iterable[str]]
     seconds: float
     needs: tuple[str, ...] = CORE
 
@@ -236,10 +237,10 @@ PARTS = {
         Part("gradients", "the four gradients", four_gradients, 40, COMMANDS),
         Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 70, COMMANDS),
         Part("parallel", "DDP and FSDP against one process", parallel_training, 60, COMMANDS),
-        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 60, COMMANDS),
+        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 80, COMMANDS),
         Part("foreign", "models of strangers, watched and diagnosed", foreign, 65, (*COMMANDS, "pytest")),
-        Part("solvers", "solvers beside peers", beside_peers, 75, CORE),
-        Part("grids", "the HJB equation on a grid", grids, 20, CORE),
+        Part("solvers", "solvers beside peers", beside_peers, 170, CORE),
+        Part("grids", "the HJB equation on a grid", grids, 90, CORE),
         Part("populations", "many small runs as one", populations, 20, COMMANDS),
         Part("screening", "ctrans screen", screening, 25, COMMANDS),
         Part("streamed", "a model whose weights are made on demand", streamed, 45, (*COMMANDS, "transformers")),

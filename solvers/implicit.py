@@ -86,7 +86,7 @@ def _newton(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Ten
         step = scale * step
         y = y + step
         # (1 - c J)^-1 amplifies little for a stiff field, so the residual bounds the error
-        if left * size <= ACCURACY and run.size(step, y) <= ACCURACY:
+        if left * size <= ACCURACY and float(run.size(step, y)) <= ACCURACY:
             return y
         # at rounding level it gets no smaller
         if bool((step.abs() <= 8 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), around)).all()):

@@ -133,7 +133,7 @@ class ReversibleScheme:
         """
         if self.adaptive:
             with torch.no_grad():
-                distance = run.size(y - z, y, z)
+                distance = float(run.size(y - z, y, z))
             return math.isfinite(distance) and distance > TOLERANCES_APART
         length = torch.linalg.vector_norm
         limit = PART_APART if run.steps > 1 else MOST_APART

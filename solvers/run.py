@@ -186,12 +186,12 @@ class Run:
         """The entries that the error norm measures."""
         return x if self.controlled is None else x[: math.prod(self.controlled)].view(self.controlled)
 
-    def size(self, error: Tensor, *states: Tensor) -> float:
+    def size(self, error: Tensor, *states: Tensor) -> Tensor:
         """The norm of error/(atol + rtol max(abs states))."""
         # tolerances vanish in half precision
         counted = [self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x) for x in (error, *states)]
         largest = functools.reduce(torch.maximum, (x.abs() for x in counted[1:]))
-        return self.measure(counted[0] / (self.atol + self.rtol * largest))
+        return self.norm(counted[0] / (self.atol + self.rtol * largest))
 
     def measure(self, x: Tensor) -> float:
         """The norm as a number. Waits for the device."""

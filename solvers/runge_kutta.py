@@ -6,7 +6,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import cache, partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from solvers.errors import ConfigError, shown
 from solvers.implicit import NotSolved, implicit_stage
 from solvers.method import BOUNDED, FIXED
 from solvers.reversible_scheme import Finish, ReversibleScheme
-from solvers.run import Accepted, Run, Step, Stopped, finite
+from solvers.run import Accepted, Run, Step, Stopped, finite, real_type
 from solvers.segment import Segment
 from solvers.stiffness import STARTED
 from solvers.tableau import Tableau
@@ -33,15 +35,17 @@ the step by 1e14.
 @dataclasses.dataclass(frozen=True)
 class RungeKutta:
     """The method of a tableau, with equal steps. An `adaptive` one takes steps whose sizes
-    `controller` chooses by the embedded weights.
+    `controller` chooses by the embedded weights. `compiled` runs each of these steps by
+    `torch.compile`.
 
-    Raises ConfigError for an adaptive method whose tableau has no embedded weights, and for a
-    controller without the protocol's methods.
+    Raises ConfigError for an adaptive method whose tableau has no embedded weights, for `compiled`
+    with equal or implicit steps, and for a controller without the protocol's methods.
     """
 
     tableau: Tableau
     adaptive: bool = False
     controller: Controller = CONTROLLERS["cautious"]
+    compiled: bool = False
     # stages that enter the result: all but those that only estimate the error
     used: int = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -49,6 +53,10 @@ class RungeKutta:
         if self.adaptive and self.tableau.embedded is None:
             raise ConfigError(
                 "a method without embedded weights cannot estimate its error: give the tableau embedded weights, or adaptive=False"
+            )
+        if self.compiled and (self.implicit or not self.adaptive):
+            raise ConfigError(
+                "only steps of adaptive explicit methods are compiled: use one as tsit5, or torch.compile of the whole solve"
             )
         if not isinstance(self.controller, Controller) or isinstance(self.controller, type):
             raise ConfigError(f"controller = {shown(self.controller)}: give a rule such as PI(safety=0.9) or Cautious()")
@@ -177,7 +185,9 @@ class RungeKutta:
             if broken is not None:
                 raise Stopped(broken, t, x)
             try:
-                stages = self._stages(step, x, run, first, len(self.tableau.b))
+                stages, increment, x1, sizes = (
+                    self._compiled(step, x, run, first) if self.compiled else self._attempt(step, x, run, first)
+                )
             except Stopped:
                 attempts.judge(attempts.error, refused=True)
                 unsolved += 1
@@ -185,9 +195,7 @@ class RungeKutta:
                     raise
                 continue
             unsolved = 0
-            increment = weighted(step.h, self.tableau.b, stages)
-            x1 = x + increment
-            error = self._error(x, x1, step.h, stages, run)
+            error = self.tableau.error([float(size) for size in sizes])
             good = run.step_size.allows(attempts.size, error)
             following = finish(step, x, increment) if finish is not None and good else x1
             if not attempts.judge(error, refused=following is None):
@@ -204,16 +212,44 @@ class RungeKutta:
                 first = stages[-1] if reuse else run.velocity(segment, t, x)
         return x
 
-    def _stages(self, step: Step, x: Tensor, run: Run, first: Tensor | None, used: int) -> list[Tensor]:
+    def _attempt(
+        self, step: Step, x: Tensor, run: Run, first: Tensor, field: Callable[[Any, Tensor], Tensor] | None = None
+    ) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
+        """An adaptive step from x: its stages, h sum_i b_i k_i, the state after it, and the norms of
+        its errors.
+        """
+        stages = self._stages(step, x, run, first, len(self.tableau.b), field)
+        increment = weighted(step.h, self.tableau.b, stages)
+        x1 = x + increment
+        with torch.no_grad():
+            sizes = [run.size(weighted(step.h, row, stages), x, x1) for row in self.tableau.error_weights]
+        return stages, increment, x1, sizes
+
+    def _compiled(self, step: Step, x: Tensor, run: Run, first: Tensor) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
+        """`_attempt` by `torch.compile`, which may not count evaluations, nor see numbers that change."""
+        run.stats.evaluations += len(self.tableau.b) - 1
+        numbers = torch.tensor([*step[1:], *run.inside(step.segment, x.dtype)], dtype=torch.float64)
+        return _by_compiler()(self, step.segment, numbers, x, run, first)
+
+    def _stages(
+        self,
+        step: Step,
+        x: Tensor,
+        run: Run,
+        first: Tensor | None,
+        used: int,
+        field: Callable[[Any, Tensor], Tensor] | None = None,
+    ) -> list[Tensor]:
         segment, start, end, h = step
-        stages = [run.velocity(segment, start, x) if first is None else first]
+        velocity = field or partial(run.velocity, segment)
+        stages = [velocity(start, x) if first is None else first]
         near = x
         for i in range(1, used):
             node = self.tableau.c[i]
             t = end if node == 1 else start + node * (end - start)
             base = x + weighted(h, self.tableau.a[i], stages)
             if not self.implicit:
-                stages.append(run.velocity(segment, t, base))
+                stages.append(velocity(t, base))
                 continue
             try:
                 stages.append(implicit_stage(run, segment, t, base, h * self.tableau.gamma, near))
@@ -222,10 +258,6 @@ class RungeKutta:
             # start Newton's method for the next stage from this one
             near = base + h * self.tableau.gamma * stages[-1]
         return stages
-
-    @torch.no_grad()
-    def _error(self, x: Tensor, x1: Tensor, h: float, stages: Sequence[Tensor], run: Run) -> float:
-        return self.tableau.error([run.size(weighted(h, row, stages), x, x1) for row in self.tableau.error_weights])
 
     @torch.no_grad()
     def _look(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
@@ -252,6 +284,21 @@ class RungeKutta:
         return guessed_step(slope, curvature, probe, span, self.order)
 
 
+@cache
+def _by_compiler() -> Callable[..., tuple[list[Tensor], Tensor, Tensor, list[Tensor]]]:
+    """Made at the first use: it imports the compiler."""
+
+    def attempt(method: RungeKutta, segment: Segment, numbers: Any, x: Tensor, run: Run, first: Tensor) -> Any:
+        start, end, h, low, high = numbers.unbind()
+
+        def field(t: Tensor, x: Tensor) -> Tensor:
+            return segment.field(t.clamp(low, high).to(real_type(x.dtype)), x)
+
+        return method._attempt(Step(segment, start, end, h), x, run, first, field)
+
+    return torch.compile(attempt, dynamic=False)
+
+
 def probe_step(size: float, slope: float, span: float) -> float:
     """A short step that resolves the second derivative, from the norms of x and x'."""
     return min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
@@ -266,10 +313,13 @@ def guessed_step(slope: float, curvature: float, probe: float, span: float, orde
     return min(100 * probe, guess, span)
 
 
-def weighted(h: float, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
-    """h sum_i w_i k_i without the zero weights. For one stage of weight 1 it has exactly the bits
-    of `h * k`.
+def weighted(h: float | Tensor, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
+    """h sum_i w_i k_i without the zero weights. For one stage of weight 1 and a number h it has
+    exactly the bits of `h * k`.
     """
+    if isinstance(h, Tensor):
+        wide = [stage.to(torch.promote_types(stage.dtype, torch.float32)) for stage in stages]
+        return (h * weighted(1.0, weights, wide)).to(stages[0].dtype)
     total = None
     for weight, stage in zip(weights, stages, strict=False):
         if weight:

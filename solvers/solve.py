@@ -13,7 +13,7 @@ from torch import Tensor
 
 from solvers.checked import checked
 from solvers.dense import Curve, Times, check_times
-from solvers.errors import ConfigError, SolveError, unknown
+from solvers.errors import ConfigError, SolveError, shown, unknown
 from solvers.event import Event
 from solvers.gradients import GRADIENTS, get_gradient
 from solvers.march import Gradient, Progress, march
@@ -21,6 +21,7 @@ from solvers.method import Method
 from solvers.nested import flat_events, flat_segments, in_structure
 from solvers.request import check_callable, check_state, method_of
 from solvers.run import Run, Save, finite
+from solvers.runge_kutta import RungeKutta
 from solvers.segment import Segment, check_segments
 from solvers.solution import Solution, Status
 from solvers.step_control import StepControl, Tolerance, check_unused_options
@@ -50,6 +51,7 @@ def solve(
     on_step: OnStep | None = None,
     check: bool = True,
     progress: Progress | None = None,
+    compiled: bool = False,
 ) -> Solution:
     """x1 = x0 + integral of the segments' fields: integrates dx/dt = field_k(t, x) over segment k,
     for each k in turn.
@@ -81,6 +83,8 @@ def solve(
       If false, `solve` returns that solution; its `status` says what happened
     - `check`: whether to check the state for non-finite entries, see below
     - `progress(k)`: called when segment k is done
+    - `compiled`: each step of an adaptive explicit method runs by `torch.compile`, which takes
+      seconds for each kind of field and each shape, and needs a C++ compiler
 
     The solution's status, segment, time, event and event_time show how an event or a steady state
     ended it.
@@ -104,13 +108,16 @@ def solve(
     x = x0 if tree is None else tree.flat("x0", x0)
     check_state(x)
     control = (step_control or StepControl()).with_tolerances(rtol, atol)
-    chosen = method_of(method, steps)
+    chosen, kind = method_of(method, steps), get_gradient(gradient)
+    if compiled:
+        if not isinstance(chosen, RungeKutta) or kind.detached:
+            raise ConfigError(f"method {shown(method)} with gradient {shown(gradient)} is not compiled: use tsit5 with backprop")
+        chosen = dataclasses.replace(chosen, compiled=True)
     # a steady state uses the norm with every method
     limits = control.limits(chosen, method, x, tree, norm_is_used=steady is not None)
     if save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
-    kind = get_gradient(gradient)
     kind.check(chosen, segments)
     wanted = [] if times is None else check_times(times, segments, chosen, kind)
     if wanted and save != "ends":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from solvers import solve, solve_each
 
 RK4_STEPS = {"small": 400, "batch": 100, "transformer": 2}
 """In each segment."""
+THEIRS = {"tsit5": "dopri5", "dopri5": "dopri5", "rk4": "rk4"}
+"""By method, the one of torchdiffeq of its order."""
 
 
 class Comparison(NamedTuple):
@@ -31,49 +33,58 @@ class Comparison(NamedTuple):
     evaluations: int
 
 
-def solving(quick: bool, device: str = "cpu") -> list[Row]:
-    """Each method of ours next to each peer that has it or one of its order."""
-    rows = []
+def solving(quick: bool, device: str = "cpu") -> Iterator[Row]:
+    """Each method of ours next to each peer that has it or one of its order; in short only tsit5."""
+    yield from solves(quick, device)
+    if not quick:
+        yield adjoint(device)
+
+
+@torch.no_grad()
+def solves(quick: bool, device: str) -> Iterator[Row]:
+    """Those without gradients."""
     for key, make in SHAPES.items():
         shape = make(device)
-        with torch.no_grad():
-            exact = shape.exact()
-            starts = [torch.tensor(segment.start, dtype=shape.x0.dtype) for segment in shape.segments[:2]]  # attention and FFN
-            each = [best(partial(segment.field, t, shape.x0)) for segment, t in zip(shape.segments, starts, strict=False)]
-            evaluation = statistics.fmean(each)
-            for name, ours, peer, theirs, evaluations in comparisons(key, shape):
-                found = pairs(ours, theirs, 4 if quick else 12)
-                errors = [float((x().double() - exact).norm() / exact.norm()) for x in (ours, theirs)]
-                more = {"limit": evaluations * evaluation, "limit_is": "its evaluations of the field alone", "aim": 1.0}
-                note = f"{evaluations} evaluations; errors {errors[0]:.0e}, peer {errors[1]:.0e}"
-                rows.append(row_of_pairs(f"{shape.name}: {name}", peer, found, **more, note=note))
-    return [*rows, adjoint(quick, device)]
+        exact = shape.exact()
+        starts = [torch.tensor(segment.start, dtype=shape.x0.dtype) for segment in shape.segments[:2]]  # attention and FFN
+        each = [best(partial(segment.field, t, shape.x0)) for segment, t in zip(shape.segments, starts, strict=False)]
+        evaluation = statistics.fmean(each)
+        for name, ours, peer, theirs, evaluations in comparisons(key, shape, ("tsit5",) if quick else tuple(THEIRS)):
+            found = pairs(ours, theirs, 4 if quick else 12)
+            errors = [float((x().double() - exact).norm() / exact.norm()) for x in (ours, theirs)]
+            more = {"limit": evaluations * evaluation, "limit_is": "its evaluations of the field alone", "aim": 1.0}
+            note = f"{evaluations} evaluations; errors {errors[0]:.0e}, peer {errors[1]:.0e}"
+            yield row_of_pairs(f"{shape.name}: {name}", peer, found, **more, note=note)
 
 
-def comparisons(key: str, shape: Shape) -> Iterator[Comparison]:
+def comparisons(key: str, shape: Shape, methods: Sequence[str]) -> Iterator[Comparison]:
     """Those whose peers are installed."""
     adaptive = {"rtol": shape.tolerance, "atol": shape.tolerance}
 
-    def ours(method: str) -> Callable[[], Tensor]:
+    def ours(method: str, compiled: bool = False) -> Callable[[], Tensor]:
         how = {"steps": RK4_STEPS[key]} if method == "rk4" else adaptive
-        return lambda: solve(shape.segments, shape.x0, method=method, **how).x1
+        return lambda: solve(shape.segments, shape.x0, method=method, compiled=compiled, **how).x1
 
     def cost(method: str) -> int:
         how = {"steps": RK4_STEPS[key]} if method == "rk4" else adaptive
         return int(solve(shape.segments, shape.x0, method=method, **how).stats.evaluations)
 
-    for method, their in (("tsit5", "dopri5"), ("dopri5", "dopri5"), ("rk4", "rk4")):
-        yield Comparison(method, ours(method), f"torchdiffeq {their}", by_torchdiffeq(key, shape, their), cost(method))
+    for method in methods:
+        there = by_torchdiffeq(key, shape, THEIRS[method])
+        yield Comparison(method, ours(method), f"torchdiffeq {THEIRS[method]}", there, cost(method))
+    adaptives = [method for method in methods if method != "rk4"]
     if importlib.util.find_spec("diffrax"):
-        for method in ("tsit5", "dopri5"):
-            yield Comparison(method, ours(method), f"diffrax {method}, jitted", by_diffrax(shape, method, False), cost(method))
+        for method in adaptives:
+            their = by_diffrax(shape, method, False)
+            yield Comparison(method, ours(method), f"diffrax {method}, jitted", their, cost(method))
+            yield Comparison(f"{method}, compiled", ours(method, True), f"diffrax {method}, jitted", their, cost(method))
     if shape.rows:
         (segment,) = shape.segments
 
         def each(method: str) -> Tensor:
             return solve_each([segment], shape.x0, method=method, **adaptive).x1
 
-        for method in ("tsit5", "dopri5"):
+        for method in adaptives:
             alone = solve_each([segment], shape.x0, method=method, **adaptive).stats
             evaluations = max(stats.evaluations for stats in alone)
             own = lambda method=method: each(method)  # noqa: E731
@@ -143,7 +154,7 @@ class Field(nn.Module):
         return self.own(x)
 
 
-def adjoint(quick: bool, device: str = "cpu") -> Row:
+def adjoint(device: str = "cpu") -> Row:
     """The continuous adjoint through 48 blocks by rk4: gradients of the first state and of all weights."""
     shape = SHAPES["transformer"](device)
     assert shape.model is not None
@@ -160,5 +171,5 @@ def adjoint(quick: bool, device: str = "cpu") -> Row:
     def ours() -> None:
         solve(shape.segments, shape.x0, method="rk4", steps=steps, gradient="adjoint").x1.square().sum().backward()
 
-    found = pairs(ours, theirs, 3 if quick else 6)
+    found = pairs(ours, theirs, 6)
     return row_of_pairs(f"{shape.name}: rk4, gradient 'adjoint'", "torchdiffeq odeint_adjoint, rk4", found, aim=1.0)

@@ -140,7 +140,7 @@ class Gauges:
             self._entered(self.sites.sites[k], own, x.clone())  # the model may change it in place
 
     def _begin(self) -> None:
-        self._found, self._left_so_far, self.unknown, self._start, self._last = {}, {}, {}, None, None
+        self._found, self._left_so_far, self.unknown, self._start, self._last, self._returning = {}, {}, {}, None, None, False
 
     def read(
         self,
@@ -265,11 +265,10 @@ class Gauges:
         """dL/dX_k in the backward pass, unchanged. Before the first one, the weights of the first
         sublayer have only gradients of before.
         """
-        if k and not any(name == "costate" for name, _ in self._found):
-            kept = [
-                weight.grad for weight in own_parameters(self.sites)[0][0] if weight.requires_grad and weight.grad is not None
-            ]
-            self._found["earlier_gradient", 0] = norm_of(kept)
+        if k and not self._returning:
+            kept = [weight.grad for weight in self.sites.sites[0].sublayer.parameters() if weight.requires_grad]
+            self._found["earlier_gradient", 0] = norm_of([grad for grad in kept if grad is not None])
+        self._returning = True
         self._found.setdefault(("costate", k), length(local(p.detach())))
 
     def _left(self, place: int, way_out: MapOutput, site: Site, y: Tensor, args: Sequence[Any]) -> None:

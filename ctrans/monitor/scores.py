@@ -132,7 +132,7 @@ def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwarg
         parts.append(part.unflatten(-1, (heads, -1)).transpose(0, 1))
     mask, padded = named.get("attn_mask"), named.get("key_padding_mask")
     mask = mask[:heads] if mask is not None and mask.dim() == 3 else mask
-    hidden = [_added(each) for each in (mask, None if padded is None else padded[:1]) if each is not None]
+    hidden = [_added(each.to(query.device)) for each in (mask, None if padded is None else padded[:1]) if each is not None]
     return _of_kernel(parts[0], parts[1], parts[1], attn_mask=sum(hidden[1:], hidden[0]) if hidden else None)
 
 

@@ -127,10 +127,10 @@ def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Para
     """The parameters of each sublayer that the root still has, and those outside of the depth. Do not
     keep them: sharding replaces parameters.
     """
-    all_of_root = {id(parameter) for parameter in sites.root.parameters()}
+    all_of_root = {id(parameter): parameter for parameter in sites.root.parameters()}
     inside = [[p for p in site.sublayer.parameters() if id(p) in all_of_root] for site in sites.sites]
     known = {id(parameter) for each in inside for parameter in each}
-    return inside, [parameter for parameter in sites.root.parameters() if id(parameter) not in known]
+    return inside, [parameter for key, parameter in all_of_root.items() if key not in known]
 
 
 def _own_sites(root: nn.Module, depth: Depth, *, by_modules: bool = True) -> tuple[Site, ...]:

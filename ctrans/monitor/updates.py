@@ -5,6 +5,7 @@ of Adam's second moments.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ctrans.monitor.hooks import local
 ENTRIES = 8192
 """The number of entries of the sample of a group of weights."""
 Group = Sequence[nn.Parameter]
-"""The weights of a sublayer, or those outside of the depth. They are on one device."""
+"""The weights of a sublayer, or those outside of the depth."""
 
 
 class Updates:
@@ -33,7 +34,9 @@ class Updates:
 
     @torch.no_grad()
     def remember(self, groups: Sequence[Group]) -> None:
-        self.before = [list(torch._foreach_mul(list(_samples(group)), 1.0)) if group else [] for group in groups]
+        self.before = [[] for _ in groups]
+        for k, p, n in _strides(groups):
+            self.before[k].append(_sample(p, n).clone())
 
     @torch.no_grad()
     def figures(
@@ -44,31 +47,47 @@ class Updates:
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
-        found: dict[GaugeAt, Tensor] = {}
-        before, self.before = self.before, None
         states, rates, decays = ({}, {}, {}) if optimizer is None else (adam_states(optimizer), *rates_of(optimizer))
-        for k, group in enumerate(groups):
-            end, place = ("_outside", 0) if k + 1 == len(groups) else ("", k)
-            if before is not None and before[k]:
-                now = list(_samples(group))
-                if [part.shape for part in now] == [part.shape for part in before[k]]:
-                    parts = [_shards(weight) for weight in group]
-                    size = _length(before[k], parts).clamp(min=1e-30)
-                    changed = torch._foreach_sub(now, before[k])
-                    found["update" + end, place] = _length(changed, parts) / size
-                    matrices = [part for part, weight in zip(changed, group, strict=True) if weight.dim() > 1]
-                    if matrices and not end:
-                        found["unmoved", place] = (torch.stack(torch._foreach_norm(matrices)) == 0).float().mean()
-                    # a step is not longer where weights have grown
-                    small = torch._foreach_clamp_max(torch._foreach_clamp_min(before[k], -1.0), 1.0)
-                    for name, share, old in (("rate_share", rates, small), ("decay_share", decays, before[k])):
-                        shares = [share.get(id(weight), 0.0) for weight in group]
-                        if any(shares) and not end:
-                            found[name, place] = _length(torch._foreach_mul(old, shares), parts) / size
-            ratio = _gradient_ratio(group, states, cut)
-            if ratio is not None:
-                found["adam_gradient_ratio" + end, place] = ratio
+        found: dict[GaugeAt, Tensor] = {}
+        adam = [(k, p, n) for k, p, n in _strides(groups) if p.grad is not None and not p.grad.is_sparse and id(p) in states]
+        measured = [("adam_gradient_ratio", _gradient_ratio(adam, states, cut))] if adam else []
+        before, self.before = self.before, None
+        if before is not None:
+            measured += _step(groups, before, rates, decays)
+        for name, values in measured:
+            for k, value in values.items():
+                if k + 1 < len(groups):
+                    found[name, k] = value
+                elif name in ("update", "adam_gradient_ratio"):
+                    found[name + "_outside", 0] = value
         return found
+
+
+def _step(
+    groups: Sequence[Group], before: list[list[Tensor]], rates: Mapping[int, float], decays: Mapping[int, float]
+) -> Iterator[tuple[str, dict[int, Tensor]]]:
+    """The figures of one step by group, of all groups at once: on a GPU each call of torch counts."""
+    now = [(k, p, _sample(p, n)) for k, p, n in _strides(groups)]
+    same = [k for k, old in enumerate(before) if [part.shape for part in old] == [part.shape for i, _, part in now if i == k]]
+    now = [each for each in now if each[0] in same]
+    if not now:
+        return
+    weights, old = [(k, p) for k, p, _ in now], [part for k in same for part in before[k]]
+    size = {k: length.clamp(min=1e-30) for k, length in _lengths(weights, old).items()}
+    changed = torch._foreach_sub([part for _, _, part in now], old)
+    yield "update", {k: length / size[k] for k, length in _lengths(weights, changed).items()}
+    matrices = [(k, part) for (k, p), part in zip(weights, changed, strict=True) if p.dim() > 1]
+    if matrices:
+        still = torch.stack(_here(torch._foreach_norm([part for _, part in matrices]))) == 0
+        counts = Counter(k for k, _ in matrices)
+        yield "unmoved", {k: part.float().mean() for k, part in zip(counts, still.split([*counts.values()]), strict=True)}
+    # a step is not longer where weights have grown
+    small = torch._foreach_clamp_max(torch._foreach_clamp_min(old, -1.0), 1.0)
+    for name, share, parts in (("rate_share", rates, small), ("decay_share", decays, old)):
+        shares = [share.get(id(p), 0.0) for _, p in weights]
+        there = {k for (k, _), each in zip(weights, shares, strict=True) if each}
+        lengths = _lengths(weights, torch._foreach_mul(parts, shares)) if there else {}
+        yield name, {k: length / size[k] for k, length in lengths.items() if k in there}
 
 
 def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
@@ -99,40 +118,35 @@ def settings(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
 
 
 def _gradient_ratio(
-    group: Group, states: Mapping[int, tuple[dict[str, Any], dict[str, Any]]], cut: Tensor | None
-) -> Tensor | None:
-    """rms of g/sqrt(nu), where g is this step's gradient and nu = (beta_2 nu' + (1 - beta_2)
+    own: Sequence[tuple[int, nn.Parameter, int]],
+    states: Mapping[int, tuple[dict[str, Any], dict[str, Any]]],
+    cut: Tensor | None,
+) -> dict[int, Tensor]:
+    """rms of g/sqrt(nu) by group, where g is this step's gradient and nu = (beta_2 nu' + (1 - beta_2)
     g^2)/(1 - beta_2^t).
 
     It is 1 for constant gradients, and at most 1/sqrt(1 - beta_2). Source: Wortsman et al. (arXiv
     2304.13013, section 3.4).
     """
-    own = [
-        (_sample(_placed(p), n), _sample(states[id(p)][0]["exp_avg_sq"], n), _shards(p), *states[id(p)])
-        for p, n in _strides(group)
-        if p.grad is not None and not p.grad.is_sparse and id(p) in states
-    ]
-    if not own:
-        return None
-    g, moments, parts, state, options = map(list, zip(*own, strict=True))
-    betas = [float(each["betas"][1]) for each in options]
-    g = g if cut is None else [*torch._foreach_mul(g, cut.to(g[0]))]
+    g = [_sample(_placed(p), n) for _, p, n in own]
+    moments = [_sample(states[id(p)][0]["exp_avg_sq"], n) for _, p, n in own]
+    betas = [float(states[id(p)][1]["betas"][1]) for _, p, _ in own]
+    g = g if cut is None else [part * cut.to(part) for part in g]
     squares = torch._foreach_mul(torch._foreach_mul(g, g), [1 - beta for beta in betas])
     squares = torch._foreach_add(torch._foreach_mul(moments, betas), squares)
     ratios = torch._foreach_div(g, torch._foreach_sqrt(torch._foreach_clamp_min(squares, 1e-30)))
-    steps = torch.stack([torch.as_tensor(each["step"], dtype=torch.float32, device=g[0].device) for each in state]) + 1
+    steps = torch.stack(_here([torch.as_tensor(states[id(p)][0]["step"], dtype=torch.float32) for _, p, _ in own])) + 1
     corrections = (1 - steps.new_tensor(betas) ** steps).sqrt()
-    count = sum(part * each.numel() for part, each in zip(parts, g, strict=True))
-    return _length(torch._foreach_mul(ratios, [*corrections.unbind()]), parts) / math.sqrt(count)
-
-
-def _samples(group: Group) -> Iterator[Tensor]:
-    for parameter, stride in _strides(group):
-        yield _sample(parameter.detach(), stride)
+    counts = dict[int, float]()
+    for (k, p, _), part in zip(own, g, strict=True):
+        counts[k] = counts.get(k, 0.0) + _shards(p) * part.numel()
+    lengths = _lengths([(k, p) for k, p, _ in own], ratios, corrections)
+    return {k: length / math.sqrt(counts[k]) for k, length in lengths.items()}
 
 
 def _sample(tensor: Tensor, stride: int) -> Tensor:
-    return local(tensor).reshape(-1)[::stride].float()
+    # contiguous: torch takes a list of such tensors by few kernels
+    return local(tensor.detach()).reshape(-1)[::stride].float().contiguous()
 
 
 def _shards(weight: nn.Parameter) -> float:
@@ -147,16 +161,28 @@ def _placed(weight: nn.Parameter) -> Tensor:
     return grad
 
 
-def _strides(group: Group) -> list[tuple[nn.Parameter, int]]:
-    """Each weight with the stride of its sample. Vectors are sampled whole, matrices of a group at
-    about `ENTRIES` entries.
+def _strides(groups: Sequence[Group]) -> Iterator[tuple[int, nn.Parameter, int]]:
+    """Each weight with its group and the stride of its sample. Vectors are sampled whole, matrices of a
+    group at about `ENTRIES` entries.
     """
-    total = sum(parameter.numel() for parameter in group)
-    return [(p, max(1, math.ceil(total / ENTRIES)) if p.dim() > 1 else 1) for p in group]
+    for k, group in enumerate(groups):
+        stride = max(1, math.ceil(sum(p.numel() for p in group) / ENTRIES))
+        yield from ((k, p, stride if p.dim() > 1 else 1) for p in group)
 
 
-def _length(samples: Sequence[Tensor], parts: Sequence[float]) -> Tensor:
-    """The length of the whole weights, from samples of this process."""
-    norms = torch._foreach_mul(torch._foreach_norm(list(samples)), [math.sqrt(part) for part in parts])
-    found: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return found
+def _lengths(
+    weights: Sequence[tuple[int, nn.Parameter]], samples: Sequence[Tensor], factors: Tensor | float = 1.0
+) -> dict[int, Tensor]:
+    """The length of each group's whole weights, from samples of this process, times a factor of each
+    weight.
+    """
+    norms = torch.stack(_here(torch._foreach_norm(list(samples))))
+    norms = norms * norms.new_tensor([_shards(p) for _, p in weights]).sqrt()
+    norms = norms * (factors.to(norms) if isinstance(factors, Tensor) else factors)
+    counts = Counter(k for k, _ in weights)
+    return dict(zip(counts, torch._foreach_norm(list(norms.split([*counts.values()]))), strict=True))
+
+
+def _here(numbers: Sequence[Tensor]) -> list[Tensor]:
+    """All on the device of the first one."""
+    return [number.to(numbers[0].device) for number in numbers]
