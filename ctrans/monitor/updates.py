@@ -34,9 +34,7 @@ class Updates:
 
     @torch.no_grad()
     def remember(self, groups: Sequence[Group]) -> None:
-        self.before = [[] for _ in groups]
-        for k, p, n in _strides(groups):
-            self.before[k].append(_sample(p, n).clone())
+        self.before = [[part.clone() for part in parts] for parts in _samples(groups)]
 
     @torch.no_grad()
     def figures(
@@ -67,14 +65,14 @@ def _step(
     groups: Sequence[Group], before: list[list[Tensor]], rates: Mapping[int, float], decays: Mapping[int, float]
 ) -> Iterator[tuple[str, dict[int, Tensor]]]:
     """The figures of one step by group, of all groups at once: on a GPU each call of torch counts."""
-    now = [(k, p, _sample(p, n)) for k, p, n in _strides(groups)]
-    same = [k for k, old in enumerate(before) if [part.shape for part in old] == [part.shape for i, _, part in now if i == k]]
-    now = [each for each in now if each[0] in same]
-    if not now:
+    now = _samples(groups)
+    same = [k for k, old in enumerate(before) if old and [part.shape for part in old] == [part.shape for part in now[k]]]
+    if not same:
         return
-    weights, old = [(k, p) for k, p, _ in now], [part for k in same for part in before[k]]
+    weights = [(k, p) for k in same for p in groups[k]]
+    new, old = ([part for k in same for part in parts[k]] for parts in (now, before))
     size = {k: length.clamp(min=1e-30) for k, length in _lengths(weights, old).items()}
-    changed = torch._foreach_sub([part for _, _, part in now], old)
+    changed = torch._foreach_sub(new, old)
     yield "update", {k: length / size[k] for k, length in _lengths(weights, changed).items()}
     matrices = [(k, part) for (k, p), part in zip(weights, changed, strict=True) if p.dim() > 1]
     if matrices:
@@ -142,6 +140,13 @@ def _gradient_ratio(
         counts[k] = counts.get(k, 0.0) + _shards(p) * part.numel()
     lengths = _lengths([(k, p) for k, p, _ in own], ratios, corrections)
     return {k: length / math.sqrt(counts[k]) for k, length in lengths.items()}
+
+
+def _samples(groups: Sequence[Group]) -> list[list[Tensor]]:
+    found: list[list[Tensor]] = [[] for _ in groups]
+    for k, p, n in _strides(groups):
+        found[k].append(_sample(p, n))
+    return found
 
 
 def _sample(tensor: Tensor, stride: int) -> Tensor:
