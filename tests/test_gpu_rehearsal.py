@@ -39,8 +39,8 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert "1 of 2 parts passed" in done.stdout
 
 
-def test_all_parts_fit_into_nine_minutes():
-    assert sum(part.seconds for part in PARTS.values()) <= 540
+def test_all_parts_fit_into_ten_minutes():
+    assert sum(part.seconds for part in PARTS.values()) <= 580
 
 
 @pytest.mark.slow

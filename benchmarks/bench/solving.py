@@ -50,7 +50,7 @@ def solves(quick: bool, device: str) -> Iterator[Row]:
         each = [best(partial(segment.field, t, shape.x0)) for segment, t in zip(shape.segments, starts, strict=False)]
         evaluation = statistics.fmean(each)
         for name, ours, peer, theirs, evaluations in comparisons(key, shape, ("tsit5",) if quick else tuple(THEIRS)):
-            found = pairs(ours, theirs, 4 if quick else 12)
+            found = pairs(ours, theirs, 3 if quick else 12)
             errors = [float((x().double() - exact).norm() / exact.norm()) for x in (ours, theirs)]
             more = {"limit": evaluations * evaluation, "limit_is": "its evaluations of the field alone", "aim": 1.0}
             note = f"{evaluations} evaluations; errors {errors[0]:.0e}, peer {errors[1]:.0e}"
