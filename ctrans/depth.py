@@ -20,9 +20,7 @@ from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
-from solvers import ConfigError, Segment
-from solvers.checked import checked
-from solvers.errors import look_up, shown
+from solvers import ConfigError, Segment, checked, look_up, shown
 
 MOST_BLOCKS = 10_000
 """The largest number of blocks: ten times that of the deepest trained model."""

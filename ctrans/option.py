@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from solvers import ConfigError
-from solvers.errors import look_up, shown
+from solvers import ConfigError, look_up, shown
 
 Value = TypeVar("Value")
 REQUIRED: Any = dataclasses.MISSING

@@ -15,9 +15,7 @@ from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
 from ctrans.residual import Residual
 from ctrans.shapes import StreamRows, TokenRows
-from solvers import ConfigError, Segment
-from solvers.checked import checked
-from solvers.segment import Map, Time
+from solvers import ConfigError, Map, Segment, Time, checked
 
 
 @checked

@@ -11,8 +11,7 @@ import click
 
 from ctrans.option import OWN, FieldType, Option, defaults_of, field_types, option, options_of
 from ctrans.placement import PLACEMENTS, spell
-from solvers import ConfigError
-from solvers.errors import unknown
+from solvers import ConfigError, unknown
 
 OptionValues = Mapping[str, Any]
 """Values of options by name."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ctrans.cli.model_sources import ModelSource, needs_images, settle_threads, tokens_of
 from ctrans.cli.request import ModelRequest, get_dtype
+from ctrans.interop import Opened
 from ctrans.interop.image_inputs import images_for
-from ctrans.interop.opened import Opened
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import check_buildable

@@ -27,14 +27,13 @@ from ctrans.cli.click_options import (
 )
 from ctrans.cli.exits import Exit
 from ctrans.cli.say import stdout_apart
-from ctrans.interop.architecture import PRESETS
+from ctrans.interop import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
 from ctrans.option import COUNT, check_options, option, options_of
 from ctrans.training.processes import get_device
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 MODEL_OPTIONS = ("checkpoint", "model", "architecture", "python")
 """Options that name a model. Without them the model is a seeded GPT."""

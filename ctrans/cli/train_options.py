@@ -11,7 +11,7 @@ from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.request import Request, WrittenRequest, absolute_paths
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
-from ctrans.monitor.reactions import REACTIONS
+from ctrans.monitor import REACTIONS
 from ctrans.option import COUNT, Range, option
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.settings import TrainConfig

@@ -16,8 +16,7 @@ from torch import Tensor
 from ctrans.control.ascent import Chart
 from ctrans.norm.norm import row_length
 from ctrans.shapes import AnyShape, BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows, Vectors
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
 """What is known of H(P), from the strongest verdict to the weakest. Each verdict names its

@@ -38,8 +38,7 @@ from ctrans.control.set_of_placement import admissible_set
 from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model, SegmentCallback
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 Parameters = dict[str, Tensor]
 

@@ -28,9 +28,7 @@ from ctrans.control.tangent import LinearSpace
 from ctrans.norm import NORMS, Norm
 from ctrans.option import Count, Seed
 from ctrans.shapes import UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import look_up
+from solvers import ConfigError, checked, look_up
 
 LINEAR, SATURATED = 0.01, 0.05
 """Allowed error of a growth exponent: LINEAR from 1 where H is infinite or gains are trained too,

@@ -39,8 +39,7 @@ from ctrans.control.ascent import BoundedAscent, ascend, noise
 from ctrans.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.shapes import SequenceRows, UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 STARTS = 16
 """Random directions of a unit, in addition to those along which X and P have most in common."""

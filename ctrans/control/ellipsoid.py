@@ -23,8 +23,7 @@ from ctrans.control.norm_image import NormImage
 from ctrans.control.trust_region import in_ball, on_sphere
 from ctrans.norm import GroupRMSNorm, SphereNorm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 CLOSENESS = 1e-11
 """A norm with eps keeps |u|^2 below d by a share eps/variance. Ascents begin at inputs where it is

@@ -25,7 +25,7 @@ from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length
 from ctrans.control.ascent import noise
 from ctrans.norm import Norm, SphereNorm
 from ctrans.shapes import BatchMask, PerBatch, TokenRows, UnbatchedRows, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 STARTS = 32
 """Random starts for LayerNorm, whose sum has local maxima, in addition to gamma_i = |p_i|, p_i

@@ -30,8 +30,7 @@ from ctrans.fields import HasOutputProjection
 from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 FeatureRows = Float[Tensor, "*batch tokens features"]
 """h, the input of the last linear map."""

@@ -18,9 +18,7 @@ from ctrans.control.set_of_placement import admissible_set
 from ctrans.depth import Depth
 from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import unknown
+from solvers import ConfigError, checked, unknown
 
 
 @dataclasses.dataclass(frozen=True)

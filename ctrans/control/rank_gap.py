@@ -26,7 +26,7 @@ from ctrans.control.admissible import length, rounding_of
 from ctrans.control.last_map import Features
 from ctrans.norm import SphereNorm
 from ctrans.shapes import UnbatchedRows
-from solvers.checked import checked
+from solvers import checked
 
 SUBSETS = 8
 """Number of thresholds on |w_j|. More tokens lack more features, but the smallest |w_j| decides."""

@@ -19,8 +19,7 @@ from ctrans.control.sets_by_norm import image_of
 from ctrans.norm import Norm
 from ctrans.option import Range
 from ctrans.shapes import BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 RUNNING_COSTS = Range(1e-12, 1e12, "a positive number from 1e-12 to 1e+12")
 """H is about |P|^2/lam. Outside these limits rounding decides whether evidence holds."""

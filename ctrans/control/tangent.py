@@ -17,8 +17,7 @@ from ctrans.control.admissible import Posedness, VelocitySet, check_costate, len
 from ctrans.control.ascent import Chart
 from ctrans.norm import Norm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 
 class LinearSpace(VelocitySet):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ctrans.norm.norm import GainParameters
 from ctrans.option import Count
 from ctrans.shapes import PerChannel, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 
 class BranchGains(nn.Module, abc.ABC):

@@ -20,8 +20,7 @@ from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions, Routing
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count
 from ctrans.shapes import Scalar, TokenRows, UnbatchedRows
-from solvers.checked import checked
-from solvers.errors import look_up
+from solvers import checked, look_up
 
 SCORES_SLOPE = math.sqrt(0.5)
 """abs(d(s_e - s_e')) <= sqrt(1/2) |dz|: softmax is 1/2-Lipschitz in the Euclidean norm, the sigmoid

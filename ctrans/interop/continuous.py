@@ -26,8 +26,7 @@ from ctrans.interop.recognise import recognise
 from ctrans.ode_block import in_context
 from ctrans.scheme import Scheme
 from ctrans.weights.on_demand import check_present
-from solvers import ConfigError, Gradient, Method
-from solvers.checked import checked
+from solvers import ConfigError, Gradient, Method, checked
 
 Model = TypeVar("Model", bound=nn.Module)
 

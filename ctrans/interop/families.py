@@ -17,8 +17,7 @@ from ctrans.fields import ExposesHeads, ExposesWeights, HasBound, HasOutputProje
 from ctrans.interop.example_inputs import main_input
 from ctrans.interop.imported import Imported
 from ctrans.interop.transformers_library import import_transformers
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 Settings = Mapping[str, Any]
 """Settings of a configuration, by name."""

@@ -25,9 +25,7 @@ from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.streamed import Stored, check_floating, check_tied, put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.weights.on_demand import skeletons
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import unknown
+from solvers import ConfigError, checked, unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 PICKLES = "pytorch_model.bin", "pytorch_model.bin.index.json"

@@ -37,8 +37,7 @@ from ctrans.model.gpt import check_range, next_token_loss
 from ctrans.scheme import trajectory
 from ctrans.shapes import TokenIds, TokenRows
 from ctrans.weights.on_demand import has_weights_on_demand
-from solvers import ConfigError, Solution
-from solvers.checked import checked
+from solvers import ConfigError, Solution, checked
 
 MOST_LENGTHS = 6
 """How many lengths of segments are printed."""

@@ -21,8 +21,7 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 Example = Tensor | Mapping[str, Any]
 Embed = Callable[[Tensor], Tensor]

@@ -43,9 +43,7 @@ from ctrans.interop.transformers_library import quiet, reading
 from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.gpt import GPT
 from ctrans.printable import one_line
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import shown
+from solvers import ConfigError, checked, shown
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")

@@ -16,7 +16,7 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelAround, ModelWithLoss, with_loss
 from ctrans.interop.tokens import Tokeniser, find_tokeniser
 from ctrans.walk import own_loss
-from solvers.checked import checked
+from solvers import checked
 
 HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of

@@ -16,8 +16,7 @@ from ctrans.model.gpt import GPT
 from ctrans.model.stack import stacked
 from ctrans.scheme import trajectory
 from ctrans.shapes import Scalar, TokenIds, TokenRows
-from solvers import ConfigError, Solution
-from solvers.checked import checked
+from solvers import ConfigError, Solution, checked
 
 
 @dataclasses.dataclass(frozen=True)

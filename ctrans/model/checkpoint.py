@@ -34,9 +34,7 @@ from ctrans.model.sums import check_bound
 from ctrans.model.weights_file import read_weights, sha256_of, write_durably, write_weights
 from ctrans.weights.low_rank import before_updates, factors, merge_updates, update_like
 from ctrans.weights.on_demand import check_present
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import unknown
+from solvers import ConfigError, checked, unknown
 
 CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
 _NAMES = [field.name for field in dataclasses.fields(GPTConfig)]

@@ -18,8 +18,7 @@ from ctrans.option import COUNT, FINITE, POSITIVE, SEED, WEIGHT, Range, check_op
 from ctrans.placement import PLACEMENTS, BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 FREE = "free"
 """The `depth_weights` of a model whose blocks have their own weights."""

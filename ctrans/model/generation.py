@@ -18,8 +18,7 @@ from ctrans.model.gpt import GPT
 from ctrans.option import LARGEST, Range
 from ctrans.scheme import DISCRETE, Scheme
 from ctrans.shapes import TokenIds
-from solvers import ConfigError, SolveError
-from solvers.checked import checked
+from solvers import ConfigError, SolveError, checked
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,9 +33,7 @@ from ctrans.shapes import Scalar, StreamRows, TokenIds
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
 from ctrans.weights.on_demand import Piece, Shelf, put_on_demand, skeletons
-from solvers import ConfigError, Solution
-from solvers.checked import checked, is_dense
-from solvers.errors import shown
+from solvers import ConfigError, Solution, checked, is_dense, shown
 
 TOKEN_TYPES = (torch.int64, torch.int32)
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ctrans.as_found import as_found
-from ctrans.control.costate import costate
-from ctrans.control.maximum_principle import maximum_principle
+from ctrans.control import costate, maximum_principle
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import check_segment
 from ctrans.fields import TokenBound

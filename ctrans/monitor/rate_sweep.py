@@ -24,9 +24,7 @@ from ctrans.option import WEIGHT, Count
 from ctrans.study.outcomes import Floor, rate_by_floor
 from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
-from solvers import ConfigError
-from solvers.checked import AnyFloat, checked
-from solvers.errors import shown
+from solvers import AnyFloat, ConfigError, checked, shown
 
 RATES = tuple(10 ** (k / 2) for k in range(-5, 0))
 """Half a decade apart, from 3.2e-3 to 0.32."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ctrans.norm.norm import GainParameters, Norm, check_norm
 from ctrans.norm.options import check_size
 from ctrans.shapes import AnyShape, BatchMask, Matrices, PerBatch, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 ALPHA = 0.5
 """The initial alpha (Zhu et al. 2025)."""

@@ -19,8 +19,7 @@ from ctrans.json_values import plain
 from ctrans.printable import UNSAFE
 from ctrans.report.placement_style import looks_of
 from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 if TYPE_CHECKING:
     import markupsafe

@@ -13,9 +13,7 @@ from typing import Any, Literal
 
 from ctrans.findings import in_words
 from ctrans.printable import printable
-from solvers import ConfigError
-from solvers.checked import AnyFloat, checked
-from solvers.errors import shown
+from solvers import AnyFloat, ConfigError, checked, shown
 
 JSONObject = Mapping[str, Any]
 """An object of a command's JSON."""

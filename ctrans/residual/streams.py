@@ -15,7 +15,7 @@ from ctrans.option import Range
 from ctrans.protocol import AsksTheInstance
 from ctrans.residual.velocities import Residual
 from ctrans.shapes import StreamRows, TokenRows
-from solvers.checked import checked
+from solvers import checked
 
 Mixing = Float[Tensor, "streams streams"]
 """A matrix that mixes the streams."""

@@ -17,8 +17,7 @@ from ctrans.training.data import Data
 from ctrans.training.data_sources import Source
 from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS, Task
-from solvers import ConfigError
-from solvers.errors import look_up, unknown
+from solvers import ConfigError, look_up, unknown
 
 MODEL = frozenset(field.name for field in dataclasses.fields(GPTConfig))
 TRAINING = frozenset(field.name for field in dataclasses.fields(TrainConfig))

@@ -24,8 +24,7 @@ from typing import Any
 from ctrans.given_files import read_toml
 from ctrans.study.description import Study
 from ctrans.training.data_sources import Source
-from solvers import ConfigError
-from solvers.errors import shown, unknown
+from solvers import ConfigError, shown, unknown
 
 KEYS = {
     "name": str,

@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig, attached_gradients
 from ctrans.weights.functions_of_depth import coefficients_of
-from solvers import GRADIENTS, ConfigError
-from solvers.errors import look_up
+from solvers import GRADIENTS, ConfigError, look_up
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from ctrans.training.run_start import anew, check_continues, check_experts, chec
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 from ctrans.weights.low_rank import adapt
-from solvers.checked import checked
+from solvers import checked
 
 
 @dataclasses.dataclass(frozen=True)

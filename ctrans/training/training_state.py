@@ -13,8 +13,7 @@ from ctrans.given_files import read_json
 from ctrans.json_values import is_step
 from ctrans.model.sums import STATE
 from ctrans.training.settings import TrainConfig, check_names, from_saved
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 
 @dataclasses.dataclass(frozen=True)

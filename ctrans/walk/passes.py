@@ -20,15 +20,12 @@ from torch import Tensor
 from ctrans.as_found import leaving_as_found
 from ctrans.depth import Depth, check_matches
 from ctrans.fields import norms_found_once
-from ctrans.norm.spheres import SphereNorm
+from ctrans.norm import SphereNorm
 from ctrans.shapes import TokenMask, TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, States, StepContext, StepContextBack, Turn
 from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import shown
-from solvers.segment import Map
+from solvers import ConfigError, Map, checked, shown
 
 SegmentCallback = Callable[[int], None]
 """Called with k when segment k is done, on each way."""

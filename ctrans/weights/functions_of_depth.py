@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ctrans.weights.time_network import TimeNetwork
-from solvers.errors import look_up
+from solvers import look_up
 
 Block = TypeVar("Block", bound=nn.Module)
 

@@ -15,7 +15,7 @@ from ctrans.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.stability.backward.singular_values import Linearisation, linearise, unit
 from ctrans.stability.forward.moments import token_lengths
 from ctrans.sublayer import Sublayer
-from solvers.segment import Map
+from solvers import Map
 
 OneToken = Float[Tensor, "rows 1 width"]
 """One token for each row."""

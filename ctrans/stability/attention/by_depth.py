@@ -30,8 +30,7 @@ from ctrans.stability.backward.sensitivity import TOLERANCE
 from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
 from ctrans.stability.forward.moments import token_lengths
 from ctrans.walk import Instrument, StepContext, observe
-from solvers import ConfigError
-from solvers.segment import Map
+from solvers import ConfigError, Map
 
 ROWS = 8
 """Number of output tokens at which the local value of a map is measured."""

@@ -20,8 +20,7 @@ from ctrans.stability.backward.parameter_gradients import requiring_gradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE
 from ctrans.stability.backward.singular_values import Linearisation, jacobian_products, leading_singular
 from ctrans.walk import Instrument, Model, Turn, check_targets, own_loss
-from solvers import ConfigError, SolveError
-from solvers.checked import Finite, checked
+from solvers import ConfigError, Finite, SolveError, checked
 
 PARTS = 8
 """Number of parts of the tokens. Adam's second moments are the mean of the parts' squared

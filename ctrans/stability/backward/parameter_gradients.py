@@ -19,8 +19,7 @@ from ctrans.fields import ExposesWeights, Role
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Model, ModelOfModules, StepContextBack, Turn, terminal_loss
 from ctrans.weights.on_demand import OnDemand, weights_of
-from solvers import ConfigError
-from solvers.segment import Map
+from solvers import ConfigError, Map
 
 NAMES: dict[Role, str] = {
     "query": "W_Q",

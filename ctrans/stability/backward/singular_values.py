@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ctrans.depth import check_count
 from ctrans.option import POSITIVE
-from solvers import ConfigError
-from solvers.segment import Map
+from solvers import ConfigError, Map
 
 Input = Float[Tensor, "*input"]
 """A tensor of the shape of the input."""

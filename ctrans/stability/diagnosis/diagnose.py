@@ -25,9 +25,7 @@ from ctrans.stability.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.stability.diagnosis.reading import cut, place_of
 from ctrans.stability.diagnosis.weight_readings import weight_readings
 from ctrans.walk import Attempt, Instrument, Lane, Model, SegmentCallback, loss_refusal, walk_lanes
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import shown
+from solvers import ConfigError, checked, shown
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
 """Number of tokens of a Jacobian, and number of sequences of which the worst counts."""
