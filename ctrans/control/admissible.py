@@ -215,7 +215,7 @@ def check_costate(
             raise ConfigError(
                 f"the {what} has {name} {have}, the admissible set {want}: take both from one model and text, in one dtype"
             )
-    if not bool(torch.isfinite(P).all()):
+    if not torch.isfinite(P).all():
         raise ConfigError(
             f"the {what} has entries that are not finite, and H is defined for finite ones: look for the layer that overflowed"
         )

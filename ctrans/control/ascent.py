@@ -160,7 +160,7 @@ def ascend(payoff: Map, start: AnyShape, axes: tuple[int, ...], project: Map = i
         probe = project(z + unit * gradient) - z
         scale = torch.maximum(best.abs(), SMALL * best.abs().mean()).reshape(size.shape)
         active = inner(probe, probe).sqrt() * slope > eps**0.5 * scale
-        if not bool(active.any()):
+        if not active.any():
             break
         curvature = inner(move, fall)
         secant = inner(move, move) / curvature if taken % 2 else curvature / inner(fall, fall)

@@ -189,7 +189,7 @@ def certify(
     last_map = None
     if features is not None and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
-        last_map = Features(features) if bool(features.any()) else None
+        last_map = Features(features) if features.any() else None
     if isinstance(admissible, LinearSpace) and value == math.inf:
         bound = last_map or Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
@@ -198,8 +198,8 @@ def certify(
     # H of velocities that all are 0: their rounding counts against velocities of 1
     scale = admissible.scale(P) or float(P.abs().max())
     # if the problem of a token splits, some of its parts may tie and others not
-    idle = bool(ties.all()) if chart.parts == 1 else not bool(P.any())
-    still = idle and not bool(admissible.gains_tie(P))
+    idle = bool(ties.all()) if chart.parts == 1 else not P.any()
+    still = idle and not admissible.gains_tie(P)
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = dataclasses.replace(
         summary,
@@ -212,7 +212,7 @@ def certify(
     if last_map is None or idle:
         return summary
     moved = last_map.h.any(-1)
-    if bool(moved.all()) or not undefined_at_zero(admissible):
+    if moved.all() or not undefined_at_zero(admissible):
         return _with_weights(summary, admissible, P, last_map, likely, pairs, generator)
     rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
     names = ("weights", "growth", "gained", "gain_slope")

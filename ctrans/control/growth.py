@@ -162,7 +162,7 @@ def exponent(radii: PerRadius, values: PerRadius) -> float:
     0.
     """
     radii, values = radii[-FITTED:], values[-FITTED:].abs()
-    if not bool(values.all()):
+    if not values.all():
         return 0.0
     x, y = radii.log(), values.log()
     x = x - x.mean()

@@ -164,7 +164,7 @@ def finite_values(cost: Terminal, x: Vectors) -> PerBatch:
         raise ConfigError(
             f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}: it must reduce the last axis only"
         )
-    if not bool(torch.isfinite(values).all()):
+    if not torch.isfinite(values).all():
         raise ConfigError(
             "the terminal cost is not finite at some of the states: give a G that is finite wherever a token can get"
         )

@@ -133,7 +133,7 @@ def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> Pointw
 def _against_costate(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
     size = p.norm() * v.norm()
     bounded = sublayer.placement.output_norm or sublayer.image is not None
-    h = None if bounded else math.inf if bool(p.any()) else 0.0  # a finite H is not part of this measure; H(0) = 0
+    h = None if bounded else math.inf if p.any() else 0.0  # a finite H is not part of this measure; H(0) = 0
     return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 

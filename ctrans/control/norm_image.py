@@ -62,7 +62,7 @@ class NormImage(VelocitySet):
     def magnification(self, f: UnbatchedRows) -> float:
         """The largest (|f_i| + |beta_i|)/|gamma_i|: u = (f - beta)/gamma has entries of about 1."""
         seen = self.norm.gamma != 0
-        return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if bool(seen.any()) else 1.0
+        return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if seen.any() else 1.0
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Raw outputs x, through the module itself."""

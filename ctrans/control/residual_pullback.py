@@ -47,7 +47,7 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     its W is 0.
     """
     gains = sublayer.residual.gains
-    if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or bool((gains != 0).all()):
+    if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or (gains != 0).all():
         return None
     return gains.detach() != 0
 

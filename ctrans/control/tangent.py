@@ -45,7 +45,7 @@ class LinearSpace(VelocitySet):
         return torch.where(self.ties(P).all(-1), 0.0, math.inf).to(P.dtype)
 
     def maximizer(self, P: TokenRows) -> TokenRows:
-        if not bool(self.ties(P).all()):
+        if not self.ties(P).all():
             raise ConfigError(
                 f"no velocity attains H(P) = +inf over the set of {self.words}: use `witness(P, R)` for velocities along "
                 "which -<P, f> grows, or make the problem well-posed with kinetic, weight_decay or radius"
@@ -124,7 +124,7 @@ class TangentSpace(LinearSpace, AtState):
     def __post_init__(self) -> None:
         super().__post_init__()
         bad = self.norm.outside_domain(self.state)
-        if bool(bad.any()):
+        if bad.any():
             raise ConfigError(
                 f"{int(bad.sum())} tokens of the state are on no scaled copy of the norm's image, so nothing is tangent there: "
                 "pass a state that the norm has been applied to, or norm.retract(state)"

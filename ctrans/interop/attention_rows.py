@@ -62,7 +62,7 @@ def _returned(output: Any) -> Tensor | None:
     """
     returned = output[1:] if isinstance(output, tuple) else ()
     square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
-    return next((each for each in square if bool((each >= 0).all())), None)
+    return next((each for each in square if (each >= 0).all()), None)
 
 
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ class Imported(nn.Module):
             raise ConfigError(
                 f"{self.config.model} takes no padding mask here: pass it in example=, with the other arguments of its forward"
             )
-        if mask.dim() != 2 or not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any(1).all()):
+        if mask.dim() != 2 or not ((mask == 0) | (mask == 1)).all() or not mask.any(1).all():
             raise ConfigError(
                 "a padding mask is (batch, tokens), 1 for tokens and 0 for padding, with at least one token in each row"
             )

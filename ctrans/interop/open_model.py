@@ -341,7 +341,7 @@ def _is_causal(attention: nn.Module, like: Tensor) -> bool:
     x = random_states(like.unsqueeze(0)).requires_grad_()
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
-    return not bool(gradient[0, 1:].any())
+    return not gradient[0, 1:].any()
 
 
 def unwrap_model(module: nn.Module) -> nn.Module:

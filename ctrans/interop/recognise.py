@@ -220,7 +220,7 @@ def _informative_state(running: Running) -> Tensor:
     hint = "does it have the weights of a trained or initialised model?"
     if scale:
         raise ConfigError(f"{kind} changes a state by {scale:g} times its size, so its structure cannot be read: {hint}")
-    zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not bool(weight.any())]
+    zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not weight.any()]
     if zeros:
         hint = f"its scale {zeros[0]} is 0, the initial value of ReZero: set it to its value after one training step"
     raise ConfigError(f"{kind} does not change any state, so its structure cannot be read: {hint}")

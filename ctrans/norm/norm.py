@@ -191,7 +191,7 @@ class Norm(nn.Module, abc.ABC):
         """
         gamma = self.gamma
         size = gamma.detach().abs()
-        if bool((size <= torch.finfo(gamma.dtype).eps * size.max()).any()):
+        if (size <= torch.finfo(gamma.dtype).eps * size.max()).any():
             i, kind = int(size.argmin()), str(gamma.dtype).removeprefix("torch.")
             raise ConfigError(
                 f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {kind}, and has no tangent space or "

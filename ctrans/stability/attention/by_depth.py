@@ -183,7 +183,7 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
             f"{type(field).__name__} does not expose{why_not(field)}"
         )
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
-    if not bool(torch.isfinite(u).all()):
+    if not torch.isfinite(u).all():
         unknown = [math.nan] * field.heads
         return AttentionLayer(at.k, False, unknown, unknown, unknown)
     mass = attention_theta(field, u, padding)

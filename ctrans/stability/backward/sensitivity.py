@@ -244,6 +244,6 @@ def sublayer_sensitivity(sublayer: Sublayer, x: TokenRows, *, tolerance: float =
 
 def summary(found: Singular) -> Sensitivity:
     """The largest value of the batch as a `Sensitivity`."""
-    if not bool(found.values.isfinite().all()):
+    if not found.values.isfinite().all():
         return Sensitivity(None, None, found.products, NOT_FINITE)
     return Sensitivity(found.largest, found.error, found.products)
