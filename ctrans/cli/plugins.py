@@ -6,7 +6,6 @@ ctrans runs only what the user names, in that order.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -14,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -65,7 +65,7 @@ def function_of(value: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", function)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _folder_first(where: str) -> Iterator[None]:
     """Inside, Python imports from a file's own folder first, as if it ran the file."""
     folder = str(Path(where).resolve().parent) if where.endswith(".py") else None
@@ -78,13 +78,13 @@ def _folder_first(where: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _failures_of(value: str) -> Iterator[None]:
     """Turns any error of the user's code, and sys.exit, into one message with its place. What the
     code prints goes to stderr, since stdout may have to hold one JSON object.
     """
     try:
-        with stdout_apart(), contextlib.redirect_stdout(sys.stderr):
+        with stdout_apart(), redirect_stdout(sys.stderr):
             yield
     except (click.ClickException, Exit, KeyboardInterrupt):
         raise

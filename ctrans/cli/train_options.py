@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ GPT2_VOCABULARY = 50304
 """The vocabulary of nanoGPT's .bin files: GPT-2's 50257 tokens, rounded up to a multiple of 64."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OfTraining(WrittenRequest):
     """A request for a model and data to train it on. `config` has fields of `GPTConfig`, `training`
     fields of `TrainConfig`.
@@ -99,7 +99,7 @@ class OfTraining(WrittenRequest):
         return task
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainRequest(OfTraining):
     """The request of `train`."""
 

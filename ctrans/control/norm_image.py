@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -104,11 +104,11 @@ class NormImage(VelocitySet):
         return identity
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def spread(self) -> float:
         """The standard deviation of random inputs from which ascents begin."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def input(self, f: UnbatchedRows) -> UnbatchedRows:
         """x with norm(x) = f, approximately if no input has exactly that, and so large that eps
         does not matter.

@@ -4,10 +4,10 @@ cost H degenerates.
 
 from __future__ import annotations
 
-import abc
-import dataclasses
 import functools
 import math
+from abc import abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -29,11 +29,11 @@ class LinearSpace(VelocitySet):
     """
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def _trivial(self) -> bool:
         """Whether the space holds only f = 0."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def _velocity(self, raw: Tensor) -> Tensor:
         """The velocity of a sublayer's raw output."""
 
@@ -96,7 +96,7 @@ class WholeSpace(LinearSpace):
         return raw
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AtState(VelocitySet):
     """A set that depends on the state X at which a norm acts."""
 
@@ -111,7 +111,7 @@ class AtState(VelocitySet):
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TangentSpace(LinearSpace, AtState):
     """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the
     norm's image at X.

@@ -9,9 +9,9 @@ read in the same way: attention and FFN in parallel, whose map is their sum, or 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, combinations, pairwise, product
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ Roles = dict[str, Any]
 """The norms of a sublayer by role."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Structure:
     """A block as sublayers whose fields are the block's own modules.
 
@@ -180,7 +180,7 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
     if len(structure.sublayers) != 2 or structure.called is not None:
         raise ConfigError(f"blocks of class {type(block).__name__} cannot be read on demand: load the whole model")
     pairs = zip(structure.sublayers, fields(block, anatomy), strict=True)
-    return dataclasses.replace(structure, sublayers=tuple(same(*pair) for pair in pairs))
+    return replace(structure, sublayers=tuple(same(*pair) for pair in pairs))
 
 
 def make_of(block: nn.Module) -> tuple[object, ...]:
@@ -319,7 +319,7 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
             lengths.append(1.0)
         parts.append(own)
         state = after
-    return dataclasses.replace(structure, sublayers=tuple(parts), lengths=tuple(lengths))
+    return replace(structure, sublayers=tuple(parts), lengths=tuple(lengths))
 
 
 FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.float64).eps)

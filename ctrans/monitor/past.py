@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,10 +54,10 @@ class Past:
         pass.
         """
         self.first: Figures = {}
-        self.reports: collections.deque[tuple[int, Figures]] = collections.deque(maxlen=REPORTS)
-        self.losses: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
-        self.norms: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
-        self.probes: collections.deque[tuple[int, dict[str, float]]] = collections.deque(maxlen=REPORTS)
+        self.reports: deque[tuple[int, Figures]] = deque(maxlen=REPORTS)
+        self.losses: deque[tuple[int, float]] = deque(maxlen=STEPS)
+        self.norms: deque[tuple[int, float]] = deque(maxlen=STEPS)
+        self.probes: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS)
 
     @property
     def step(self) -> int:

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ TOLERANCE = 0.05
 """The relative error of a Jacobian's norm, while the training waits."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Held:
     """The batch of the probes: tokens, and the targets of the model's loss."""
 
@@ -44,7 +44,7 @@ class Held:
     targets: Any
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Probed:
     """The argument of a probe. `few` are the first tokens of the held batch's first sequence."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import dataclasses
-import functools
 import inspect
 import itertools
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ WARM_UP = 0.1
 """The share of a rung's steps in which its rate grows."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Rung:
     """A training of the ladder: its peak learning rate, and its loss at the end, which is inf after a loss
     or a gradient that is not finite.
@@ -44,7 +44,7 @@ class Rung:
     loss: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RateSweep:
     """What a ladder of trainings says about the largest stable learning rate.
 
@@ -133,7 +133,7 @@ def largest_rate(
         chosen = batches if isinstance(batches, Sequence) else list(itertools.islice(batches, steps))
     if not chosen:
         raise ConfigError("batches = an empty collection: give at least one batch")
-    train = functools.partial(_training, model, chosen, optimizer, loss, steps, clip)
+    train = partial(_training, model, chosen, optimizer, loss, steps, clip)
     rungs, losses = list[Rung](), list[float]()
     for rate in ladder:
         losses = train(rate)
@@ -148,7 +148,7 @@ def largest_rate(
     above = [rung.rate for rung in rungs if found.rate is not None and not found.at_least and rung.rate > found.rate]
     words = ""
     if above:
-        words = _first_alarm(model, optimizer, functools.partial(train, above[0]))
+        words = _first_alarm(model, optimizer, partial(train, above[0]))
         made += steps
     return RateSweep(found.rate, found.at_least, reason, first, rungs, words, made)
 
@@ -233,7 +233,7 @@ def _first_alarm(
         alarms.extend(f"{alarm.check} at {alarm.place}: {alarm.figure}" for alarm in monitor.step(value, optimizer))
         return bool(alarms)
 
-    with contextlib.closing(monitor):
+    with closing(monitor):
         train(watch)
     return alarms[0] if alarms else ""
 
@@ -259,7 +259,7 @@ def _copy(batch: Any) -> Any:
         return batch
 
 
-@contextlib.contextmanager
+@contextmanager
 def _restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """At the end weights, buffers, gradients, modes, the optimiser's state and random numbers are as
     they were, and the same objects. Inside, gradients are on and None, and the model is in training
@@ -298,7 +298,7 @@ def _expanded(tensor: Tensor) -> bool:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def _optimizer_restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Inside, the optimiser has copies. One with its own `load_state_dict`, such as one around
     another, is restored by that.

@@ -4,8 +4,8 @@ it.
 
 from __future__ import annotations
 
-import abc
 import math
+from abc import abstractmethod
 
 import torch
 from jaxtyping import Float
@@ -81,17 +81,17 @@ class SquashNorm(GainParameters, BoxNorm):
         self.make_gains(width, bias)
 
     @staticmethod
-    @abc.abstractmethod
+    @abstractmethod
     def phi(x: AnyShape) -> AnyShape:
         """phi."""
 
     @staticmethod
-    @abc.abstractmethod
+    @abstractmethod
     def derivative(x: AnyShape) -> AnyShape:
         """phi'."""
 
     @staticmethod
-    @abc.abstractmethod
+    @abstractmethod
     def inverse(u: AnyShape) -> AnyShape:
         """phi^-1."""
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import gzip
 import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ def check_libraries() -> None:
     _library()
 
 
-@functools.cache
+@cache
 def _template() -> Any:
     try:
         import jinja2
@@ -74,7 +74,7 @@ def _template() -> Any:
     return environment.from_string(_file("page.html.j2"))
 
 
-@functools.cache
+@cache
 def _library() -> tuple[str, str]:
     """Plotly's script as its Python package brings it, packed by gzip as text: 2 MB in place of
     4.8, which the browser unpacks. And the hash of the script.

@@ -4,9 +4,9 @@ tangent kernel.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -49,7 +49,7 @@ def edge(learning_rate: Positive = 1.0, momentum: Annotated[float, BELOW_ONE] = 
     return 2 * (1 + momentum) / ((1 - momentum) * learning_rate)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Spectrum:
     """lambda_max of a Gauss-Newton matrix, its estimated relative error, and the largest stable
     learning rate: `edge`(1)/lambda_max.
@@ -60,7 +60,7 @@ class Spectrum:
     learning_rate: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Curvature:
     """Spectra of the loss (`plain`) and of Adam's preconditioned loss, and the effective rank, at
     most `outputs`, of the tangent kernel.

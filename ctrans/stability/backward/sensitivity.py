@@ -4,10 +4,10 @@ through.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ TOLERANCE = 1e-3
 """Default relative error at which the iteration for a singular value stops."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Sensitivity:
     """|J|_2 and its estimated relative error: the true value may be larger. Both are None if |J|_2
     does not exist, and `note` gives the reason.
@@ -38,7 +38,7 @@ class Sensitivity:
     note: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SensitivityByDepth:
     """Sensitivities by depth, of the discrete model at its own states.
 

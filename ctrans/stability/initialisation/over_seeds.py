@@ -7,9 +7,9 @@ theorem 1).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ STREAM = 2**24
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Interval:
     """A mean over seeds and its two-sided `CONFIDENCE` interval by Student's t; infinite for a
     single seed.
@@ -65,7 +65,7 @@ def interval(samples: Sequence[float], together: int = 1) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Setting:
     """Xiong's section 3.3: one head, FFN as wide as the model, ReLU, no biases, norms without eps,
     inputs N(0, I), dt = 1.
@@ -112,7 +112,7 @@ class Setting:
 XIONG = Setting()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class HiddenGrowth:
     """E|x|^2/d by block 1 .. depth, and its theoretical range. `where` names the place of x."""
 
