@@ -168,7 +168,7 @@ def statement(
         section = getattr(sys.modules.get(function.__module__), "SECTION", None)
         if not isinstance(section, int):
             raise ConfigError(f"the statement {name!r} has no section: set SECTION in its module before, such as SECTION = 3")
-        form: Callable[[Draw], Trials] = function if printed is None else partial(function, printed=False)
+        form = function if printed is None else partial(function, printed=False)
         corrected, seed, words = CaseTest(form, tolerance, share), None, ""
         if as_printed:
             seed = corrected

@@ -15,7 +15,7 @@ from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
 from ctrans.residual import Residual
 from ctrans.shapes import StreamRows, TokenRows
-from solvers import ConfigError, Map, Segment, Time, checked
+from solvers import ConfigError, Segment, Time, checked
 
 
 @checked
@@ -208,5 +208,5 @@ class Sublayer(nn.Module):
             return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=mix)
         if not self.state_norm.has_tangent:
             raise self.state_norm.no_ode()
-        enter: Map = self.state_norm.retract
+        enter = self.state_norm.retract
         return Segment(t0, t1, lambda t, x: self.velocity(x), enter=enter)

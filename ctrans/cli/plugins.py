@@ -58,7 +58,7 @@ def function_of(value: str) -> Callable[..., Any]:
     if not colon or not name.isidentifier() or not where:
         raise click.BadParameter(f"{value!r} is no module:function: name a module, or a .py file, and a function in it")
     module = import_named(where)
-    function: Any = getattr(module, name, None)
+    function = getattr(module, name, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
         raise click.BadParameter(f"{where!r} has no function {name!r}; its functions: {', '.join(own) or 'none'}")

@@ -35,7 +35,6 @@ from ctrans.control.costate import Costate, costate, places
 from ctrans.control.last_map import projected_field
 from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model, SegmentCallback
 from solvers import ConfigError, checked
@@ -112,7 +111,7 @@ def attained(
         raise ConfigError("weights on demand are loaded for one pass and cannot be trained: load the whole model")
     found = costate(model, tokens, targets)
     decays = (weight_decay * decay_gains, weight_decay)
-    where: dict[str, Any] = places(model.depth)
+    where = places(model.depth)
     figures = [field.name for field in fields(Attained) if field.name not in ("loss", *where)]
     steps = []
     for k, (sublayer, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
@@ -177,7 +176,7 @@ class StepAt:
         """The last factor by name, in which the velocity is linear: gains and offsets, the last
         linear map, or steps by channel.
         """
-        norm: Norm | None = self.sublayer.output_norm
+        norm = self.sublayer.output_norm
         if self.sublayer.image is not None:
             return {name: value for name, value in self.parameters.items() if name == "residual.gain"}
         if norm is not None:

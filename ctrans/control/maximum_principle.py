@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
             continue
         pointwise = MEASURES[name](sublayer, p, v)
         readings.append(pointwise._replace(velocity_norm=float(v.norm()), product=float((p * v).sum())))
-    columns: dict[str, Any] = {name: [getattr(each, name) for each in readings] for name in PointwiseReading._fields}
+    columns = {name: [getattr(each, name) for each in readings] for name in PointwiseReading._fields}
     return MaximumPrinciple(
         form=costate.form,
         loss=costate.loss,

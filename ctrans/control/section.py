@@ -110,8 +110,7 @@ class SectionImage(AtState):
 
     def _slope(self, P: Tensor) -> Tensor:
         """(a, b) of q = -gamma * P."""
-        slope: Tensor = ((-self.norm.gamma * P).unsqueeze(-2) @ self._frame).squeeze(-2)
-        return slope
+        return ((-self.norm.gamma * P).unsqueeze(-2) @ self._frame).squeeze(-2)
 
     def _uphill(self, P: Tensor) -> Tensor:
         """(a, max(0, b)): H is sqrt(d) times its length, less <p, beta>."""

@@ -144,6 +144,6 @@ def _chosen(layers: int | Iterable[int] | None, blocks: list[nn.Module]) -> list
 
 def _use_cache(model: nn.Module, wanted: bool) -> None:
     for name in ("config", "generation_config"):
-        config: Any = getattr(model, name, None)
+        config = getattr(model, name, None)
         if config is not None:
             config.use_cache = wanted

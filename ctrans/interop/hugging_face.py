@@ -239,7 +239,7 @@ def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.d
 def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
     """The library's class that a config names, or None."""
     named = settings.get("architectures")
-    kind: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
+    kind = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
     return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else None
 
 

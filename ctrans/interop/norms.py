@@ -103,7 +103,7 @@ class AdaptedNorm(SphereNorm):
     def gamma(self) -> PerChannel:
         weight, form = self._own(self.form.gain), self.form
         if weight is None:
-            one: Tensor = self.get_buffer("one")
+            one = self.get_buffer("one")
             return one if form.factor == 1 else form.factor * one
         gain = weight if form.shift == 0 else form.shift + weight
         gain = gain if form.factor == 1 else form.factor * gain

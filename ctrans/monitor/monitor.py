@@ -296,7 +296,7 @@ class Monitor:
         self.past.losses.extend(losses)
         self.past.norms.extend(norms)
         now = time.perf_counter()
-        found: Figures = {"loss": losses[-1][1], "highest_loss": largest(losses)} if losses else {}
+        found = {"loss": losses[-1][1], "highest_loss": largest(losses)} if losses else {}
         if step > self._timed:
             found["seconds"] = (now - self._time) / (step - self._timed)
         self._time, self._timed = now, step

@@ -64,7 +64,7 @@ def attention(at: Probed) -> Mapping[str, Any]:
         raise ConfigError("no sublayer of this model shows an attention")
     theta, layers = Attempt(MeanTheta()), Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
     mean, ends = walk(at.model, at.few, instruments=[theta, layers])
-    named: dict[str, Any] = {} if mean is None else {"theta": mean}
+    named = {} if mean is None else {"theta": mean}
     for word, layer in zip(("first", "last"), (ends[0], ends[-1]) if ends else (), strict=False):
         if layer.finite:
             named[f"log_sensitivity_{word}"] = math.fsum(layer.log_sensitivity.values())
@@ -77,7 +77,7 @@ def jacobians(at: Probed) -> Mapping[str, Any]:
     """|dv_k/dX| of each sublayer, and the largest Lyapunov exponents per unit of depth-time."""
     velocities, rates = Sensitivities(tolerance=TOLERANCE, starts=0), Attempt(LyapunovExponents(count=EXPONENTS))
     lyapunov = walk(at.model, at.few, instruments=[velocities, rates])[1]
-    found: dict[str, Any] = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in velocities.sublayers]}
+    found = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in velocities.sublayers]}
     if lyapunov is not None:
         found["lyapunov"] = [float(exponent) for exponent in lyapunov.exponents]
     return found

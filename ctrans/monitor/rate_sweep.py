@@ -204,7 +204,7 @@ def _training(
             for group, its in zip(optimizer.param_groups, base, strict=True):
                 group["lr"] = learning_rate(schedule, step) * (its / base[0] if base[0] else 1.0)
             optimizer.zero_grad(set_to_none=True)
-            value: Any = loss(model, _copy(batches[step % min(steps, len(batches))]))
+            value = loss(model, _copy(batches[step % min(steps, len(batches))]))
             if not _is_loss(value):
                 raise ConfigError(f"loss returned {shown(value)}: give a function that returns a number with a gradient")
             losses.append(float(value.detach()))

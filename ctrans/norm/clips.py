@@ -65,8 +65,7 @@ class ClipLength(ClipNorm):
     image = "ball"
 
     def forward(self, x: Vectors) -> Vectors:
-        clipped: Tensor = x * self._share(x)
-        return clipped
+        return x * self._share(x)
 
     def support(self, p: Vectors) -> PerBatch:
         """c sqrt(d) |p|."""

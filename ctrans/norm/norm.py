@@ -274,7 +274,7 @@ class ConstantGain(nn.Module):
 
     @property
     def gamma(self) -> PerChannel:
-        one: Tensor = self.get_buffer("one")
+        one = self.get_buffer("one")
         return self.constant * one
 
 

@@ -175,7 +175,7 @@ class TrainingRun:
         """Returns the progress with one more validation loss, and the figures of the evaluation."""
         self.heat(self.model.config.temperature)
         with self.precision():
-            row: log.Row = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
+            row = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
         if not isinstance(self.data, Labelled):
             del row["accuracy"]
         if self.config.theta:

@@ -30,7 +30,7 @@ from ctrans.stability.backward.sensitivity import TOLERANCE
 from ctrans.stability.backward.singular_values import Linearisation, compose, linearise
 from ctrans.stability.forward.moments import token_lengths
 from ctrans.walk import Instrument, StepContext, observe
-from solvers import ConfigError, Map
+from solvers import ConfigError
 
 ROWS = 8
 """Number of output tokens at which the local value of a map is measured."""
@@ -148,7 +148,7 @@ class BlockBoundsByDepth(Instrument):
             state = self._graphs[-1].y
         self._bounds.append(step_bound(at.sublayer, at.h, at.x.detach()))
         parts = [self._depth.sublayers[at.k - place + p] for p in range(per_block)]
-        step: Map = partial(at.sublayer.step, dt=at.h)
+        step = partial(at.sublayer.step, dt=at.h)
         # from the last map on that mixes tokens, the measured tokens alone are enough
         if place == max((p for p, part in enumerate(parts) if mixes_tokens(part.field, part.kind)), default=0):
             step = partial(step_at, at.sublayer, at.h, rows=self._rows)

@@ -189,7 +189,7 @@ def _sizes(x: Tensor) -> Float[Tensor, " sequences"]:
 def _conditions(products: Singular, start: Tensor, end: Tensor) -> list[float]:
     """|J_{i:D}||X_i|/|X_D| by sequence; empty if a factor is unknown."""
     sizes = products.values[..., 0].double().reshape(-1)
-    grown: Tensor = torch.where(end == 0, math.inf, sizes * start / end)
+    grown = torch.where(end == 0, math.inf, sizes * start / end)
     return grown.tolist() if all(map(finite, (sizes, start, end))) else []
 
 

@@ -141,7 +141,7 @@ class Examination:
         depth, unknown = self.model.depth, dict[str, str]()
         own = weight_readings(self.model, depth) if isinstance(self.model, nn.Module) and not depth.streamed else {}
         # non-finite weights come before their effect on states
-        sources: list[Readings] = [{name: own.pop(name) for name in ("entries that are not finite",) if name in own}]
+        sources = [{name: own.pop(name) for name in ("entries that are not finite",) if name in own}]
         for name, instrument in self.whole.items():
             sources.append(instrument.figures() or {})
             if instrument.note is not None:

@@ -210,7 +210,7 @@ def plan_forward(case: Case) -> StepPlan:
         bounds = attempt(notes, case.bounds.figures)
         scaling: WeightGrowth | None = found(notes, scaled)
         loss, guessing = found(notes, initial) or (None, None)
-        share: DepthShare = shares.figures()
+        share = shares.figures()
         share = DepthShare(share.added[:reached], share.growth, share.similarity[:reached])
         result = ForwardStep(
             times,

@@ -10,7 +10,6 @@ from typing import Any
 
 from ctrans.study.description import Study
 from ctrans.study.presets.claim import Contrast
-from ctrans.training.data_sources import Source
 from solvers import ConfigError
 
 SMALL = {
@@ -115,7 +114,7 @@ class Preset:
             raise ConfigError(f"scale {scale!r}: choose {' or '.join(SIZES)}")
         base, vary = (self.small, self.vary) if scale == "small" else (self.paper, {**self.vary, **self.paper_vary})
         task = self.tasks[SIZES.index(scale)]
-        source: Source = {"task": task} if task else {"file": None, "bin": None}
+        source = {"task": task} if task else {"file": None, "bin": None}
         return Study(f"{name}-{scale}", base, vary, self.cases, self.rates, self.seeds, self.measure, source=source)
 
 
