@@ -81,13 +81,13 @@ class Option:
     """
 
     help: str
-    group: str = ""
-    choices: Mapping[str, Any] | None = None
-    other_choices: bool = False
-    limits: Range | None = None
-    flags: tuple[str, ...] = ()
-    default_words: str = ""
-    click: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    group: str
+    choices: Mapping[str, Any] | None
+    other_choices: bool
+    limits: Range | None
+    flags: tuple[str, ...]
+    default_words: str
+    click: Mapping[str, Any]
 
     def flag(self, name: str) -> str:
         """The first flag of the field of that name."""

@@ -52,7 +52,7 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     return gains.detach() != 0
 
 
-def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False) -> VelocitySet:
+def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool) -> VelocitySet:
     """The possible states after a step from X, on the norm around the state; with its inside for a
     `kinetic` cost.
     """

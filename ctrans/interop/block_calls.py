@@ -148,9 +148,7 @@ def own_context(call: Call, cached: bool) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def intercepted(
-    blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: StateForm = StateForm()
-) -> Iterator[None]:
+def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: StateForm) -> Iterator[None]:
     """Inside, block i returns instead(i, call) in place of the state that it would compute."""
 
     def stand_in(i: int, block: nn.Module) -> Callable[..., Any]:
@@ -226,9 +224,7 @@ class Seen(BaseException):  # a model that catches every Exception must not catc
     """Ends a forward pass early."""
 
 
-def recorded_until(
-    blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm = StateForm()
-) -> list[Call]:
+def recorded_until(blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm) -> list[Call]:
     """The calls that `run` makes of blocks 0 .. last, as `recorded`. The forward pass ends there."""
     calls: list[Call] = []
 

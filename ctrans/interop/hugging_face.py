@@ -139,9 +139,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pi
     return evaluated
 
 
-def open_local(
-    directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None, allow_pickle: bool = False
-) -> nn.Module:
+def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None, allow_pickle: bool) -> nn.Module:
     """The model saved in that directory with matrices read on demand, in eval mode and without
     gradients. Errors as `from_transformers`.
     """
@@ -317,7 +315,7 @@ def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> di
     return files
 
 
-def directory_weights(directory: Path, allow_pickle: bool = False) -> dict[str, Stored]:
+def directory_weights(directory: Path, allow_pickle: bool) -> dict[str, Stored]:
     """The weights in the directory's files, in pickles only if that is allowed. Raises ConfigError
     unless all files exist and are complete.
     """

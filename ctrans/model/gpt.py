@@ -209,7 +209,7 @@ def make_input_norm(config: GPTConfig) -> Norm:
     return NORMS[WITHOUT_GAINS[config.norm]](config.width, config.eps) if config.branch_norms else make_norm(config)
 
 
-def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:
+def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int) -> Sublayer:
     """A new sublayer of this kind with the placement's norms around its map; `number` counts from
     0.
     """

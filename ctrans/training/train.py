@@ -193,7 +193,7 @@ def begun(planned: Plan, device: torch.device) -> Iterator[tuple[TrainingRun, Pr
         yield planned.begin(here)
 
 
-def carry_out_plan(planned: Plan, *, device: str | torch.device = "cpu", observe: Observer = unobserved) -> Trained:
+def carry_out_plan(planned: Plan, *, device: str | torch.device, observe: Observer) -> Trained:
     """Starts the run and trains to its end."""
     with begun(planned, get_device(str(device))) as (run, progress):
         run = replace(run, observe=observe)

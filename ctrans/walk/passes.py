@@ -36,8 +36,8 @@ class Lane:
     """A batch of sequences with its instruments. With targets it also goes back up."""
 
     tokens: Tensor
-    targets: Any = None
-    instruments: Sequence[Instrument] = ()
+    targets: Any
+    instruments: Sequence[Instrument]
 
 
 @leaving_as_found
@@ -70,7 +70,7 @@ def walk(
 @torch.no_grad()
 @leaving_as_found
 @checked
-def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback | None = None) -> None:
+def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback | None) -> None:
     """Walks all lanes together, segment by segment. Raises as `walk`. Call each instrument's
     `figures()` afterwards.
     """

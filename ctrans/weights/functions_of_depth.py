@@ -92,7 +92,7 @@ class InDepth(nn.Module):
     by coefficients c_j. `network` is the trained part of the functions, if any.
     """
 
-    def __init__(self, basis: str, count: int, place: Fraction, network: nn.Module | None = None):
+    def __init__(self, basis: str, count: int, place: Fraction, network: nn.Module | None):
         super().__init__()
         self.basis, self.count, self.network = basis, count, network
         self.move(place)

@@ -127,7 +127,7 @@ class BlockBoundsByDepth(Instrument):
     for maps without a Lipschitz bound.
     """
 
-    def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int = 0):
+    def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int):
         self.blocks, self.iterations, self.seed = blocks, iterations, seed
 
     def begin(self, depth: Depth, x0: Tensor) -> None:

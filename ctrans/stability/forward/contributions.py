@@ -114,7 +114,7 @@ class ContributionsByDepth:
 
 
 @torch.no_grad()
-def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: TokenBatch | None = None) -> ContributionsByDepth:
+def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: TokenBatch | None) -> ContributionsByDepth:
     """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that do not
     scale their input.
     """

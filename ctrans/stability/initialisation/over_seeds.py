@@ -123,7 +123,7 @@ class HiddenGrowth:
 
 
 @torch.no_grad()
-def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIONG) -> list[HiddenGrowth]:
+def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting) -> list[HiddenGrowth]:
     """E|x|^2/d by block, with the range of Xiong's lemma 2 in a generalised form, for `pre` and
     `post`.
 
@@ -168,7 +168,7 @@ def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: 
     return interval([log_slope(depths, each) for each in norms])
 
 
-def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XIONG) -> float:
+def last_gradient(placement: str, depth: int, seed: int, setting: Setting) -> float:
     """|dL/dW_2|_F of the last FFN, L the mean cross-entropy of random targets."""
     model, x = setting.model(placement, depth, seed), setting.inputs(seed)
     targets = torch.randint(VOCABULARY, (setting.tokens,), generator=Draw(seed + 2 * STREAM).generator)
