@@ -54,7 +54,7 @@ class Sublayer(nn.Module):
         self.input_norm, self.output_norm, self.state_norm = input_norm, output_norm, state_norm
         if placement is not None and self._norms != (placement.input_norm, placement.output_norm, placement.state_norm):
             raise ConfigError(f"placement {placement.name!r} has other norms than this sublayer: make them agree")
-        self.residual = Residual() if residual is None else residual
+        self.residual = residual or Residual()
 
     def with_field(self, field: nn.Module) -> Sublayer:
         """The same sublayer with another map. It shares the norms."""

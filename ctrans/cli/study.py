@@ -102,7 +102,7 @@ def _directory(request: StudyRequest) -> Path:
     name = (
         Path(request.name).stem if request.name.endswith(TOML) or request.scale == "small" else f"{request.name}-{request.scale}"
     )
-    return Path("out") / "study" / name if request.out is None else request.out
+    return request.out or Path("out") / "study" / name
 
 
 def _check(request: StudyRequest, directory: Path) -> None:

@@ -121,7 +121,7 @@ class Supremum(ABC):
         """Whether trained gains have more than one optimum. Then the velocity of every token ties,
         but ascents still apply.
         """
-        return torch.zeros(P.shape[:-2], dtype=torch.bool, device=P.device)
+        return no_ties(P[..., 0])
 
     @abstractmethod
     def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:

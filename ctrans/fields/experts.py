@@ -60,7 +60,7 @@ class MixtureOfExperts(ProjectedMap):
     def __init__(
         self, width: Count, hidden: Count, *, options: ExpertOptions | None = None, activation: str = "gelu", bias: bool = True
     ):
-        options = ExpertOptions() if options is None else options
+        options = options or ExpertOptions()
         gate = EXPERTS[options.expert]
         total = hidden * (options.experts + options.shared_experts)
         super().__init__((2 if gate is None else 3) * width * total)

@@ -121,7 +121,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pi
             use_safetensors=all(weight.make is None for weight in stored.values()),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # an error below names them
-            dtype="auto" if dtype is None else dtype,
+            dtype=dtype or "auto",
         )
     # the library casts without a word; buffers may be whole numbers, and some families rename what stands before the last two parts
     whole = {_ending(name) for name, buffer in model.named_buffers() if not buffer.is_floating_point()}

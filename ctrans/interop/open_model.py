@@ -4,12 +4,12 @@ checkpoint or any module.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def open_model(
         if isinstance(module, Imported):
             inner = module.model
             shared = {id(each): each for each in (*inner.modules(), *inner.parameters())}
-            return keep_as_found(open_imported(copy.deepcopy(module, shared), loss=loss), inner)
+            return keep_as_found(open_imported(deepcopy(module, shared), loss=loss), inner)
 
         def read() -> Imported:
             inputs = example
@@ -141,7 +141,7 @@ def open_model(
     refused = [name for name, value in (vars(anatomy) | around if pickled else around).items() if value is not None]
     if refused:
         raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: leave them out; the files of a checkpoint define them")
-    kept = torch.float64 if dtype is None else dtype
+    kept = dtype or torch.float64
     if pickled:
         return _from_nanogpt(found, kept, loss, dt, on_demand, heads)
     return _from_transformers(found, kept, loss, dt, on_demand, anatomy, images, allow_pickle)
@@ -158,7 +158,7 @@ def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     if dtype is None or all(weight.dtype == dtype for weight in module.parameters() if weight.is_floating_point()):
         return module
     try:
-        return copy.deepcopy(module).to(dtype)
+        return deepcopy(module).to(dtype)
     except FOREIGN_ERRORS as error:
         raise ConfigError(f"dtype = {dtype} needs a copy: give the module.to(dtype) ({named_error(error)})") from error
 

@@ -98,7 +98,7 @@ class Opened(ModelAround):
         return 1 + bisect.bisect_left(range(2, most), True, key=lambda length: not self._reads(length))
 
     def _reads(self, length: int) -> bool:
-        like = next((weight for weight in self.parameters()), torch.empty(0))
+        like = next(self.parameters(), torch.empty(0))
         row = self._row
         try:
             with torch.no_grad():

@@ -113,7 +113,7 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
         for own in own_calls:
             try:
                 named = None if own else named_parts(run, anatomy)
-                parts = seen_parts(run, anatomy, own_calls=own) if named is None else named
+                parts = named or seen_parts(run, anatomy, own_calls=own)
                 structure = _fitting(run, parts)
                 for i, field in enumerate(structure.chains):
                     field.find_output_projection(call.x, **({} if i else structure.context))
@@ -143,7 +143,7 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
     found, misses = fit(structures, tolerance(x.dtype))
     if found is None:
         scaled = (_scaled(structure, run, order) for structure in structures)
-        found, _ = fit([structure for structure in scaled if structure is not None], tolerance(x.dtype))
+        found, _ = fit(filter(None, scaled), tolerance(x.dtype))
     for more in _with_free_norms(order, x) if found is None else ():
         found, _ = fit(_candidates(parts, more), 64 * unit(x.dtype))  # tight enough to tell values of eps apart
         if found is not None:

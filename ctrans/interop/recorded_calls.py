@@ -131,7 +131,7 @@ class CalledAs(nn.Module):
 
     def forward(self, x: Tensor, call: Template | None = None) -> Any:
         x = x.transpose(0, 1) if self.tokens_first else x
-        call = self.always if call is None else call
+        call = call or self.always
         args, kwargs = ((x,), {}) if call is None else call.with_state(x)
         output = self.module(*args, **kwargs)
         if not self.tokens_first:

@@ -381,7 +381,7 @@ def check_buildable(
     memory; with the shape (sequences, tokens) of an input, for weights and first activations.
     """
     check_seed(seed)
-    dtype = torch.get_default_dtype() if dtype is None else dtype
+    dtype = dtype or torch.get_default_dtype()
     weights = number_of_weights(config)
     if on_demand:
         weights -= (config.weights_in_depth - 1) * weights_of_block(config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 import math
@@ -10,6 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -254,7 +254,7 @@ def _copy(batch: Any) -> Any:
     has none.
     """
     try:
-        return copy.deepcopy(batch)
+        return deepcopy(batch)
     except Exception:  # what a stranger's class raises
         return batch
 
@@ -305,7 +305,7 @@ def _optimizer_restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """
     own, torchs = type(optimizer), torch.optim.Optimizer
     if own.load_state_dict is not torchs.load_state_dict or own.state_dict is not torchs.state_dict:
-        whole = copy.deepcopy(optimizer.state_dict())
+        whole = deepcopy(optimizer.state_dict())
         try:
             yield
         finally:
@@ -314,8 +314,8 @@ def _optimizer_restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     groups, state = [(group, {**group}) for group in optimizer.param_groups], optimizer.state
     try:
         for group, entries in groups:
-            group.update(copy.deepcopy({name: value for name, value in entries.items() if name != "params"}))
-        optimizer.state = defaultdict(dict, {weight: copy.deepcopy(its) for weight, its in state.items()})
+            group.update(deepcopy({name: value for name, value in entries.items() if name != "params"}))
+        optimizer.state = defaultdict(dict, {weight: deepcopy(its) for weight, its in state.items()})
         yield
     finally:
         for group, entries in groups:

@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -130,7 +131,7 @@ def _data(value: Any) -> str:
 
 
 def _drawable(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
         return {str(key): _drawable(item) for key, item in value.items()}

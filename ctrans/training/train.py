@@ -105,7 +105,7 @@ def train(
     `Trained.ending`. Raises ConfigError for invalid arguments, before it writes anything.
     """
     return carry_out_plan(
-        plan(model, TrainConfig() if config is None else config, data, out=out, overwrite=overwrite, parallel=parallel),
+        plan(model, config or TrainConfig(), data, out=out, overwrite=overwrite, parallel=parallel),
         device=device,
         observe=observe,
     )
