@@ -211,11 +211,12 @@ EXAMPLE_TOKENS = 6
 
 def _unreadable(part: nn.Module) -> str:
     """Why a part of a module cannot be read; empty if it can."""
-    if any(nn.parameter.is_lazy(weight) for weight in part.parameters(recurse=False)):
+    own = list(part.parameters(recurse=False))
+    if any(map(nn.parameter.is_lazy, own)):
         return "is lazy and has no weights yet: run the module on one batch first"
-    if any(weight.is_meta for weight in part.parameters(recurse=False)):
+    if any(weight.is_meta for weight in own):
         return "is on the meta device and has no weights: load them first"
-    if any(weight.is_inference() for weight in part.parameters(recurse=False)):
+    if any(weight.is_inference() for weight in own):
         return "was made in inference mode and has no derivatives: make it without torch.inference_mode"
     if hasattr(part, "_orig_mod"):
         return "is compiled: open the model first, then compile its parts"
@@ -252,12 +253,13 @@ def _find(path: Path) -> Path:
     """The Hugging Face directory, or the file of the checkpoint."""
     if os.path.isfile(path) and path.suffix in PICKLED:
         return path
-    if os.path.isdir(path) and os.path.isfile(path / CONFIG):
+    is_directory = os.path.isdir(path)
+    if is_directory and os.path.isfile(path / CONFIG):
         return path
-    if os.path.isdir(path) and os.path.isfile(path / CHECKPOINT):
+    if is_directory and os.path.isfile(path / CHECKPOINT):
         return path / CHECKPOINT
     wanted = f"give a directory with {CONFIG} (Hugging Face), or a {CHECKPOINT} or its directory (nanoGPT)"
-    if os.path.isdir(path):
+    if is_directory:
         raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {CHECKPOINT}: {wanted}")
     file, _, function = str(path).rpartition(":")
     if function.isidentifier() and file.endswith(".py"):

@@ -59,9 +59,8 @@ def read_study(path: Path) -> Study:
         raise ConfigError(f"{' and '.join(given)} in {str(path)!r} exclude each other: leave one out")
     if "task" in content:
         source: Source = {"task": content.pop("task")}
-        return Study(**{"name": path.stem, **content}, source=source)
-    # paths are relative to the file
-    source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
+    else:  # paths are relative to the file
+        source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
     return Study(**{"name": path.stem, **content}, source=source)
 
 

@@ -167,9 +167,10 @@ class _Logits:
         `PARTS`-th token.
         """
         gradient = self.p.clone()
-        gradient[torch.arange(len(gradient), device=gradient.device), self.targets] -= 1
+        rows = torch.arange(len(gradient), device=gradient.device)
+        gradient[rows, self.targets] -= 1
         parts = min(PARTS, len(gradient))
-        place = torch.arange(len(gradient), device=gradient.device) % parts
+        place = rows % parts
         found = [torch.zeros_like(weight) for weight in self.weights]
         for part in range(parts):
             inside = (place == part).unsqueeze(-1)
