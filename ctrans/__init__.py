@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.analysis import diagnose, screen, simulate
-    from ctrans.control import certify, costate
+    from ctrans.control.certificate import certify
+    from ctrans.control.costate import costate
     from ctrans.depth import Depth
     from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward
     from ctrans.interop import from_nanogpt, from_transformers, open_model

@@ -6,10 +6,10 @@ import codecs
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -146,7 +146,7 @@ def _sample(
     progress: Callable[[], None] | None,
 ) -> dict[str, Any]:
     """The continuation of that seed, and how many seconds it took. Shows the prompt and each token."""
-    started = perf_counter()
+    started = time.perf_counter()
     decode = decoder(model.config.vocab_size)
     sampling = Sampling(request.temperature, request.top_k, seed)
     device = model.token_embedding.weight.device
@@ -159,7 +159,7 @@ def _sample(
         show(pieces[-1])
         if progress is not None:
             progress()
-    return {"seed": seed, "tokens": tokens, "text": "".join(pieces), "seconds": perf_counter() - started}
+    return {"seed": seed, "tokens": tokens, "text": "".join(pieces), "seconds": time.perf_counter() - started}
 
 
 def _write(piece: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def command(request: TrainRequest) -> None:
     torchrun --nproc-per-node 2 -m ctrans train --parallel ddp --batch 32
     """
     _check_places(request)
-    started = perf_counter()
+    started = time.perf_counter()
     planned = _plan(request)
     _set_threads(request, planned)
     with begun(planned, get_device(request.device)) as (run, progress):
@@ -83,7 +83,7 @@ def command(request: TrainRequest) -> None:
         with _observer(request, run, progress) as observe, _watched(request, run, progress) as watched:
             outcome = carry_out(replace(watched, observe=observe), progress)
         if first:
-            result = _result(request, run, outcome, perf_counter() - started)
+            result = _result(request, run, outcome, time.perf_counter() - started)
             _show(request, result, run, outcome)
     if first:  # after the run, so that the other processes do not wait
         _add_depths(request, result, run, finished=outcome.ending is Ending.FINISHED)

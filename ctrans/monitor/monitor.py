@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Any
 
@@ -136,7 +136,7 @@ class Monitor:
         self.reactions = Reactions(react, self.sites.root, self.out, save)
         self.alarms: list[Finding] = []
         self._told = list(told)
-        self._step, self._time, self._timed = start, perf_counter(), start
+        self._step, self._time, self._timed = start, time.perf_counter(), start
         self._first_report = start + 1
         """The step that reports whatever `every` is; 0 after a resumption with a memory."""
         self._waiting, self._closed = Waiting(scaled=scale is not None), False
@@ -295,7 +295,7 @@ class Monitor:
         losses, norms = self._waiting.take()
         self.past.losses.extend(losses)
         self.past.norms.extend(norms)
-        now = perf_counter()
+        now = time.perf_counter()
         found = {"loss": losses[-1][1], "highest_loss": largest(losses)} if losses else {}
         if step > self._timed:
             found["seconds"] = (now - self._time) / (step - self._timed)
@@ -326,9 +326,9 @@ class Monitor:
         every = self.probe_every
         if every is None or self.held is None or (step != self._first_report and step % every >= self.every):
             return None
-        started = perf_counter()
+        started = time.perf_counter()
         found = probe(self.sites, self.held, optimizer)
-        self._time += perf_counter() - started  # a probe's time is not a step's
+        self._time += time.perf_counter() - started  # a probe's time is not a step's
         self.gauges.map_bounds = found.pop("map_bounds", [])
         self.past.probes.append((step, {name: value for name, value in found.items() if isinstance(value, float)}))
         return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from time import perf_counter
 
 from ctrans.study.cost import flops_of
 from ctrans.study.database import Finished, Store
@@ -88,7 +88,7 @@ def carry_out_study(
     store.begin_on(plan.fingerprints)
     commit, keys = commit_of_ctrans(), {id(run): key for key, run in plan.left.items()}
     total = sum(flops_of(run) for run in plan.left.values())
-    worked, started, count = 0.0, perf_counter(), 0
+    worked, started, count = 0.0, time.perf_counter(), 0
     with contextlib.closing(engine(_within(plan.jobs, plan, store))) as results:
         for job, found in results:
             pairs = zip(job.runs, found, strict=True)
@@ -96,7 +96,7 @@ def carry_out_study(
             store.add(usable, commit)
             count += len(usable)
             worked += sum(map(flops_of, job.runs))
-            elapsed = perf_counter() - started
+            elapsed = time.perf_counter() - started
             observe(count, elapsed * (total - worked) / worked)
     return count == len(plan.left)
 

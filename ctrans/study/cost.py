@@ -4,9 +4,9 @@ by a short run.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import process_time
 
 from ctrans.model.gpt import number_of_weights
 from ctrans.study.description import PlannedRun
@@ -69,6 +69,6 @@ def measured_rate(run: PlannedRun, data: Data) -> float:
     """
     short = replace(run, training=replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS), measure=())
     train_run(short, data)
-    started = process_time()
+    started = time.process_time()
     train_run(short, data)
-    return flops_of(short) / max(process_time() - started, 1e-9)
+    return flops_of(short) / max(time.process_time() - started, 1e-9)

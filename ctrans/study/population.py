@@ -16,12 +16,12 @@ import contextlib
 import json
 import math
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from time import process_time
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ def train_population(runs: Sequence[PlannedRun], data: Data) -> list[RunResult]:
     """The results of runs with the same `shared`. They equal those of single runs, up to the order
     of sums.
     """
-    started = process_time()
+    started = time.process_time()
     with contextlib.ExitStack() as stack:
         places = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctrans-study-"))) for _ in runs]
         try:
@@ -117,7 +117,7 @@ def train_population(runs: Sequence[PlannedRun], data: Data) -> list[RunResult]:
         before = [measured(run.measure, member.model, data) for run, member in zip(runs, members, strict=True)]
         outcomes = Population(members).carry_out()
         results = [result_of(*each, started) for each in zip(runs, members, outcomes, before, strict=True)]
-        seconds = (process_time() - started) / len(runs)
+        seconds = (time.process_time() - started) / len(runs)
         return [replace(result, seconds=seconds) for result in results]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import platform
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = C
 
 def train_run(run: PlannedRun, data: Data) -> RunResult:
     """Trains the run. Divergence is a result, and so is an error, with the ending "failed"."""
-    started = process_time()
+    started = time.process_time()
     with tempfile.TemporaryDirectory(prefix="ctrans-study-") as name:
         try:
             begun = begin(run, data, Path(name))
@@ -85,7 +85,7 @@ def train_run(run: PlannedRun, data: Data) -> RunResult:
             return result_of(run, begun, outcome, before, started)
         except Exception as error:  # of any kind: an error of one run must not end the study
             message = str(error) if isinstance(error, (ConfigError, SolveError)) else f"{type(error).__name__}: {error}"
-            return RunResult(FAILED, message, kept(Path(name)), process_time() - started, environment())
+            return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment())
 
 
 def result_of(run: PlannedRun, trained: TrainingRun, outcome: Outcome, before: Mapping[str, Any], started: float) -> RunResult:
@@ -94,7 +94,7 @@ def result_of(run: PlannedRun, trained: TrainingRun, outcome: Outcome, before: M
     """
     after = measured(run.measure, trained.model, trained.data) if outcome.ending is Ending.FINISHED else {}
     measures = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
-    seconds = process_time() - started
+    seconds = time.process_time() - started
     curve, place = kept(trained.store.directory), environment(trained.processes.device)
     return RunResult(outcome.ending.value, outcome.message, curve, seconds, place, measures)
 

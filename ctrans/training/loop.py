@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import enum
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +123,7 @@ class TrainingRun:
 
     def passes(self, step: int) -> Passed:
         """Computes the gradients of `accumulate` micro-batches, asks the watcher, and clips them."""
-        config, started = self.config, perf_counter()
+        config, started = self.config, time.perf_counter()
         rate = learning_rate(config, step)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)
@@ -169,7 +169,7 @@ class TrainingRun:
             self.model.after_step()
             self.rebalance(passed.loads)
         done = config.batch * config.accumulate * self.data.context
-        return {**row, "tokens_per_second": done / (perf_counter() - passed.started)}
+        return {**row, "tokens_per_second": done / (time.perf_counter() - passed.started)}
 
     def evaluate(self, progress: Progress) -> tuple[Progress, log.Row]:
         """Returns the progress with one more validation loss, and the figures of the evaluation."""

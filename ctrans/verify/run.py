@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 import zlib
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 
@@ -62,13 +62,13 @@ def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
     ConfigError for a number below 1.
     """
     check_count("cases", cases)
-    start = perf_counter()
+    start = time.perf_counter()
     corrected = find(statement.corrected, statement.name, cases, seed)
     printed = corrected if statement.seed is statement.corrected else None
     if printed is None and statement.seed is not None:
         printed = find(statement.seed, statement.name, cases, seed)
     said = {field: getattr(statement, field) for field in ("name", "section", "source", "says", "printed")}
-    return Result(**said, seed=printed, corrected=corrected, seconds=perf_counter() - start)
+    return Result(**said, seed=printed, corrected=corrected, seconds=time.perf_counter() - start)
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import time
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -96,11 +96,11 @@ def simulate(
 
     Raises ConfigError for invalid arguments.
     """
-    start = perf_counter()
+    start = time.perf_counter()
     solution = model.trajectory(
         tokens, method=method, steps=steps, rtol=rtol, atol=atol, norm=norm, throw=False, progress=progress
     )
-    seconds = perf_counter() - start
+    seconds = time.perf_counter() - start
     itself = Scheme(method, steps, rtol, atol).discrete
     discrete = solution if itself else model.trajectory(tokens, throw=False, progress=progress)
     exact, how, why = _reference(model, tokens, progress) if reference else ([], None, None)
