@@ -11,15 +11,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from torch import Tensor, nn
 
 from ctrans.depth import Depth
+from ctrans.interop import open_model
 from ctrans.interop.losses import Loss
-from ctrans.interop.open_model import open_model
 from ctrans.stability.diagnosis import diagnose as diagnosis
 from ctrans.stability.diagnosis.diagnose import Diagnosis
 from ctrans.stability.forward import simulation
 from ctrans.stability.screening import screen as screening
 from ctrans.stability.screening.screen import Effort, Screening
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import inspect
 import random
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager, nullcontext
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +30,7 @@ _IDLE = threading.Condition()
 """Guards `_HELD` and `_GUESTS`."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def as_found(model: Any) -> Iterator[None]:
     """Inside, the model is in evaluation mode and its weights need no gradients. At the end it is as
     it was, also after an exception: modes, `requires_grad`, hooks, buffers and `torch.Generator`s
@@ -96,7 +95,7 @@ def as_found(model: Any) -> Iterator[None]:
                         _entries(b).copy_(value)
 
 
-@contextlib.contextmanager
+@contextmanager
 def random_numbers_kept() -> Iterator[None]:
     """At the end the random numbers of torch, numpy and Python go on as if none had been drawn inside."""
     ours, numpys = random.getstate(), np.random.get_state()
@@ -121,7 +120,7 @@ def leaving_as_found(function: Function) -> Function:
     """The function, run inside of `as_found` of its first argument."""
     first = next(iter(inspect.signature(function).parameters))
 
-    @functools.wraps(function)
+    @wraps(function)
     def measuring(*args: Any, **kwargs: Any) -> Any:
         with as_found(args[0] if args else kwargs.get(first)):
             return function(*args, **kwargs)
@@ -148,7 +147,7 @@ def _computed(part: nn.Module, name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(type(part), name)(part, *args, **kwargs)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _guest(part: nn.Module) -> Iterator[None]:
     """Inside, the part is held: by whoever holds it, or by this. It takes no lock of a held part,
     since autograd computes in threads of its own while the holder waits for them.
@@ -158,7 +157,7 @@ def _guest(part: nn.Module) -> Iterator[None]:
         if held:
             _GUESTS[id(part)] += 1
     try:
-        with contextlib.nullcontext() if held else as_found(part):
+        with nullcontext() if held else as_found(part):
             yield
     finally:
         if held:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Rational
@@ -20,9 +20,7 @@ from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of, copy_to
 from ctrans.weights.on_demand import has_weights_on_demand
-from solvers import ConfigError, Segment
-from solvers.checked import checked
-from solvers.errors import look_up, shown
+from solvers import ConfigError, Segment, checked, look_up, shown
 
 MOST_BLOCKS = 10_000
 """The largest number of blocks: ten times that of the deepest trained model."""
@@ -136,11 +134,11 @@ class Depth(nn.Module):
         check_count("blocks", blocks, MOST_BLOCKS)
         sampler = look_up("interpolation of weights", weights, SAMPLERS)
         if self.shared:
-            block = copy.deepcopy(Sublayers(self._blocks()[0]))
+            block = deepcopy(Sublayers(self._blocks()[0]))
             return self._over_same_time(list(block) * blocks, blocks)
         old = [Sublayers(block) for block in self._blocks()]
         parameters = [dict(block.named_parameters()) for block in old]
-        coefficients = {key: copy.deepcopy(c) for key, c in coefficients_of(old).items()}
+        coefficients = {key: deepcopy(c) for key, c in coefficients_of(old).items()}
         free = [name for name, parameter in parameters[0].items() if id(parameter) not in coefficients]
         new: list[Sublayer] = []
         for j in range(blocks):

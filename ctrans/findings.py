@@ -14,10 +14,10 @@ Each topic has one table of checks:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from solvers import ConfigError
@@ -35,7 +35,7 @@ PLACES = 6
 """The largest number of places in the words of a finding."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Check:
     """A rule. It makes a finding if a reading of `quantity` lies below `low` or above `high`, or if
     `measure` finds something.
@@ -65,7 +65,7 @@ class Check:
     near: float | None = 1.5
     suppresses: tuple[str, ...] = ()
     verdict: str = ""
-    limits: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
     measure: Callable[..., Any] | None = None
 
     def fails(self, value: float) -> bool:
@@ -99,7 +99,7 @@ def _decades(small: float, large: float) -> float:
     return math.inf if small > 0 and large == 0 else small - large
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Reading:
     """A value of a quantity at a place, with the figure in words. `segment` is its segment, None
     outside of the depth.
@@ -115,7 +115,7 @@ Readings = dict[str, list[Reading]]
 """Readings by quantity."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Finding:
     """A check that failed. All fields are JSON values.
 
@@ -140,7 +140,7 @@ class Finding:
     source: str
     impact: str
     remediation: str
-    places: list[Reading] = dataclasses.field(default_factory=list)
+    places: list[Reading] = field(default_factory=list)
     step: int | None = None
     since: int | None = None
     doubling: float | None = None
@@ -166,7 +166,7 @@ class Finding:
         return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
     def __str__(self) -> str:
-        return in_a_paragraph(dataclasses.asdict(self))
+        return in_a_paragraph(asdict(self))
 
 
 class Checks(dict[str, Check]):

@@ -117,7 +117,7 @@ def read_json(path: Path) -> Any:
     """
     data = read_file(path, LARGEST_JSON)
     try:
-        found: Any = json.loads(data)
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
     if nested_too_deep(found):

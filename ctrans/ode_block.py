@@ -16,9 +16,7 @@ from ctrans.placement import get_placement
 from ctrans.scheme import Scheme
 from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError, Gradient, Method
-from solvers.checked import checked
-from solvers.errors import look_up
+from solvers import ConfigError, Gradient, Method, checked, look_up
 
 
 class Called(AroundMap):

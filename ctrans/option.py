@@ -8,18 +8,18 @@ makes its options from the same fields (`ctrans.cli.click_options`), so that a n
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import math
 import sys
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from solvers import ConfigError
-from solvers.errors import look_up, shown
+from solvers import ConfigError, look_up, shown
 
 Value = TypeVar("Value")
 REQUIRED: Any = dataclasses.MISSING
@@ -30,7 +30,7 @@ OWN = "Options"
 """The heading of options without another one."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Range:
     """Numbers from `low` to `high`, both included. `words` follow "give" in messages. Without words
     they are whole numbers.
@@ -65,7 +65,7 @@ Seed = Annotated[int, SEED]
 Positive = Annotated[float, POSITIVE]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Option:
     """The description of an option.
 
@@ -81,13 +81,13 @@ class Option:
     """
 
     help: str
-    group: str = ""
-    choices: Mapping[str, Any] | None = None
-    other_choices: bool = False
-    limits: Range | None = None
-    flags: tuple[str, ...] = ()
-    default_words: str = ""
-    click: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    group: str
+    choices: Mapping[str, Any] | None
+    other_choices: bool
+    limits: Range | None
+    flags: tuple[str, ...]
+    default_words: str
+    click: Mapping[str, Any]
 
     def flag(self, name: str) -> str:
         """The first flag of the field of that name."""
@@ -114,7 +114,7 @@ def option(
     return dataclasses.field(default=default, metadata={KEY: about})
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FieldType:
     """A field's type: that of one value, whether None is allowed, and whether there are several
     values.
@@ -125,13 +125,13 @@ class FieldType:
     several: bool
 
 
-@functools.cache
+@cache
 def field_types(cls: type) -> Mapping[str, FieldType]:
     """The types of a dataclass's fields by name. For a union of several types other than None,
     `kind` is object.
     """
     hints = typing.get_type_hints(cls)
-    return {field.name: _field_type(hints[field.name]) for field in dataclasses.fields(cls)}
+    return {field.name: _field_type(hints[field.name]) for field in fields(cls)}
 
 
 def _field_type(hint: Any) -> FieldType:
@@ -142,13 +142,13 @@ def _field_type(hint: Any) -> FieldType:
     return FieldType(kind, types.NoneType in members, several)
 
 
-@functools.cache
+@cache
 def options_of(cls: type) -> Mapping[str, Option]:
     """The options of a dataclass by field name. Options without a group get that of the class that
     defines them.
     """
     found = {}
-    for field in dataclasses.fields(cls):
+    for field in fields(cls):
         if KEY in field.metadata:
             home = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
             about: Option = field.metadata[KEY]
@@ -158,12 +158,12 @@ def options_of(cls: type) -> Mapping[str, Option]:
 
 def defaults_of(cls: type) -> dict[str, Any]:
     """The defaults of a dataclass's options by field name."""
-    return {field.name: field.default for field in dataclasses.fields(cls) if KEY in field.metadata}
+    return {field.name: field.default for field in fields(cls) if KEY in field.metadata}
 
 
 def part_of(cls: type[Value], settings: object) -> Value:
     """An object of this dataclass with the values that `settings` has under its fields' names."""
-    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # a dataclass
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # a dataclass
     return cls(**{name: getattr(settings, name) for name in names})
 
 

@@ -15,9 +15,7 @@ import itertools
 import re
 from typing import NamedTuple
 
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import look_up, shown
+from solvers import ConfigError, checked, look_up, shown
 
 
 @checked

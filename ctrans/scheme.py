@@ -12,8 +12,7 @@ import torch
 
 from ctrans.depth import Depth, check_count
 from ctrans.shapes import TokenRows
-from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, StepControl, get_norm, solve
-from solvers.checked import checked
+from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, StepControl, checked, get_norm, solve
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 from solvers.request import check_solver

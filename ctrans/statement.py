@@ -6,10 +6,10 @@ verify` collects and runs them.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -92,7 +92,7 @@ Trials = Trial | Sequence[Trial]
 """The parts of one case. The case holds if all parts hold, so the worst counts."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CaseTest:
     """The test of one form of a statement: no case may exceed it by more than the tolerance.
 
@@ -109,7 +109,7 @@ class CaseTest:
         return max(1, round(self.share * cases))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Statement:
     """A lemma, theorem, proposition, corollary or line of theory with its source and section.
 
@@ -168,14 +168,14 @@ def statement(
         section = getattr(sys.modules.get(function.__module__), "SECTION", None)
         if not isinstance(section, int):
             raise ConfigError(f"the statement {name!r} has no section: set SECTION in its module before, such as SECTION = 3")
-        form: Callable[[Draw], Trials] = function if printed is None else partial(function, printed=False)
+        form = function if printed is None else partial(function, printed=False)
         corrected, seed, words = CaseTest(form, tolerance, share), None, ""
         if as_printed:
             seed = corrected
         if printed is not None:
             theirs = Printed(printed) if isinstance(printed, str) else printed
             own = {name: value for name, value in theirs._asdict().items() if name != "words" and value is not None}
-            words, seed = theirs.words, dataclasses.replace(corrected, draw=partial(function, printed=True), **own)
+            words, seed = theirs.words, replace(corrected, draw=partial(function, printed=True), **own)
         STATEMENTS[name] = Statement(name, section, source, says, corrected, seed, words, function.__module__)
         return function
 

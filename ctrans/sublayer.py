@@ -15,9 +15,7 @@ from ctrans.norm import Norm
 from ctrans.placement import Placement, placement_with
 from ctrans.residual import Residual
 from ctrans.shapes import StreamRows, TokenRows
-from solvers import ConfigError, Segment
-from solvers.checked import checked
-from solvers.segment import Map, Time
+from solvers import ConfigError, Segment, Time, checked
 
 
 @checked
@@ -56,7 +54,7 @@ class Sublayer(nn.Module):
         self.input_norm, self.output_norm, self.state_norm = input_norm, output_norm, state_norm
         if placement is not None and self._norms != (placement.input_norm, placement.output_norm, placement.state_norm):
             raise ConfigError(f"placement {placement.name!r} has other norms than this sublayer: make them agree")
-        self.residual = Residual() if residual is None else residual
+        self.residual = residual or Residual()
 
     def with_field(self, field: nn.Module) -> Sublayer:
         """The same sublayer with another map. It shares the norms."""
@@ -210,5 +208,5 @@ class Sublayer(nn.Module):
             return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=mix)
         if not self.state_norm.has_tangent:
             raise self.state_norm.no_ode()
-        enter: Map = self.state_norm.retract
+        enter = self.state_norm.retract
         return Segment(t0, t1, lambda t, x: self.velocity(x), enter=enter)

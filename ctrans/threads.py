@@ -38,7 +38,7 @@ def flops(width: int, batch: int, context: int) -> float:
     return batch * context * (24.0 * width**2 + 4.0 * context * width)
 
 
-def worth(operations: float, itemsize: int = 8) -> int:
+def worth(operations: float, itemsize: int) -> int:
     """1 + flops / GRAIN: the number of threads for a block of so many operations; `itemsize` is the
     size of an entry in bytes (4: float32).
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import click
 
 from ctrans.option import OWN, FieldType, Option, defaults_of, field_types, option, options_of
 from ctrans.placement import PLACEMENTS, spell
-from solvers import ConfigError
-from solvers.errors import unknown
+from solvers import ConfigError, unknown
 
 OptionValues = Mapping[str, Any]
 """Values of options by name."""
@@ -39,12 +39,12 @@ def settings_of(cls: type, *, only: Sequence[str] = (), without: Sequence[str] =
 
 def settings_in(kind: type) -> dict[str, tuple[str, ...]]:
     """The fields of a request that `settings_of` made, each with the names of its options."""
-    return {field.name: field.metadata[SETTINGS][1] for field in dataclasses.fields(kind) if SETTINGS in field.metadata}
+    return {field.name: field.metadata[SETTINGS][1] for field in fields(kind) if SETTINGS in field.metadata}
 
 
 def argument(metavar: str, **click: Any) -> Any:
     """A field of a request that is a positional argument of the command."""
-    return option(dataclasses.MISSING, "", group=ARGUMENTS, metavar=metavar, **click)
+    return option(MISSING, "", group=ARGUMENTS, metavar=metavar, **click)
 
 
 def placements_option(*default: str) -> Any:
@@ -85,7 +85,7 @@ class AnyPath(click.Path):
 def parameters_of(kind: type) -> list[click.Parameter]:
     """The options and arguments of a command with this class of requests, sorted by group."""
     made = []
-    for field in dataclasses.fields(kind):
+    for field in fields(kind):
         cls, names = field.metadata.get(SETTINGS, (kind, (field.name,)))
         about, types, defaults = options_of(cls), field_types(cls), defaults_of(cls)
         made += [
@@ -102,7 +102,7 @@ def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> clic
         return click.Argument([name], **{"type": kind, "nargs": -1 if own.several else 1, **about.click})
     flags = about.flags or (about.flag(name),)
     settings: dict[str, Any] = {"help": _help_text(about), "type": kind, "multiple": own.several}
-    if default is dataclasses.MISSING:
+    if default is MISSING:
         settings["required"] = True
     else:
         settings |= {"default": default, "show_default": default not in (None, "") and not about.default_words}

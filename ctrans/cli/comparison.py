@@ -9,8 +9,7 @@ from ctrans.cli.click_options import expand, expand_placements
 from ctrans.model.architectures import GROUPS, differences
 from ctrans.model.config import GPTConfig
 from ctrans.option import defaults_of, field_types, options_of
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 SWITCH = {"no": False, "yes": True}
 SETTINGS = {about.flag(name).removeprefix("--"): name for name, about in options_of(GPTConfig).items()}

@@ -132,9 +132,9 @@ def command(request: DiagnoseRequest) -> None:
     source = to_treat(request.named_models, request.treat)
     results, batch, directory = (_of_weights if request.weights_only else _of_models)(request)
     before = {} if baseline is None else {name: of_baseline(baseline, name) for name in results}
-    changes: Diagnoses = {**_changes(request, results), **rounded}
+    changes = {**_changes(request, results), **rounded}
     changes |= {f"baseline to {name}": change(readings_in(known), results[name].readings) for name, known in before.items()}
-    both: Diagnoses = {**results, **changes}
+    both = {**results, **changes}
     stops = {name: stopping(each, request.fail_on or "serious", before.get(name)) for name, each in both.items()}
     named = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
     paths = {name: next((named[each] for each in (name, *name.split(" to ")[::-1]) if each in named), name) for name in both}

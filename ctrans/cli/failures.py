@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import signal
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 
 import click
 
@@ -61,7 +61,7 @@ def explained(error: BaseException) -> tuple[str, int]:
 def _kept(error: BaseException) -> str:
     """Where the traceback is, in words: in a file, or above if no file can be written."""
     if not os.environ.get(SHOWN):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             number, path = tempfile.mkstemp(".txt", "ctrans-traceback-")
             with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines([f"{sys.argv}\n", *traceback.format_exception(error)])
@@ -71,6 +71,6 @@ def _kept(error: BaseException) -> str:
 
 
 def _show(error: BaseException) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if sys.stderr is not None:
             say("".join(traceback.format_exception(error)), end="", to=sys.stderr)

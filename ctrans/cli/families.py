@@ -11,7 +11,7 @@ from ctrans.interop.families import FAMILIES, found_family
 from ctrans.interop.transformers_library import quiet
 from ctrans.report.progress import progress_bar
 from ctrans.threads import choose_threads
-from solvers.errors import look_up
+from solvers import look_up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ctrans.cli.model_sources import ModelSource, needs_images, settle_threads, tokens_of
 from ctrans.cli.request import ModelRequest, get_dtype
+from ctrans.interop import Opened
 from ctrans.interop.image_inputs import images_for
-from ctrans.interop.opened import Opened
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import check_buildable
@@ -23,7 +23,7 @@ from ctrans.training.processes import get_device
 from solvers import ConfigError
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Text:
     """A text as one row of token ids of a vocabulary. `said` names its tokeniser."""
 
@@ -53,7 +53,7 @@ class Text:
         return (longer[:, :-1], longer[:, 1:]) if self.opened is None else self.opened.pairs(longer, self.mask)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class InputRows:
     """Images or arrays, or the batch that the user's function returned.
 
@@ -164,7 +164,7 @@ def _given(request: ModelRequest, source: ModelSource, rows: Tensor, targets: Te
     if asked := _asked(request, "file", "text", "ids", "images"):
         if targets is not None:
             raise ConfigError(f"--example gives a batch with targets, and --{asked[0]} another: choose one")
-        return read_inputs(request, [dataclasses.replace(source, given=None)])
+        return read_inputs(request, [replace(source, given=None)])
     reader = source.opened if source.vocabulary and targets is None else None
     said, exact = f"the batch of {request.example}", "batch" in request.typed
     return InputRows(
@@ -187,7 +187,7 @@ def _check_alike(one: ModelSource, other: ModelSource) -> None:
         raise ConfigError(f"{one.name} {words[0]} and {other.name} {words[1]}: compare models that were trained alike")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """The models that a command runs, and what they read, on the request's device. `targets` are
     None for a pass without a loss.

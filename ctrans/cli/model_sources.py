@@ -15,6 +15,7 @@ from ctrans.cli.click_options import OptionValues, expand, expand_placements, on
 from ctrans.cli.plugins import called, function_of
 from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.depth import check_dt
+from ctrans.interop import Opened
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture, skeleton
 from ctrans.interop.families import READS
@@ -22,7 +23,6 @@ from ctrans.interop.image_inputs import read_images
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
 from ctrans.interop.module_adapter import Example
 from ctrans.interop.open_model import open_imported, open_model
-from ctrans.interop.opened import Opened
 from ctrans.interop.transformers_library import quiet
 from ctrans.memory import too_large_to_stay
 from ctrans.model.checkpoint import load, load_config

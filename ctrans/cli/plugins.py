@@ -6,7 +6,6 @@ ctrans runs only what the user names, in that order.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -14,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -58,14 +58,14 @@ def function_of(value: str) -> Callable[..., Any]:
     if not colon or not name.isidentifier() or not where:
         raise click.BadParameter(f"{value!r} is no module:function: name a module, or a .py file, and a function in it")
     module = import_named(where)
-    function: Any = getattr(module, name, None)
+    function = getattr(module, name, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
         raise click.BadParameter(f"{where!r} has no function {name!r}; its functions: {', '.join(own) or 'none'}")
     return cast("Callable[..., Any]", function)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _folder_first(where: str) -> Iterator[None]:
     """Inside, Python imports from a file's own folder first, as if it ran the file."""
     folder = str(Path(where).resolve().parent) if where.endswith(".py") else None
@@ -78,13 +78,13 @@ def _folder_first(where: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _failures_of(value: str) -> Iterator[None]:
     """Turns any error of the user's code, and sys.exit, into one message with its place. What the
     code prints goes to stderr, since stdout may have to hold one JSON object.
     """
     try:
-        with stdout_apart(), contextlib.redirect_stdout(sys.stderr):
+        with stdout_apart(), redirect_stdout(sys.stderr):
             yield
     except (click.ClickException, Exit, KeyboardInterrupt):
         raise

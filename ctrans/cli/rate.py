@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ctrans.cli.click_options import OptionValues, settings_of
@@ -21,7 +21,7 @@ from ctrans.training.data_sources import source_of
 from ctrans.training.settings import TrainConfig
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RateRequest(OfTraining):
     """The request of `rate`."""
 
@@ -36,7 +36,7 @@ class RateRequest(OfTraining):
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Batches(Sequence[Any]):
     """The batches of the first steps of a training, each made when it is asked for."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
@@ -27,14 +27,13 @@ from ctrans.cli.click_options import (
 )
 from ctrans.cli.exits import Exit
 from ctrans.cli.say import stdout_apart
-from ctrans.interop.architecture import PRESETS
+from ctrans.interop import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
 from ctrans.option import COUNT, check_options, option, options_of
 from ctrans.training.processes import get_device
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 MODEL_OPTIONS = ("checkpoint", "model", "architecture", "python")
 """Options that name a model. Without them the model is a seeded GPT."""
@@ -43,7 +42,7 @@ STDOUT = "ctrans.stdout"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """The request of any command. Fields made with `option` are options.
 
@@ -88,7 +87,7 @@ class Request:
         return {name: _in_words(value) for name, value in (values | resolved).items()}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WrittenRequest(Request):
     """The request of a command that writes files; `out` is their directory."""
 
@@ -112,7 +111,7 @@ def _in_single_precision(context: click.Context, parameter: click.Parameter, val
     return values
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelRequest(WrittenRequest):
     """The request of a command that runs models on a text.
 
@@ -258,7 +257,7 @@ class ModelRequest(WrittenRequest):
         return super().shown(**{**alone, **resolved})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparisonRequest(ModelRequest):
     """The request of a command that takes several models."""
 
@@ -290,7 +289,7 @@ def request_of(kind: type[Asked], context: click.Context) -> Asked:
     """
     given = context.params
     values: dict[str, Any] = {field: {name: given[name] for name in names} for field, names in settings_in(kind).items()}
-    values |= {field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given}
+    values |= {field.name: given[field.name] for field in fields(kind) if field.name in given}
     typed = [name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     made = kind(command=str(context.command.name), options=MappingProxyType(dict(given)), typed=frozenset(typed), **values)
     check_options(made)

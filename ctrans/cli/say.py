@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import IO
 
 import click
@@ -23,7 +23,7 @@ def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None =
 
 def say_last(text: str) -> None:
     """Prints the line of an error with which the process ends, if stderr takes it."""
-    with contextlib.suppress(OSError, KeyboardInterrupt):
+    with suppress(OSError, KeyboardInterrupt):
         say(text, error=True)
 
 
@@ -34,7 +34,7 @@ def discard_stdout() -> None:
     os.close(nowhere)
 
 
-@contextlib.contextmanager
+@contextmanager
 def stdout_apart() -> Iterator[None]:
     """Inside, sys.stdout writes to a copy of descriptor 1, whose place stderr has. So stdout gets
     nothing of native code, of processes that are started, and of sys.__stdout__.
@@ -51,10 +51,10 @@ def stdout_apart() -> Iterator[None]:
         yield
     finally:
         sys.stdout = before
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             before.flush()
         os.dup2(copy.fileno(), 1)
-        with contextlib.suppress(OSError):  # which what was printed has raised
+        with suppress(OSError):  # which what was printed has raised
             copy.close()
 
 
@@ -71,7 +71,7 @@ def end_stdout() -> None:
     """
     if not _is_stdout_of_process(sys.stdout):
         return
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         sys.stdout.flush()
         os.dup2(2, 1)
         sys.stdout = sys.stderr

@@ -111,7 +111,7 @@ def command(request: SimulateRequest) -> None:
 def _analyses(request: SimulateRequest, batch: Batch, model: AnyModel | ModelWithLoss) -> dict[str, Any]:
     """The results of the optional analyses; None for those that the user did not ask for."""
     text, tokens = batch.text, batch.tokens
-    found: dict[str, Any] = dict.fromkeys(("lyapunov", "spectra", "contributions"))
+    found = dict.fromkeys(("lyapunov", "spectra", "contributions"))
     if request.lyapunov and isinstance(text, Text):
         sequence = tokens[0, : request.lyapunov]
         found["lyapunov"] = {**vars(token_exponents(model, sequence)), "words": text.words(sequence.tolist())}

@@ -24,8 +24,7 @@ from ctrans.study.study_file import read_study
 from ctrans.study.training import FAILED
 from ctrans.training.data import Data
 from ctrans.training.data_sources import read_source
-from solvers import ConfigError
-from solvers.errors import unknown
+from solvers import ConfigError, unknown
 
 CAUSES = 5
 """The largest number of failures that are printed; the store has all."""
@@ -103,7 +102,7 @@ def _directory(request: StudyRequest) -> Path:
     name = (
         Path(request.name).stem if request.name.endswith(TOML) or request.scale == "small" else f"{request.name}-{request.scale}"
     )
-    return Path("out") / "study" / name if request.out is None else request.out
+    return request.out or Path("out") / "study" / name
 
 
 def _check(request: StudyRequest, directory: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ctrans.study.export import FORMATS
 from ctrans.training.data_sources import read_source
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StudyRequest(WrittenRequest):
     """The request of `study`.
 
@@ -91,7 +91,7 @@ def begins(plan: Prospect) -> dict[str, Any]:
     maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}
     nothing = dict.fromkeys(("cost", "frequencies_loss", "depthless_loss", "stable_rule", "verdict"))
     done = len(plan.runs) - len(plan.left)
-    return {"study": dataclasses.asdict(plan.study), "runs": len(plan.runs), "done": done, "failed": 0, **maps, **nothing}
+    return {"study": asdict(plan.study), "runs": len(plan.runs), "done": done, "failed": 0, **maps, **nothing}
 
 
 def costs(plan: Prospect, processes: int) -> dict[str, Any]:
@@ -99,7 +99,6 @@ def costs(plan: Prospect, processes: int) -> dict[str, Any]:
     under `all`, that of all runs.
     """
     whole, left = (
-        {**dataclasses.asdict(each), "processor_hours": each.processor_hours, "hours": each.hours(processes)}
-        for each in cost(plan)
+        {**asdict(each), "processor_hours": each.processor_hours, "hours": each.hours(processes)} for each in cost(plan)
     )
     return {**left, "processes": processes, "all": whole}

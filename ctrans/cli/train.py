@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def command(request: TrainRequest) -> None:
             done = f"Nothing to do: {step} of {iterations} iterations are done. Raise --iterations to continue."
             _say(done if step == iterations else f"Continuing from step {step} of {iterations}.")
         with _observer(request, run, progress) as observe, _watched(request, run, progress) as watched:
-            outcome = carry_out(dataclasses.replace(watched, observe=observe), progress)
+            outcome = carry_out(replace(watched, observe=observe), progress)
         if first:
             result = _result(request, run, outcome, time.perf_counter() - started)
             _show(request, result, run, outcome)
@@ -131,12 +131,12 @@ def _set_threads(request: TrainRequest, planned: Plan) -> None:
         choose_threads(flops(model.width, config.batch, model.context), config.weight_dtype.itemsize)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> Iterator[Observer]:
     """Gives the function that shows a row of the log: the progress bar, a line for each evaluation,
     TensorBoard.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         iterations = run.config.iterations
         advance = stack.enter_context(progress_bar("train", iterations, progress.step))
         wanted = request.use_tensorboard and run.processes.first
@@ -153,7 +153,7 @@ def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> It
         yield observe
 
 
-@contextlib.contextmanager
+@contextmanager
 def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Iterator[TrainingRun]:
     """Gives the run, with a monitor if the user asked for one."""
     if not request.monitor:
@@ -161,7 +161,7 @@ def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Ite
         return
     watching = MonitoredRun(request, run, progress.step)
     with watching.monitor:
-        yield dataclasses.replace(run, watch=watching)
+        yield replace(run, watch=watching)
 
 
 class MonitoredRun(Watcher):

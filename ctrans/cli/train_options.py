@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.request import Request, WrittenRequest, absolute_paths
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
-from ctrans.monitor.reactions import REACTIONS
+from ctrans.monitor import REACTIONS
 from ctrans.option import COUNT, Range, option
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.settings import TrainConfig
@@ -24,7 +24,7 @@ GPT2_VOCABULARY = 50304
 """The vocabulary of nanoGPT's .bin files: GPT-2's 50257 tokens, rounded up to a multiple of 64."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OfTraining(WrittenRequest):
     """A request for a model and data to train it on. `config` has fields of `GPTConfig`, `training`
     fields of `TrainConfig`.
@@ -99,7 +99,7 @@ class OfTraining(WrittenRequest):
         return task
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainRequest(OfTraining):
     """The request of `train`."""
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from ctrans.cli.click_options import argument
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
+from ctrans.monitor import MonitorLog, read_log
 from ctrans.monitor.history import history
-from ctrans.monitor.log import MonitorLog, read_log
 from ctrans.monitor.post_mortem import post_mortem
 from ctrans.option import LARGEST, Range, option
 from ctrans.report.contents import page_of

@@ -4,9 +4,9 @@ residual.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from typing import Literal, get_args
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 from ctrans.control.ascent import Chart
 from ctrans.norm.norm import row_length
 from ctrans.shapes import AnyShape, BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows, Vectors
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
 """What is known of H(P), from the strongest verdict to the weakest. Each verdict names its
@@ -72,7 +71,7 @@ class GainSlope:
     upper: float
 
 
-class Supremum(abc.ABC):
+class Supremum(ABC):
     """H(P) = sup of -<P, f> - cost over velocities f (Kan, eq. 55).
 
     The costate P and the velocity f have shape (*batch, tokens, width); row j belongs to token j.
@@ -82,12 +81,12 @@ class Supremum(abc.ABC):
     """
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def words(self) -> str:
         """A formula of the set, and of the running cost if there is one."""
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def verdict(self) -> Posedness:
         """Whether H is finite, and under which assumption. With eps > 0 a norm approaches its H but
         does not attain it.
@@ -100,21 +99,21 @@ class Supremum(abc.ABC):
         """
         return None
 
-    @abc.abstractmethod
+    @abstractmethod
     def check(self, P: Tensor) -> None:
         """Raises ConfigError if the costate P is not finite or does not fit the set."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def support(self, P: TokenRows) -> PerBatch:
         """H(P)."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def maximizer(self, P: TokenRows) -> TokenRows:
         """A velocity of the closed set that attains H(P). If several do, the set's rule selects
         one.
         """
 
-    @abc.abstractmethod
+    @abstractmethod
     def ties(self, P: TokenRows) -> TokenMask:
         """The tokens for which more than one velocity attains H(P)."""
 
@@ -122,9 +121,9 @@ class Supremum(abc.ABC):
         """Whether trained gains have more than one optimum. Then the velocity of every token ties,
         but ascents still apply.
         """
-        return torch.zeros(P.shape[:-2], dtype=torch.bool, device=P.device)
+        return no_ties(P[..., 0])
 
-    @abc.abstractmethod
+    @abstractmethod
     def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
         """The larger of the feasibility and the stationarity residual at f, with the best
         multipliers; dimensionless, 0 at a maximiser.
@@ -134,7 +133,7 @@ class Supremum(abc.ABC):
         """The factor by which `kkt` magnifies the rounding of velocities f."""
         return 1.0
 
-    @abc.abstractmethod
+    @abstractmethod
     def chart(self, P: UnbatchedRows) -> Chart:
         """The same problem in free coordinates, evaluated through the model's own modules.
         Certificates climb on it.
@@ -165,7 +164,7 @@ class Supremum(abc.ABC):
 class AdmissibleSet(Supremum):
     """A supremum over a set of velocities."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def residual(self, f: TokenRows) -> PerBatch:
         """The distance of f from the set, as a dimensionless violation of its equations; 0 on the
         set.
@@ -175,7 +174,7 @@ class AdmissibleSet(Supremum):
 class VelocitySet(AdmissibleSet):
     """An admissible set without running cost, with its metric projection."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def nearest(self, y: TokenRows) -> TokenRows:
         """argmin over the set of |f - y|."""
 
@@ -185,7 +184,7 @@ class VelocitySet(AdmissibleSet):
         """
         return no_ties(y)
 
-    @abc.abstractmethod
+    @abstractmethod
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         """The KKT residual of f for -<P, f> - kinetic/2 |f|^2 over the set."""
 
@@ -216,7 +215,7 @@ def check_costate(
             raise ConfigError(
                 f"the {what} has {name} {have}, the admissible set {want}: take both from one model and text, in one dtype"
             )
-    if not bool(torch.isfinite(P).all()):
+    if not torch.isfinite(P).all():
         raise ConfigError(
             f"the {what} has entries that are not finite, and H is defined for finite ones: look for the layer that overflowed"
         )

@@ -6,8 +6,8 @@ gradient.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -52,7 +52,7 @@ def free(z: Tensor, f: Tensor) -> float:
     return 0.0
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Gains:
     """A norm's present gains and offsets, whether the offsets are trained, and the velocity of a
     raw output under other gains and offsets.
@@ -66,7 +66,7 @@ class Gains:
     velocity: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Chart:
     """Maximise -<P, f> - cost(z, f) over z, f = velocity(z). Problems stand side by side; `axes`
     are those of one problem in z.
@@ -116,7 +116,7 @@ class Chart:
             parts: Tensor = x.unflatten(-1, (self.parts, -1))
             return parts
 
-        return dataclasses.replace(
+        return replace(
             self,
             P=split(self.P),
             shape=(*self.shape[:-1], self.parts, self.shape[-1] // self.parts),
@@ -126,7 +126,7 @@ class Chart:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Ascent:
     """The best payoff found for each problem, its coordinates z, and the number of steps of the
     slowest problem.
@@ -160,7 +160,7 @@ def ascend(payoff: Map, start: AnyShape, axes: tuple[int, ...], project: Map = i
         probe = project(z + unit * gradient) - z
         scale = torch.maximum(best.abs(), SMALL * best.abs().mean()).reshape(size.shape)
         active = inner(probe, probe).sqrt() * slope > eps**0.5 * scale
-        if not bool(active.any()):
+        if not active.any():
             break
         curvature = inner(move, fall)
         secant = inner(move, move) / curvature if taken % 2 else curvature / inner(fall, fall)
@@ -177,7 +177,7 @@ def ascend(payoff: Map, start: AnyShape, axes: tuple[int, ...], project: Map = i
     return Ascent(best, at, taken)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class BoundedAscent:
     """max of `payoff`(R, z) over |W| <= `most` R for growing R, |W| = `size`(z), by ascents of at
     most `steps`.

@@ -21,10 +21,10 @@ finite steps it is only approximate.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,11 +35,9 @@ from ctrans.control.costate import Costate, costate, places
 from ctrans.control.last_map import projected_field
 from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.norm import Norm
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Model, SegmentCallback
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 Parameters = dict[str, Tensor]
 
@@ -49,7 +47,7 @@ STARTS = 2
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Attained:
     """One entry per segment of the discrete model. Sums run over all tokens; P holds the mean over
     data. Every field suits JSON.
@@ -113,8 +111,8 @@ def attained(
         raise ConfigError("weights on demand are loaded for one pass and cannot be trained: load the whole model")
     found = costate(model, tokens, targets)
     decays = (weight_decay * decay_gains, weight_decay)
-    where: dict[str, Any] = places(model.depth)
-    figures = [field.name for field in dataclasses.fields(Attained) if field.name not in ("loss", *where)]
+    where = places(model.depth)
+    figures = [field.name for field in fields(Attained) if field.name not in ("loss", *where)]
     steps = []
     for k, (sublayer, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
         step = StepAt.of(sublayer, found, k, h, decays)
@@ -128,7 +126,7 @@ ENTERING = ("state_norm.", "residual.mix")
 """Parameters of a sublayer that its velocity does not depend on."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StepAt:
     """A sublayer at its input X with the gradient P at X + h r, and the gradient of h <P, r> in
     each parameter.
@@ -148,7 +146,7 @@ class StepAt:
             p = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1](p)[0]
         return cls(sublayer, x, p, h, decays)
 
-    @functools.cached_property
+    @cached_property
     def velocity(self) -> Tensor:
         made: Tensor = self.sublayer(self.x)
         return made
@@ -161,24 +159,24 @@ class StepAt:
     def size(self) -> float:
         return self.h * float(self.p.norm() * self.velocity.norm()) or 1.0
 
-    @functools.cached_property
+    @cached_property
     def parameters(self) -> Parameters:
         """The parameters that the raw velocity depends on."""
         names = [name for name, _ in self.sublayer.named_parameters() if not name.startswith(ENTERING)]
         return {name: self.sublayer.get_parameter(name).detach() for name in names}
 
-    @functools.cached_property
+    @cached_property
     def gradients(self) -> Parameters:
         """dL/dtheta of this step's parameters."""
         pull: Callable[[Tensor], tuple[Parameters]] = torch.func.vjp(self._made_by, self.parameters)[1]
         return pull(self.h * self.p)[0]
 
-    @functools.cached_property
+    @cached_property
     def last(self) -> Parameters:
         """The last factor by name, in which the velocity is linear: gains and offsets, the last
         linear map, or steps by channel.
         """
-        norm: Norm | None = self.sublayer.output_norm
+        norm = self.sublayer.output_norm
         if self.sublayer.image is not None:
             return {name: value for name, value in self.parameters.items() if name == "residual.gain"}
         if norm is not None:

@@ -4,9 +4,9 @@ the model's own modules.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,7 @@ from ctrans.control.tangent import LinearSpace
 from ctrans.norm import NORMS, Norm
 from ctrans.option import Count, Seed
 from ctrans.shapes import UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import look_up
+from solvers import ConfigError, checked, look_up
 
 LINEAR, SATURATED = 0.01, 0.05
 """Allowed error of a growth exponent: LINEAR from 1 where H is infinite or gains are trained too,
@@ -41,7 +39,7 @@ VALUES = frozenset({"hamiltonian", "scale", "best", "values", "base", "limit", "
 """The fields of evidence that are proportional to the costate."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Certificate:
     """A verdict at one costate with its evidence, in plain numbers (`dataclasses.asdict`). H is inf
     if degenerate.
@@ -191,19 +189,19 @@ def certify(
     last_map = None
     if features is not None and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
-        last_map = Features(features) if bool(features.any()) else None
+        last_map = Features(features) if features.any() else None
     if isinstance(admissible, LinearSpace) and value == math.inf:
         bound = last_map or Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
-        return dataclasses.replace(summary, growth=grown, witness=witness(admissible, P))
+        return replace(summary, growth=grown, witness=witness(admissible, P))
     best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
     # H of velocities that all are 0: their rounding counts against velocities of 1
     scale = admissible.scale(P) or float(P.abs().max())
     # if the problem of a token splits, some of its parts may tie and others not
-    idle = bool(ties.all()) if chart.parts == 1 else not bool(P.any())
-    still = idle and not bool(admissible.gains_tie(P))
+    idle = bool(ties.all()) if chart.parts == 1 else not P.any()
+    still = idle and not admissible.gains_tie(P)
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
-    summary = dataclasses.replace(
+    summary = replace(
         summary,
         scale=scale,
         kkt=float(admissible.kkt(P, best)),
@@ -214,11 +212,11 @@ def certify(
     if last_map is None or idle:
         return summary
     moved = last_map.h.any(-1)
-    if bool(moved.all()) or not undefined_at_zero(admissible):
+    if moved.all() or not undefined_at_zero(admissible):
         return _with_weights(summary, admissible, P, last_map, likely, pairs, generator)
     rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
     names = ("weights", "growth", "gained", "gain_slope")
-    return dataclasses.replace(summary, **{name: getattr(rest, name) for name in names})
+    return replace(summary, **{name: getattr(rest, name) for name in names})
 
 
 def _out_of_range(admissible: Supremum, P: Tensor) -> int:
@@ -242,14 +240,14 @@ def _times(P: Tensor, exponent: int) -> Tensor:
 def _scaled(evidence: Any, exponent: int) -> Any:
     """The evidence with each value of H * 2^exponent."""
     scaled = {}
-    for field in dataclasses.fields(evidence):
+    for field in fields(evidence):
         value = getattr(evidence, field.name)
-        if dataclasses.is_dataclass(value):
+        if is_dataclass(value):
             scaled[field.name] = _scaled(value, exponent)
         elif field.name in VALUES and value is not None:
             each = [number * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2) for number in np.atleast_1d(value)]
             scaled[field.name] = tuple(map(float, each)) if isinstance(value, tuple) else float(each[0])
-    return dataclasses.replace(evidence, **scaled)
+    return replace(evidence, **scaled)
 
 
 def _with_weights(
@@ -267,17 +265,17 @@ def _with_weights(
     chart, value, scale = admissible.chart(P), summary.hamiltonian, summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, SphereImage):
-        weights = dataclasses.replace(weights, proven=share_of(gap_of_rank(admissible.norm, P, last_map), scale))
+        weights = replace(weights, proven=share_of(gap_of_rank(admissible.norm, P, last_map), scale))
     limit = value + math.sqrt(summary.eps) * (scale or 1.0)
     best = admissible.maximizer(P)
     found = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
-    grown = dataclasses.replace(found, limit=limit)
-    summary = dataclasses.replace(summary, weights=weights, growth=grown)
+    grown = replace(found, limit=limit)
+    summary = replace(summary, weights=weights, growth=grown)
     slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
     if slope is None or slope.lower == 0:
         return summary
     gained = gained_growth(chart, last_map, best, likely, generator)
-    return dataclasses.replace(summary, gained=gained, gain_slope=slope)
+    return replace(summary, gained=gained, gain_slope=slope)
 
 
 def undefined_at_zero(admissible: Supremum) -> bool:

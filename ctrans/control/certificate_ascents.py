@@ -5,8 +5,8 @@ They do not use the closed form. A certificate compares their result with H.
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,7 +31,7 @@ bound wherever it stops.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class VelocityAscent:
     """The best -<P, f> - cost(f) found over velocities, through the model's own modules with their
     eps.
@@ -49,7 +49,7 @@ class VelocityAscent:
     steps: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class WeightAscent:
     """The best -<P, f> - cost(f) found over weights W of the last linear map; the placement makes f
     of h W'.

@@ -27,13 +27,9 @@ from ctrans.walk import (
     value_and_pullback,
     walk,
 )
-from solvers import ConfigError, Method, Segment, SolveError, Stats, Status, solve
-from solvers.checked import checked
-from solvers.errors import unknown
+from solvers import ADVICE, ConfigError, Map, Method, Segment, SolveError, Stats, Status, checked, solve, unknown
 from solvers.request import check_solver
 from solvers.run import finite
-from solvers.segment import Map
-from solvers.solution import ADVICE
 
 Point = tuple[Tensor, Tensor]
 """(X, P): a hidden state and its costate."""

@@ -26,9 +26,9 @@ at the given P and X, and for fixed attention rows, input gains and biases:
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -39,8 +39,7 @@ from ctrans.control.ascent import BoundedAscent, ascend, noise
 from ctrans.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.shapes import SequenceRows, UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 STARTS = 16
 """Random directions of a unit, in addition to those along which X and P have most in common."""
@@ -62,7 +61,7 @@ because small inputs gain.
 """
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ValuePath:
     """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h.
 
@@ -100,7 +99,7 @@ class ValuePath:
         return tuple(range(len(self.mixed))) if self.groups is None else self.groups
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class UnitsPath:
     """f = phi(X W_1')W_2': units a phi(<w, x>)."""
 
@@ -147,7 +146,7 @@ Path = ValuePath | UnitsPath
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Climb:
     """The best -<P, f> - decay/2 |factors|^2 found over both factors with |factors| <= R, for
     growing R.
@@ -158,7 +157,7 @@ class Climb:
     values: tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DecayThreshold:
     """dt lam* of one or several segments: H is infinite for a penalty below it, and zero (finite if
     not `homogeneous`) above it.
@@ -251,7 +250,7 @@ def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
     The ascents are those of the segment with the largest `lower`.
     """
     top = max(thresholds, key=lambda each: each.lower)
-    return dataclasses.replace(
+    return replace(
         top,
         upper=max(each.upper for each in thresholds),
         bias=max(each.bias for each in thresholds),
@@ -268,7 +267,7 @@ def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> De
             break
         # the gradient at zero is zero: an ascent that ended there is repeated from another start
         below = climb_factors(path, P, BELOW * threshold.lower, seed)
-    return dataclasses.replace(threshold, below=below, above=above)
+    return replace(threshold, below=below, above=above)
 
 
 @torch.no_grad()

@@ -6,10 +6,10 @@ eps > 0 they fill its inside (`EllipsoidHull`), which matters only if velocities
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,7 @@ from ctrans.control.norm_image import NormImage
 from ctrans.control.trust_region import in_ball, on_sphere
 from ctrans.norm import GroupRMSNorm, SphereNorm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 CLOSENESS = 1e-11
 """A norm with eps keeps |u|^2 below d by a share eps/variance. Ascents begin at inputs where it is
@@ -36,7 +35,7 @@ output.
 """
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SphereImage(NormImage):
     """{beta + gamma * u : |u|^2 = d, C u = u} for each token: H(P) = sum_j sqrt(d) |C(gamma * p_j)|
     - <p_j, beta>.
@@ -163,7 +162,7 @@ class SphereImage(NormImage):
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Ellipsoid(SphereImage):
     """{f : |Gamma^-1 (f_j - beta)|^2 = d}, RMSNorm's image: H(P) = sum_j sqrt(d) |gamma * p_j|
     (Kan, eq. 87 and 99).
@@ -177,7 +176,7 @@ class Ellipsoid(SphereImage):
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class EllipsoidSlice(SphereImage):
     """{f : |Gamma^-1 (f_j - beta)|^2 = d, 1' Gamma^-1 (f_j - beta) = 0}, LayerNorm's image (Kan,
     Lemma 1, corrected).
@@ -189,7 +188,7 @@ class EllipsoidSlice(SphereImage):
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class EllipsoidHull(SphereImage):
     """{beta + gamma * u : |u|^2 <= d, C u = u} for each token: the closure of the outputs of a norm
     with eps > 0; convex.
@@ -237,9 +236,7 @@ class EllipsoidHull(SphereImage):
         reach as the surface.
         """
         norm, chart = self.norm, super().chart(P)
-        return dataclasses.replace(
-            chart, degree=None, velocity=lambda u: norm(norm.preimage(u)), project=self._into_ball, spread=1.0
-        )
+        return replace(chart, degree=None, velocity=lambda u: norm(norm.preimage(u)), project=self._into_ball, spread=1.0)
 
     def _into_ball(self, u: Tensor) -> Tensor:
         largest = 1 - max(CLOSENESS, rounding_of(u))
@@ -247,7 +244,7 @@ class EllipsoidHull(SphereImage):
         return u / (u.square().mean(-1, keepdim=True) / largest).clamp_min(1).sqrt()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class EllipsoidProduct(NormImage):
     """{f : |f_jg/gamma_g|^2 = m for each group g of m channels}: H(P) = sum_j sum_g sqrt(m)
     |gamma_g * p_jg|.
@@ -337,7 +334,7 @@ class EllipsoidProduct(NormImage):
             return lambda u: torch.cat([each(part) for each, part in zip(maps, self._split(u), strict=True)], -1)
 
         velocity, project = by_group([each.velocity for each in charts]), by_group([each.project for each in charts])
-        return dataclasses.replace(chart, degree=None, velocity=velocity, project=project, spread=1.0)
+        return replace(chart, degree=None, velocity=velocity, project=project, spread=1.0)
 
     def _each(self, method: str, *rows: Tensor, **options: float) -> list[Any]:
         """The results of a method of each factor for its own channels of the rows."""

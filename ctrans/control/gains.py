@@ -25,7 +25,7 @@ from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length
 from ctrans.control.ascent import noise
 from ctrans.norm import Norm, SphereNorm
 from ctrans.shapes import BatchMask, PerBatch, TokenRows, UnbatchedRows, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 STARTS = 32
 """Random starts for LayerNorm, whose sum has local maxima, in addition to gamma_i = |p_i|, p_i
@@ -85,7 +85,7 @@ def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
     # a token without length has its own bound: |w_j| <= |p_j|_inf, as |gamma| = 1
     seen = lengths > rounding_of(P) * lengths.amax()
     top = float(torch.linalg.eigvalsh(_form(norm, P[seen], lengths[seen]))[-1].clamp_min(0))
-    unseen = float(P[~seen].abs().amax(-1).sum()) if bool((~seen).any()) else 0.0
+    unseen = float(P[~seen].abs().amax(-1).sum()) if (~seen).any() else 0.0
     above = math.sqrt(norm.width) * (math.sqrt(top * float(lengths[seen].sum())) + unseen)
     return GainSlope(gain, offset, math.hypot(gain, offset), math.hypot(max(gain, above), offset))
 
@@ -136,7 +136,7 @@ def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]
         curvature = off @ curvature @ off + value[..., None, None] * (eye - off)
         values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
         flat = values[..., 0] <= eps**FLAT * value
-        if bool((length(tangent) <= ROUNDING * eps * value).all()):
+        if (length(tangent) <= ROUNDING * eps * value).all():
             break
         softest = (ROUNDING * eps * value).unsqueeze(-1)
         climb = (vectors @ ratio(vectors.mT @ tangent.unsqueeze(-1), values.abs().maximum(softest).unsqueeze(-1))).squeeze(-1)

@@ -4,9 +4,9 @@ well-posed.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -51,7 +51,7 @@ smaller bound.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Growth:
     """The best -<P, f> - cost(f) found within |W|_F <= R for growing R, and the k of value - base ~
     R^k at the largest R.
@@ -66,7 +66,7 @@ class Growth:
     limit: float = math.inf
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Witness:
     """-<P, f_R> along f_R = -R p/|p|, p the projection of P on a degenerate set. `residual` is the
     distance of the f_R from it.
@@ -162,7 +162,7 @@ def exponent(radii: PerRadius, values: PerRadius) -> float:
     0.
     """
     radii, values = radii[-FITTED:], values[-FITTED:].abs()
-    if not bool(values.all()):
+    if not values.all():
         return 0.0
     x, y = radii.log(), values.log()
     x = x - x.mean()

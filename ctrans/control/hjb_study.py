@@ -4,8 +4,8 @@ balls.
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -27,7 +27,7 @@ cover.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class NearestTarget:
     """G(x) = min_k |x - a_k|: the distance to the nearest target, as for steering tokens to their
     classes.
@@ -39,7 +39,7 @@ class NearestTarget:
         return length(x.unsqueeze(-2) - x.new_tensor(self.targets)).amin(-1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PDEStudy:
     """The result of `pde_study`; `ctrans.report.hjb_figure.draw` draws it.
 

@@ -14,9 +14,9 @@ The module minimises G over many affine images of the unit ball at once, in thre
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -43,7 +43,7 @@ ROWS = 2048
 """Number of states that are minimised at once: keeps the samples of a piece near the cache."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BallImage:
     """V = {c + M w : |w| <= 1}, a set of velocities of one token: an ellipsoid, a flat one, or a
     ball.
@@ -130,7 +130,7 @@ STRIDE = 0.1
 SEARCH_RADIUS, SEARCH_STEPS = 0.05, 400
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Problems:
     """g_k(w) = G(z_k + A w) for many base points z_k: functions on the unit ball, minimised in
     parallel.
@@ -154,7 +154,7 @@ class Problems:
 
     def of(self, rows: Tensor) -> Problems:
         """The problems of these rows."""
-        return dataclasses.replace(self, base=self.base[rows])
+        return replace(self, base=self.base[rows])
 
 
 def finite_values(cost: Terminal, x: Vectors) -> PerBatch:
@@ -164,7 +164,7 @@ def finite_values(cost: Terminal, x: Vectors) -> PerBatch:
         raise ConfigError(
             f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}: it must reduce the last axis only"
         )
-    if not bool(torch.isfinite(values).all()):
+    if not torch.isfinite(values).all():
         raise ConfigError(
             "the terminal cost is not finite at some of the states: give a G that is finite wherever a token can get"
         )

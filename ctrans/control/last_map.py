@@ -5,8 +5,8 @@ decay of their own.
 from __future__ import annotations
 
 import abc
-import dataclasses
-import functools
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -30,8 +30,7 @@ from ctrans.fields import HasOutputProjection
 from ctrans.fields.scaled_linear import scaled_parts
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 FeatureRows = Float[Tensor, "*batch tokens features"]
 """h, the input of the last linear map."""
@@ -43,7 +42,7 @@ WeightRows = Float[Tensor, "*batch rank width"]
 """z of weights, see `Features`."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Features:
     """h, the input of the last linear map, of shape (*batch, tokens, features), and its
     decomposition h = U S V'.
@@ -58,7 +57,7 @@ class Features:
     def __post_init__(self) -> None:
         check_costate(self.h, what="feature matrix")
 
-    @functools.cached_property
+    @cached_property
     def svd(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """U, S, S^+ and V', with S and S^+ as columns, cut to the largest rank in the batch.
         Entries that are 0 to rounding are 0 in both.
@@ -103,7 +102,7 @@ class Features:
         return Chart(P, (self.svd[1].shape[-2], P.shape[-1]), self.velocity, axes=(-2, -1))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LastMap(AdmissibleSet):
     """Velocities f = h W' of the last linear map at fixed features h. Each batch element has its
     own weights.
@@ -117,7 +116,7 @@ class LastMap(AdmissibleSet):
 
     features: FeatureRows
 
-    @functools.cached_property
+    @cached_property
     def map(self) -> Features:
         """The features with their decomposition."""
         return Features(self.features)
@@ -142,7 +141,7 @@ class LastMap(AdmissibleSet):
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class FrobeniusBall(LastMap, VelocitySet):
     """{h W' : |W|_F <= R}: H(P) = R |h'P|_F, attained by W* = -R P'h/|h'P|_F.
 
@@ -195,14 +194,14 @@ class FrobeniusBall(LastMap, VelocitySet):
 
     def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
-        return dataclasses.replace(self.map.chart(P), project=self._into_ball, spread=self.radius)
+        return replace(self.map.chart(P), project=self._into_ball, spread=self.radius)
 
     def _into_ball(self, z: Tensor) -> Tensor:
         return z / (frobenius(z) / self.radius).clamp_min(1)
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class LastMapDecay(LastMap):
     """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* =
     -P'h/lam alone.
@@ -243,7 +242,7 @@ class LastMapDecay(LastMap):
 
     def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
-        return dataclasses.replace(self.map.chart(P), cost=self._cost)
+        return replace(self.map.chart(P), cost=self._cost)
 
     def _cost(self, z: Tensor, f: Tensor) -> Tensor:
         return self.last_map_decay / 2 * z.square().sum((-2, -1))

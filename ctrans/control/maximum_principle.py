@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from ctrans.control.set_of_placement import admissible_set
 from ctrans.depth import Depth
 from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import unknown
+from solvers import ConfigError, checked, unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +102,7 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
             continue
         pointwise = MEASURES[name](sublayer, p, v)
         readings.append(pointwise._replace(velocity_norm=float(v.norm()), product=float((p * v).sum())))
-    columns: dict[str, Any] = {name: [getattr(each, name) for each in readings] for name in PointwiseReading._fields}
+    columns = {name: [getattr(each, name) for each in readings] for name in PointwiseReading._fields}
     return MaximumPrinciple(
         form=costate.form,
         loss=costate.loss,
@@ -135,7 +133,7 @@ def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> Pointw
 def _against_costate(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
     size = p.norm() * v.norm()
     bounded = sublayer.placement.output_norm or sublayer.image is not None
-    h = None if bounded else math.inf if bool(p.any()) else 0.0  # a finite H is not part of this measure; H(0) = 0
+    h = None if bounded else math.inf if p.any() else 0.0  # a finite H is not part of this measure; H(0) = 0
     return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 

@@ -4,7 +4,7 @@ of a text.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ctrans.walk import Model, SegmentCallback
 from solvers import ConfigError, SolveError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ModelCheck:
     """The certificates of a model's segments. Every field suits JSON.
 
@@ -41,7 +41,7 @@ class ModelCheck:
     segments: tuple[SegmentCheck, ...]
     form: str = "continuous"
     instead: str | None = None
-    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def largest(self) -> SegmentCheck:
@@ -171,7 +171,7 @@ def check_model(
             )
             if discrete is not None and (norm := sublayer.state_norm) is not None and norm.has_tangent and sublayer.image is None:
                 step = check_step(sublayer, discrete.states[k], discrete.costates[k + 1], dt, regularization)
-                segment = dataclasses.replace(segment, step=step)
+                segment = replace(segment, step=step)
             segments.append(segment)
         except (ConfigError, SolveError) as error:
             failed[f"segment {k} ({sublayer.kind})"] = error
@@ -203,5 +203,5 @@ def _with_factor_ascents(check: ModelCheck, depth: Depth, found: Costate) -> Mod
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
     P = dt * sublayer.gain * raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
     climbed = with_evidence(top.training_threshold, path_of(sublayer.field, sublayer.given(x)), P)
-    segments = (dataclasses.replace(top, training_threshold=climbed) if each is top else each for each in check.segments)
-    return dataclasses.replace(check, segments=tuple(segments))
+    segments = (replace(top, training_threshold=climbed) if each is top else each for each in check.segments)
+    return replace(check, segments=tuple(segments))

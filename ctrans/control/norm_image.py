@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class NormImage(VelocitySet):
     def magnification(self, f: UnbatchedRows) -> float:
         """The largest (|f_i| + |beta_i|)/|gamma_i|: u = (f - beta)/gamma has entries of about 1."""
         seen = self.norm.gamma != 0
-        return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if bool(seen.any()) else 1.0
+        return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if seen.any() else 1.0
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Raw outputs x, through the module itself."""
@@ -104,11 +104,11 @@ class NormImage(VelocitySet):
         return identity
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def spread(self) -> float:
         """The standard deviation of random inputs from which ascents begin."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def input(self, f: UnbatchedRows) -> UnbatchedRows:
         """x with norm(x) = f, approximately if no input has exactly that, and so large that eps
         does not matter.

@@ -26,7 +26,7 @@ from ctrans.control.admissible import length, rounding_of
 from ctrans.control.last_map import Features
 from ctrans.norm import SphereNorm
 from ctrans.shapes import UnbatchedRows
-from solvers.checked import checked
+from solvers import checked
 
 SUBSETS = 8
 """Number of thresholds on |w_j|. More tokens lack more features, but the smallest |w_j| decides."""
@@ -53,8 +53,9 @@ def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float
 def _least_loss(w: Tensor, lengths: Tensor, basis: Tensor) -> float:
     """min_j |w_j|/(G^-1)_jj of these tokens; 0 if G is singular to rounding."""
     n = len(w)
-    inside = torch.linalg.qr(basis).Q if basis.shape[-1] <= n else torch.eye(n, dtype=w.dtype, device=w.device)
-    off = torch.eye(n, dtype=w.dtype, device=w.device) - inside @ inside.mT
+    eye = torch.eye(n, dtype=w.dtype, device=w.device)
+    inside = torch.linalg.qr(basis).Q if basis.shape[-1] <= n else eye
+    off = eye - inside @ inside.mT
     best = w / lengths.unsqueeze(-1)
     values, vectors = torch.linalg.eigh(off * (best @ best.mT))
     if float(values[0]) <= n * rounding_of(w):

@@ -4,9 +4,9 @@ weights.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,14 +19,13 @@ from ctrans.control.sets_by_norm import image_of
 from ctrans.norm import Norm
 from ctrans.option import Range
 from ctrans.shapes import BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 RUNNING_COSTS = Range(1e-12, 1e12, "a positive number from 1e-12 to 1e+12")
 """H is about |P|^2/lam. Outside these limits rounding decides whether evidence holds."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Regularization:
     """Costs lam/2 times a square; each field is lam, or None.
 
@@ -55,7 +54,7 @@ class Regularization:
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class KineticCost(AdmissibleSet):
     """H(P) = max over f in a set of -<P, f> - lam/2 |f|^2, attained at the point of the set nearest
     to -P/lam.
@@ -113,11 +112,11 @@ class KineticCost(AdmissibleSet):
 
     def chart(self, P: UnbatchedRows) -> Chart:
         chart = self.velocities.chart(P)
-        return dataclasses.replace(chart, cost=lambda z, f: self.kinetic / 2 * f.square().sum(chart.axes))
+        return replace(chart, cost=lambda z, f: self.kinetic / 2 * f.square().sum(chart.axes))
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class GainDecay(Supremum):
     """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j in
     the norm's image before gains.

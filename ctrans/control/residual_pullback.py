@@ -8,7 +8,7 @@ without decay (`residual-gain` in THEORY.md).
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -47,12 +47,12 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     its W is 0.
     """
     gains = sublayer.residual.gains
-    if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or bool((gains != 0).all()):
+    if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or (gains != 0).all():
         return None
     return gains.detach() != 0
 
 
-def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool = False) -> VelocitySet:
+def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool) -> VelocitySet:
     """The possible states after a step from X, on the norm around the state; with its inside for a
     `kinetic` cost.
     """
@@ -125,7 +125,7 @@ def assuming_bounded_gains(sublayer: Sublayer, certificate: Certificate) -> Cert
     """
     if certificate.verdict != "well-posed" or not has_unbounded_gains(sublayer):
         return certificate
-    return dataclasses.replace(certificate, verdict=verdict_of(True, bounded_gains=True))
+    return replace(certificate, verdict=verdict_of(True, bounded_gains=True))
 
 
 def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None:
@@ -173,6 +173,6 @@ def certify_towards_image(
     found = certify(image_of(norm), q, features=features)
     offset = float((q * x).sum())
     ceiling = None if found.ceiling is None else found.ceiling + offset
-    velocities = found.velocities and dataclasses.replace(found.velocities, best=found.velocities.best + offset)
+    velocities = found.velocities and replace(found.velocities, best=found.velocities.best + offset)
     words = f"{residual.words}, f in: {found.words}"
-    return dataclasses.replace(found, hamiltonian=found.hamiltonian + offset, velocities=velocities, ceiling=ceiling, words=words)
+    return replace(found, hamiltonian=found.hamiltonian + offset, velocities=velocities, ceiling=ceiling, words=words)

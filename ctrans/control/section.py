@@ -7,9 +7,9 @@ In these channels the sum X + dt g * f keeps X's entries for every f. Source: ct
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,7 +27,7 @@ NO_DIRECTION = 1e-6
 """A shorter remainder of a unit vector is rounding."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TangentSection(TangentSpace):
     """{T S f}, T the projection on the tangent space at X and S that on the `active` channels: H(P)
     = 0 if S T'P = 0.
@@ -43,7 +43,7 @@ class TangentSection(TangentSpace):
     def words(self) -> str:
         return f"{super().words}, made by {int(self.active.sum())} of {self.norm.width} channels"
 
-    @functools.cached_property
+    @cached_property
     def _normals(self) -> Float[Tensor, "*batch tokens width directions"]:
         """Orthonormal, or 0, columns that span the orthogonal complement of the section."""
         normals = self.norm.normals(self.state).detach()
@@ -64,7 +64,7 @@ class TangentSection(TangentSpace):
         return super()._velocity(torch.where(self.active, raw, 0.0))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SectionImage(AtState):
     """{N(y) : y_i = X_i in the inactive channels}: its closure is half a sphere of one dimension
     more than the active channels make.
@@ -85,7 +85,7 @@ class SectionImage(AtState):
     def verdict(self) -> Posedness:
         return image_of(self.norm).verdict
 
-    @functools.cached_property
+    @cached_property
     def _basis(self) -> Float[Tensor, "width rank"]:
         made = self.norm.centre(torch.eye(self.norm.width).to(self.norm.gamma)[self.active]).mT
         found = torch.linalg.svd(made, full_matrices=False)
@@ -93,7 +93,7 @@ class SectionImage(AtState):
         kept: Tensor = found.U[:, rounding < found.S]
         return kept
 
-    @functools.cached_property
+    @cached_property
     def _rest(self) -> tuple[TokenRows, Float[Tensor, "*batch tokens 1"]]:
         """r and (|r|^2 + d eps)^(1/2)."""
         centred = self.norm.centre(self.state)
@@ -110,8 +110,7 @@ class SectionImage(AtState):
 
     def _slope(self, P: Tensor) -> Tensor:
         """(a, b) of q = -gamma * P."""
-        slope: Tensor = ((-self.norm.gamma * P).unsqueeze(-2) @ self._frame).squeeze(-2)
-        return slope
+        return ((-self.norm.gamma * P).unsqueeze(-2) @ self._frame).squeeze(-2)
 
     def _uphill(self, P: Tensor) -> Tensor:
         """(a, max(0, b)): H is sqrt(d) times its length, less <p, beta>."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SegmentCheck:
     """The certificate of one segment at its start. Norms and sums run over all tokens of the batch.
 
@@ -151,7 +151,7 @@ def check_segment(
     if sublayer.output_norm is not None:
         norm = sublayer.output_norm
     if regularization.kinetic is not None:
-        regularization = dataclasses.replace(regularization, kinetic=regularization.kinetic * cost_factor(sublayer))
+        regularization = replace(regularization, kinetic=regularization.kinetic * cost_factor(sublayer))
     admissible = admissible_at(norm, sublayer.placement, x, h, regularization, active_channels(sublayer))
     pulled = raw_costate(sublayer, admissible, p) if isinstance(admissible, LinearSpace) else None
     slope = None if pulled is None else float((h.mT @ pulled).norm())
@@ -160,10 +160,10 @@ def check_segment(
         slope = float(pulled.norm())
     certificate = certify(admissible, p, features=None if blind else h)
     if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
-        certificate = dataclasses.replace(certificate, growth=decayed_growth(admissible, p))
+        certificate = replace(certificate, growth=decayed_growth(admissible, p))
     certificate, factor = assuming_bounded_gains(sublayer, certificate), factor_formula(sublayer)
     if factor is not None:
-        certificate = dataclasses.replace(certificate, words=f"{factor}, {certificate.words}")
+        certificate = replace(certificate, words=f"{factor}, {certificate.words}")
     return SegmentCheck(
         segment=segment,
         kind=sublayer.kind,

@@ -17,8 +17,7 @@ from ctrans.control.tangent import TangentSpace, WholeSpace
 from ctrans.norm import Norm
 from ctrans.placement import Placement, get_placement
 from ctrans.shapes import TokenRows
-from solvers import ConfigError
-from solvers.checked import Finite, checked
+from solvers import ConfigError, Finite, checked
 
 Given = TypeVar("Given")
 

@@ -9,7 +9,7 @@ from ctrans.control.box import Box
 from ctrans.control.ellipsoid import Ellipsoid, EllipsoidProduct, EllipsoidSlice
 from ctrans.control.norm_image import NormImage
 from ctrans.norm import Norm
-from solvers.errors import look_up
+from solvers import look_up
 
 IMAGES: dict[str, Callable[..., NormImage]] = {
     "ellipsoid": Ellipsoid,

@@ -11,7 +11,7 @@ from torch import Tensor
 from ctrans.control.admissible import GainSlope, Posedness, VelocitySet, check_costate, check_positive
 from ctrans.control.ascent import Chart
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from solvers.checked import checked
+from solvers import checked
 
 
 @checked

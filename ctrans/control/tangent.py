@@ -4,10 +4,10 @@ cost H degenerates.
 
 from __future__ import annotations
 
-import abc
-import dataclasses
 import functools
 import math
+from abc import abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -17,8 +17,7 @@ from ctrans.control.admissible import Posedness, VelocitySet, check_costate, len
 from ctrans.control.ascent import Chart
 from ctrans.norm import Norm
 from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 
 class LinearSpace(VelocitySet):
@@ -30,11 +29,11 @@ class LinearSpace(VelocitySet):
     """
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def _trivial(self) -> bool:
         """Whether the space holds only f = 0."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def _velocity(self, raw: Tensor) -> Tensor:
         """The velocity of a sublayer's raw output."""
 
@@ -46,7 +45,7 @@ class LinearSpace(VelocitySet):
         return torch.where(self.ties(P).all(-1), 0.0, math.inf).to(P.dtype)
 
     def maximizer(self, P: TokenRows) -> TokenRows:
-        if not bool(self.ties(P).all()):
+        if not self.ties(P).all():
             raise ConfigError(
                 f"no velocity attains H(P) = +inf over the set of {self.words}: use `witness(P, R)` for velocities along "
                 "which -<P, f> grows, or make the problem well-posed with kinetic, weight_decay or radius"
@@ -97,7 +96,7 @@ class WholeSpace(LinearSpace):
         return raw
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AtState(VelocitySet):
     """A set that depends on the state X at which a norm acts."""
 
@@ -112,7 +111,7 @@ class AtState(VelocitySet):
 
 
 @checked
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TangentSpace(LinearSpace, AtState):
     """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the
     norm's image at X.
@@ -125,7 +124,7 @@ class TangentSpace(LinearSpace, AtState):
     def __post_init__(self) -> None:
         super().__post_init__()
         bad = self.norm.outside_domain(self.state)
-        if bool(bad.any()):
+        if bad.any():
             raise ConfigError(
                 f"{int(bad.sum())} tokens of the state are on no scaled copy of the norm's image, so nothing is tangent there: "
                 "pass a state that the norm has been applied to, or norm.retract(state)"

@@ -58,7 +58,7 @@ def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         for _ in range(NEWTON_STEPS):
             step = _newton_step(gaps, b, t, rounding)
             t = t + step
-            if bool((step <= rounding * t).all()):
+            if (step <= rounding * t).all():
                 break
         else:
             raise SolveError(f"the secular equation did not converge in {NEWTON_STEPS} Newton steps: use float64")

@@ -21,9 +21,7 @@ from ctrans.fields.query_key_norm import QK_NORMS
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count, Range
 from ctrans.shapes import AttentionRows, ByHead, SequenceRows, TokenRows
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import look_up, shown
+from solvers import ConfigError, checked, look_up, shown
 
 TEMPERATURES = Range(1e-12, 1e30, "a number from 1e-12 to 1e+30; 1 is the usual one")
 """Outside these limits scores over tau sqrt(d_h), or their derivatives, overflow or underflow in

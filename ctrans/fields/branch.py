@@ -4,7 +4,7 @@ if it has one.
 
 from __future__ import annotations
 
-import abc
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from ctrans.norm.norm import GainParameters
 from ctrans.option import Count
 from ctrans.shapes import PerChannel, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 
-class BranchGains(nn.Module, abc.ABC):
+class BranchGains(nn.Module, ABC):
     """gamma * u + beta after a norm without gains: N_i x = gamma_i * x_hat + beta_i for maps that
     share x_hat.
     """
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def gamma(self) -> PerChannel:
         """gamma."""
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def beta(self) -> PerChannel:
         """beta, or zeros if there is none."""
 

@@ -20,9 +20,7 @@ from ctrans.fields.protocols import (
     mixes_tokens,
 )
 from ctrans.option import Count, Seed
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import shown
+from solvers import ConfigError, checked, shown
 
 SIZES = (0.1, 1.0, 10.0)
 """Standard deviations of the entries of the test states."""

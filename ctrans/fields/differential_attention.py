@@ -14,8 +14,7 @@ from ctrans.fields.positions import later_tokens
 from ctrans.fields.protocols import TokenBound
 from ctrans.option import Count
 from ctrans.shapes import AttentionRows, ByHead, TokenRows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 FIRST_SHARE = 0.8
 """The initial lambda, as in the paper's deeper layers."""

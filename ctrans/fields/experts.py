@@ -20,8 +20,7 @@ from ctrans.fields.routing import EXPERTS, ROUTERS, ExpertOptions, Routing
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count
 from ctrans.shapes import Scalar, TokenRows, UnbatchedRows
-from solvers.checked import checked
-from solvers.errors import look_up
+from solvers import checked, look_up
 
 SCORES_SLOPE = math.sqrt(0.5)
 """abs(d(s_e - s_e')) <= sqrt(1/2) |dz|: softmax is 1/2-Lipschitz in the Euclidean norm, the sigmoid
@@ -61,7 +60,7 @@ class MixtureOfExperts(ProjectedMap):
     def __init__(
         self, width: Count, hidden: Count, *, options: ExpertOptions | None = None, activation: str = "gelu", bias: bool = True
     ):
-        options = ExpertOptions() if options is None else options
+        options = options or ExpertOptions()
         gate = EXPERTS[options.expert]
         total = hidden * (options.experts + options.shared_experts)
         super().__init__((2 if gate is None else 3) * width * total)

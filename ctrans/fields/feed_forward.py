@@ -18,9 +18,7 @@ from ctrans.fields.projected_map import ProjectedMap, scale_linear
 from ctrans.fields.protocols import Matrix, Role, Units
 from ctrans.option import Count
 from ctrans.shapes import TokenRows
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import look_up
+from solvers import ConfigError, checked, look_up
 
 MULTIPLE = 8
 """The default hidden width is a multiple of this."""

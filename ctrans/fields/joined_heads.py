@@ -16,9 +16,7 @@ from ctrans.fields.protocols import HeadMatrices, Matrix
 from ctrans.fields.spectral_norm import norm_of_product
 from ctrans.option import Count
 from ctrans.shapes import ByHead, TokenRows
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import look_up
+from solvers import ConfigError, checked, look_up
 
 
 @checked

@@ -19,7 +19,7 @@ from ctrans.fields.protocols import HeadMatrices, Matrix, TokenBound
 from ctrans.fields.spectral_norm import spectral_norm
 from ctrans.option import Count
 from ctrans.shapes import AttentionRows, ByHead, TokenRows
-from solvers.checked import checked
+from solvers import checked
 
 CHUNK = 64
 """Tokens whose weights are multiplied out. The tokens before them are one matrix of d_h x (d_h + 1)

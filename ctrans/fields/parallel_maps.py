@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ctrans.fields.branch import Branch, BranchGains
 from ctrans.fields.protocols import ExplainsUnsupported, ExposesWeights, HasBound, HasOutputProjection, Kind, Matrix, TokenBound
 from ctrans.shapes import TokenRows
-from solvers.checked import checked
+from solvers import checked
 
 
 @checked

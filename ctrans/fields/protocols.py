@@ -37,7 +37,7 @@ from ctrans.fields.activations import Activation
 from ctrans.fields.branch import Branch
 from ctrans.protocol import AsksTheInstance
 from ctrans.shapes import AttentionRows, Scalar, SequenceRows, TokenRows, WeightMatrix
-from solvers.checked import checked
+from solvers import checked
 
 OfHead = Float[Tensor, "head width"]
 """A map from the state to a head."""

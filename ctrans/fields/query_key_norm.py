@@ -24,7 +24,7 @@ class UnitLength(nn.Module):
         self.scale = None if scale is None else nn.Parameter(scale)
 
     def forward(self, x: ByHead) -> ByHead:
-        y: Tensor = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.eps)
+        y = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.eps)
         return y if self.scale is None else y * self.scale.view(-1, 1, 1)
 
 

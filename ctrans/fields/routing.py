@@ -4,8 +4,8 @@ of experts.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ PerExpert = Float[Tensor, "*batch experts"]
 """A number for each expert."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Router:
     """Scores s(z) in [0, 1] from the logits z = W_r x, the set S of the k experts with the largest
     s_e + b_e, and gates on S.
@@ -72,7 +72,7 @@ class Routing(NamedTuple):
     gates: PerExpert
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ExpertOptions:
     """Options of a mixture of experts. ConfigError names a wrong value and the fix.
 

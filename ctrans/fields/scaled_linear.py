@@ -31,7 +31,7 @@ class ScaledLinear(nn.Module):
 
     @property
     def bias(self) -> Float[Tensor, " out"] | None:
-        b: Tensor | None = self.linear.bias
+        b = self.linear.bias
         return None if b is None else self._scale.to(b) * b
 
     @property

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from solvers.checked import checked
+from solvers import checked
 
 EXACT = 1024
 """Up to this smaller side, the eigenvalues of the Gram matrix are computed."""

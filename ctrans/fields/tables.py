@@ -19,8 +19,7 @@ from ctrans.fields.linear_attention import GatedLinearAttention, LinearAttention
 from ctrans.fields.protocols import Kind
 from ctrans.fields.routing import ExpertOptions
 from ctrans.option import part_of
-from solvers import ConfigError
-from solvers.errors import look_up, shown
+from solvers import ConfigError, look_up, shown
 
 
 class MapSettings(AttentionOptions, ExpertOptions):

@@ -12,8 +12,7 @@ from torch import nn
 
 from ctrans.given_files import read_toml
 from ctrans.interop.module_chain import ModuleChain
-from solvers import ConfigError
-from solvers.errors import shown, unknown
+from solvers import ConfigError, shown, unknown
 
 ATTENTION_PATHS: tuple[tuple[str, ...], ...] = (
     ("attention.self", "attention.output.dense", "attention.output.dropout"),

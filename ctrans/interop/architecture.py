@@ -26,8 +26,7 @@ from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.config import check_seed
 from ctrans.weights.on_demand import skeletons
-from solvers.checked import checked
-from solvers.errors import unknown
+from solvers import checked, unknown
 
 
 def _gpt2(blocks: int, width: int, heads: int) -> dict[str, Any]:

@@ -18,10 +18,10 @@ which becomes part of the scale.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ rows still have all their digits.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AttentionReading:
     """Where Q, K, V and O are, with `heads` heads of which `heads // groups` share a key and a
     value.
@@ -190,7 +190,7 @@ def _averages(chain: ModuleChain, value: Projection, x: Tensor, rows: Tensor, he
     return (rows @ values).transpose(1, 2).flatten(-2)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Scores:
     """The scores of an attention, known from the logarithms of its rows up to a constant for each
     row.

@@ -4,8 +4,8 @@ or from the arguments of fused attention.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class _SoftmaxRows(TorchFunctionMode):
             self.rows.append(rows)
 
 
-@contextlib.contextmanager
+@contextmanager
 def showing_rows(model: nn.Module) -> Iterator[None]:
     """Inside, the library uses the attention kernel that also returns the rows."""
     parts = {id(config): config for part in model.modules() if hasattr(config := getattr(part, "config", None), IMPLEMENTATION)}
@@ -62,10 +62,10 @@ def _returned(output: Any) -> Tensor | None:
     """
     returned = output[1:] if isinstance(output, tuple) else ()
     square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
-    return next((each for each in square if bool((each >= 0).all())), None)
+    return next((each for each in square if (each >= 0).all()), None)
 
 
-@contextlib.contextmanager
+@contextmanager
 def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
     """Inside, the function that it gives returns the rows (batch, heads, tokens, tokens) of the
     last call of `first`; None if there are none.

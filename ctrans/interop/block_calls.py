@@ -5,10 +5,10 @@ are recorded while the model runs.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ctrans.interop.recorded_calls import CACHES, watched
 from solvers import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Call:
     """One call of a block: the state x, the name of its argument, and the other arguments by their
     names in the signature.
@@ -63,7 +63,7 @@ def is_state(value: object) -> bool:
     return isinstance(value, Tensor) and value.dim() == 3 and value.is_floating_point()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StateForm:
     """How a block returns its state: alone or as a part of its output, and whether tokens are the
     first axis.
@@ -107,7 +107,7 @@ def form_of(output: Any, x: Tensor) -> StateForm | None:
     return StateForm(fitting[0], others=len(parts) if alone else None)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Running:
     """A block as a function of its state (batch, tokens, width) alone, in the context of one of its
     calls.
@@ -148,15 +148,13 @@ def own_context(call: Call, cached: bool) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def intercepted(
-    blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: StateForm = StateForm()
-) -> Iterator[None]:
+def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: StateForm) -> Iterator[None]:
     """Inside, block i returns instead(i, call) in place of the state that it would compute."""
 
     def stand_in(i: int, block: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             call = bind(type(block), args, kwargs)
-            x = instead(i, dataclasses.replace(call, x=form.turned(call.x) if isinstance(call.x, Tensor) else call.x))
+            x = instead(i, replace(call, x=form.turned(call.x) if isinstance(call.x, Tensor) else call.x))
             output = None
             if form.part is not None and form.others is None:  # the block computes what it returns besides the state
                 with torch.no_grad():
@@ -219,16 +217,14 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: State
 
 def without_cache(call: Call) -> Call:
     """The same call without keys and values of an earlier call."""
-    return dataclasses.replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
+    return replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
 
 
 class Seen(BaseException):  # a model that catches every Exception must not catch it
     """Ends a forward pass early."""
 
 
-def recorded_until(
-    blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm = StateForm()
-) -> list[Call]:
+def recorded_until(blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm) -> list[Call]:
     """The calls that `run` makes of blocks 0 .. last, as `recorded`. The forward pass ends there."""
     calls: list[Call] = []
 

@@ -9,9 +9,9 @@ their sequence with the activation or gate between them. A block may have no FFN
 
 from __future__ import annotations
 
-import dataclasses
 import posixpath
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from ctrans.interop.tolerances import same
 from solvers import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Part:
     """A map, and the block's modules that it consists of, in the order in which they act."""
 
@@ -42,7 +42,7 @@ class Part:
         return {part for module in self.own for part in module.modules()}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Parts:
     """The maps of a block.
 
@@ -58,7 +58,7 @@ class Parts:
     called: nn.Module | None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class BlockRun:
     """A block that was run on the state x (batch, tokens, width) and returned y. `calls` are all
     calls of its modules that have a state, in the order in which they began.

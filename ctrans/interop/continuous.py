@@ -26,8 +26,7 @@ from ctrans.interop.recognise import recognise
 from ctrans.ode_block import in_context
 from ctrans.scheme import Scheme
 from ctrans.weights.on_demand import check_present
-from solvers import ConfigError, Gradient, Method
-from solvers.checked import checked
+from solvers import ConfigError, Gradient, Method, checked
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -145,6 +144,6 @@ def _chosen(layers: int | Iterable[int] | None, blocks: list[nn.Module]) -> list
 
 def _use_cache(model: nn.Module, wanted: bool) -> None:
     for name in ("config", "generation_config"):
-        config: Any = getattr(model, name, None)
+        config = getattr(model, name, None)
         if config is not None:
             config.use_cache = wanted

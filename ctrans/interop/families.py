@@ -5,8 +5,8 @@ reports about a family is found in that model.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,7 @@ from ctrans.fields import ExposesHeads, ExposesWeights, HasBound, HasOutputProje
 from ctrans.interop.example_inputs import main_input
 from ctrans.interop.imported import Imported
 from ctrans.interop.transformers_library import import_transformers
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 Settings = Mapping[str, Any]
 """Settings of a configuration, by name."""
@@ -48,7 +47,7 @@ FOUR_EXPERTS: Settings = {"num_experts": 4, "num_experts_per_tok": 2}
 ALTERNATING = ["sliding_attention", "full_attention"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Family:
     """A family of models: the names of its class and configuration class in `transformers`, and a
     small configuration.
@@ -205,7 +204,7 @@ FAMILIES: dict[str, Family] = {
 """Families by the name in a config's `model_type`; MiniLM is a BERT without a head."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FoundFamily:
     """What was found in the small model of a family.
 

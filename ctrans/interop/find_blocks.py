@@ -118,7 +118,7 @@ def _form(blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[
             return f"module {i} returns no state of the shape {tuple(x.shape)} of its input"
         form = found if form is None or form == found else dataclasses.replace(found, others=None)
         state = output if isinstance(output, Tensor) else output[form.part]
-    return "it is empty" if form is None else form
+    return form or "it is empty"
 
 
 def _within_larger(name: str, part: Blocks, others: Mapping[str, Blocks]) -> bool:

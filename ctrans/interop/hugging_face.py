@@ -25,9 +25,7 @@ from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.streamed import Stored, check_floating, check_tied, put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.weights.on_demand import skeletons
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import unknown
+from solvers import ConfigError, checked, unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
 PICKLES = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -123,7 +121,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pi
             use_safetensors=all(weight.make is None for weight in stored.values()),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # an error below names them
-            dtype="auto" if dtype is None else dtype,
+            dtype=dtype or "auto",
         )
     # the library casts without a word; buffers may be whole numbers, and some families rename what stands before the last two parts
     whole = {_ending(name) for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
@@ -141,9 +139,7 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pi
     return evaluated
 
 
-def open_local(
-    directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None = None, allow_pickle: bool = False
-) -> nn.Module:
+def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None, allow_pickle: bool) -> nn.Module:
     """The model saved in that directory with matrices read on demand, in eval mode and without
     gradients. Errors as `from_transformers`.
     """
@@ -241,7 +237,7 @@ def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.d
 def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
     """The library's class that a config names, or None."""
     named = settings.get("architectures")
-    kind: Any = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
+    kind = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
     return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else None
 
 
@@ -319,7 +315,7 @@ def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> di
     return files
 
 
-def directory_weights(directory: Path, allow_pickle: bool = False) -> dict[str, Stored]:
+def directory_weights(directory: Path, allow_pickle: bool) -> dict[str, Stored]:
     """The weights in the directory's files, in pickles only if that is allowed. Raises ConfigError
     unless all files exist and are complete.
     """

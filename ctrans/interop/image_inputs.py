@@ -22,8 +22,7 @@ from ctrans.given_files import check_file, read_array, read_json
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.option import WEIGHT
 from ctrans.printable import one_line
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
 """File suffixes of images, and their formats."""

@@ -37,8 +37,7 @@ from ctrans.model.gpt import check_range, next_token_loss
 from ctrans.scheme import trajectory
 from ctrans.shapes import TokenIds, TokenRows
 from ctrans.weights.on_demand import has_weights_on_demand
-from solvers import ConfigError, Solution
-from solvers.checked import checked
+from solvers import ConfigError, Solution, checked
 
 MOST_LENGTHS = 6
 """How many lengths of segments are printed."""
@@ -187,7 +186,7 @@ class Imported(nn.Module):
             raise ConfigError(
                 f"{self.config.model} takes no padding mask here: pass it in example=, with the other arguments of its forward"
             )
-        if mask.dim() != 2 or not bool(((mask == 0) | (mask == 1)).all()) or not bool(mask.any(1).all()):
+        if mask.dim() != 2 or not ((mask == 0) | (mask == 1)).all() or not mask.any(1).all():
             raise ConfigError(
                 "a padding mask is (batch, tokens), 1 for tokens and 0 for padding, with at least one token in each row"
             )

@@ -4,7 +4,7 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -193,7 +193,7 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
 
 def _embeddings(model: AnyModel) -> nn.Embedding:
     """The embedding table of the tokens."""
-    tables: Iterator[nn.Embedding] = (part for part in model.modules() if isinstance(part, nn.Embedding))
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
     size = model.vocabulary if isinstance(model, Imported) else model.config.vocab_size
     found = next((part for part in tables if size and part.num_embeddings == size), None)
     if found is None:

@@ -21,8 +21,7 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 Example = Tensor | Mapping[str, Any]
 Embed = Callable[[Tensor], Tensor]
@@ -129,19 +128,20 @@ class ModuleAdapter(ModelAdapter):
         the length.
         """
         rows: Tensor = self._as_many(self.example, len(x))
-        if x.shape[-2] == self.tokens:
+        tokens = x.shape[-2]
+        if tokens == self.tokens:
             return rows
         for axis in range(1, rows.dim()):
             length = rows.shape[axis]
-            for wanted in dict.fromkeys((x.shape[-2] + length - self.tokens, round(x.shape[-2] * length / self.tokens))):
+            for wanted in dict.fromkeys((tokens + length - self.tokens, round(tokens * length / self.tokens))):
                 if wanted > 0:
                     cut: Tensor = rows.index_select(axis, torch.arange(wanted, device=rows.device) % length)
                     state = self._first_state(cut)
-                    if state is not None and state.shape[-2] == x.shape[-2]:
+                    if state is not None and state.shape[-2] == tokens:
                         return cut
         raise ConfigError(
             f"{type(self.model).__name__} reads its example as {self.tokens} tokens, and the example cannot be cut or repeated to "
-            f"{x.shape[-2]} tokens: give states, or an example=, of that length"
+            f"{tokens} tokens: give states, or an example=, of that length"
         )
 
     def check(self, depth: Depth) -> None:

@@ -28,9 +28,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.placement import spell
 from ctrans.weights.on_demand import check_present
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import shown, unknown
+from solvers import ConfigError, checked, shown, unknown
 
 Settings = Mapping[str, Any]
 """Parts of a checkpoint, or its model's arguments, by name."""

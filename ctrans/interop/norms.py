@@ -11,8 +11,8 @@ C is the centring or the identity, and sigma^2 = mean((C x)^2) + eps or sigma = 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -44,7 +44,7 @@ one with few digits.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Form:
     """The formula of a norm: whether it centres, gamma = factor (shift + gain), and eps, in sigma^2
     or added to sigma.
@@ -103,7 +103,7 @@ class AdaptedNorm(SphereNorm):
     def gamma(self) -> PerChannel:
         weight, form = self._own(self.form.gain), self.form
         if weight is None:
-            one: Tensor = self.get_buffer("one")
+            one = self.get_buffer("one")
             return one if form.factor == 1 else form.factor * one
         gain = weight if form.shift == 0 else form.shift + weight
         gain = gain if form.factor == 1 else form.factor * gain
@@ -241,9 +241,7 @@ def _in_its_dtype(module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor
     centred = x - x.mean(-1, keepdim=True) if form.centred else x
     eps = square - float(centred.square().mean())
     rounding = torch.finfo(like.dtype).eps
-    return (
-        dataclasses.replace(form, eps=rounding) if form.eps < 1e-3 * rounding and abs(eps - rounding) < 0.1 * rounding else form
-    )
+    return replace(form, eps=rounding) if form.eps < 1e-3 * rounding and abs(eps - rounding) < 0.1 * rounding else form
 
 
 def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> Iterator[Form]:
@@ -261,7 +259,7 @@ def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> 
         eps = likely_number(eps, own, SHORT, digits=3) if eps > 1e-6 * m_low else 0.0
         factor = 1.0 if abs(factor - 1) <= 1e-6 else factor
         inside, added = (eps, 0.0) if power == 2 else (0.0, eps)
-        found = dataclasses.replace(form, factor=factor, eps=inside, added=added)
+        found = replace(form, factor=factor, eps=inside, added=added)
         if bool((_sigma(found, mean_square) * each / factor - 1).abs().max() <= 64 * unit(torch.float32)):
             yield found
 

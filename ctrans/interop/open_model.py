@@ -4,12 +4,12 @@ checkpoint or any module.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,7 @@ from ctrans.interop.transformers_library import quiet, reading
 from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.gpt import GPT
 from ctrans.printable import one_line
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import shown
+from solvers import ConfigError, checked, shown
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -117,7 +115,7 @@ def open_model(
         if isinstance(module, Imported):
             inner = module.model
             shared = {id(each): each for each in (*inner.modules(), *inner.parameters())}
-            return keep_as_found(open_imported(copy.deepcopy(module, shared), loss=loss), inner)
+            return keep_as_found(open_imported(deepcopy(module, shared), loss=loss), inner)
 
         def read() -> Imported:
             inputs = example
@@ -143,7 +141,7 @@ def open_model(
     refused = [name for name, value in (vars(anatomy) | around if pickled else around).items() if value is not None]
     if refused:
         raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: leave them out; the files of a checkpoint define them")
-    kept = torch.float64 if dtype is None else dtype
+    kept = dtype or torch.float64
     if pickled:
         return _from_nanogpt(found, kept, loss, dt, on_demand, heads)
     return _from_transformers(found, kept, loss, dt, on_demand, anatomy, images, allow_pickle)
@@ -160,7 +158,7 @@ def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     if dtype is None or all(weight.dtype == dtype for weight in module.parameters() if weight.is_floating_point()):
         return module
     try:
-        return copy.deepcopy(module).to(dtype)
+        return deepcopy(module).to(dtype)
     except FOREIGN_ERRORS as error:
         raise ConfigError(f"dtype = {dtype} needs a copy: give the module.to(dtype) ({named_error(error)})") from error
 
@@ -213,11 +211,12 @@ EXAMPLE_TOKENS = 6
 
 def _unreadable(part: nn.Module) -> str:
     """Why a part of a module cannot be read; empty if it can."""
-    if any(nn.parameter.is_lazy(weight) for weight in part.parameters(recurse=False)):
+    own = list(part.parameters(recurse=False))
+    if any(map(nn.parameter.is_lazy, own)):
         return "is lazy and has no weights yet: run the module on one batch first"
-    if any(weight.is_meta for weight in part.parameters(recurse=False)):
+    if any(weight.is_meta for weight in own):
         return "is on the meta device and has no weights: load them first"
-    if any(weight.is_inference() for weight in part.parameters(recurse=False)):
+    if any(weight.is_inference() for weight in own):
         return "was made in inference mode and has no derivatives: make it without torch.inference_mode"
     if hasattr(part, "_orig_mod"):
         return "is compiled: open the model first, then compile its parts"
@@ -254,12 +253,13 @@ def _find(path: Path) -> Path:
     """The Hugging Face directory, or the file of the checkpoint."""
     if os.path.isfile(path) and path.suffix in PICKLED:
         return path
-    if os.path.isdir(path) and os.path.isfile(path / CONFIG):
+    is_directory = os.path.isdir(path)
+    if is_directory and os.path.isfile(path / CONFIG):
         return path
-    if os.path.isdir(path) and os.path.isfile(path / CHECKPOINT):
+    if is_directory and os.path.isfile(path / CHECKPOINT):
         return path / CHECKPOINT
     wanted = f"give a directory with {CONFIG} (Hugging Face), or a {CHECKPOINT} or its directory (nanoGPT)"
-    if os.path.isdir(path):
+    if is_directory:
         raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {CHECKPOINT}: {wanted}")
     file, _, function = str(path).rpartition(":")
     if function.isidentifier() and file.endswith(".py"):
@@ -343,7 +343,7 @@ def _is_causal(attention: nn.Module, like: Tensor) -> bool:
     x = random_states(like.unsqueeze(0)).requires_grad_()
     with torch.enable_grad():
         (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
-    return not bool(gradient[0, 1:].any())
+    return not gradient[0, 1:].any()
 
 
 def unwrap_model(module: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelAround, ModelWithLoss, with_loss
 from ctrans.interop.tokens import Tokeniser, find_tokeniser
 from ctrans.walk import own_loss
-from solvers.checked import checked
+from solvers import checked
 
 HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of
@@ -98,7 +98,7 @@ class Opened(ModelAround):
         return 1 + bisect.bisect_left(range(2, most), True, key=lambda length: not self._reads(length))
 
     def _reads(self, length: int) -> bool:
-        like = next((weight for weight in self.parameters()), torch.empty(0))
+        like = next(self.parameters(), torch.empty(0))
         row = self._row
         try:
             with torch.no_grad():

@@ -87,7 +87,7 @@ class Graph:
         return output
 
     def _add(self, operation: Operation, made: list[Tensor]) -> None:
-        own: Any = operation.output
+        own = operation.output
         parts = (
             [self._weights[n] for n in operation.reads] if operation.place else [[own] if isinstance(own, nn.Parameter) else None]
         )

@@ -4,7 +4,7 @@ with the same weights at all times.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Float
@@ -16,11 +16,10 @@ from ctrans.model.gpt import GPT
 from ctrans.model.stack import stacked
 from ctrans.scheme import trajectory
 from ctrans.shapes import Scalar, TokenIds, TokenRows
-from solvers import ConfigError, Solution
-from solvers.checked import checked
+from solvers import ConfigError, Solution, checked
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class OTConfig:
     """The settings of an OT-Transformer: a stack of `depth` blocks with the placement `stack`, and
     `steps` steps of length `dt` over it.
@@ -85,7 +84,7 @@ class OTTransformer(nn.Module):
         finite.
         """
         self.depth = Depth(self.depth.sublayers, check_dt(check_dt(scale) * (1.0 / self.config.steps)), per_block=1, shared=True)
-        self.config = dataclasses.replace(self.config, dt=self.depth.dt)
+        self.config = replace(self.config, dt=self.depth.dt)
         return self
 
     def native(self) -> GPT:
@@ -96,7 +95,7 @@ class OTTransformer(nn.Module):
         norms: no such GPT exists.
         """
         c = self.config
-        config = dataclasses.replace(self.model.config, stack_steps=c.steps, dt=c.dt)
+        config = replace(self.model.config, stack_steps=c.steps, dt=c.dt)
         if config.placements[-1].ffn.final_norm != (self.depth.sublayers[0].output_norm is not None):
             raise ConfigError(
                 "no norm ends the velocity (lnf_on = False), but a GPT's stack of these blocks has one: use the OTTransformer"

@@ -32,9 +32,9 @@ def probe_weights(model: nn.Module) -> Iterator[list[str]]:
         if weight.is_meta or not weight.is_floating_point() or weight.numel() < 2:
             continue
         bad = ~weight.isfinite()
-        if bool(bad.any()):
+        if bad.any():
             broken.append(name)
-        elif "bias" in name.rpartition(".")[2] or bool(weight.any()):
+        elif "bias" in name.rpartition(".")[2] or weight.any():
             continue
         else:
             bad = torch.ones_like(bad)

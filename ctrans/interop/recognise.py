@@ -9,9 +9,9 @@ read in the same way: attention and FFN in parallel, whose map is their sum, or 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, combinations, pairwise, product
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ Roles = dict[str, Any]
 """The norms of a sublayer by role."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Structure:
     """A block as sublayers whose fields are the block's own modules.
 
@@ -113,7 +113,7 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
         for own in own_calls:
             try:
                 named = None if own else named_parts(run, anatomy)
-                parts = seen_parts(run, anatomy, own_calls=own) if named is None else named
+                parts = named or seen_parts(run, anatomy, own_calls=own)
                 structure = _fitting(run, parts)
                 for i, field in enumerate(structure.chains):
                     field.find_output_projection(call.x, **({} if i else structure.context))
@@ -143,7 +143,7 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
     found, misses = fit(structures, tolerance(x.dtype))
     if found is None:
         scaled = (_scaled(structure, run, order) for structure in structures)
-        found, _ = fit([structure for structure in scaled if structure is not None], tolerance(x.dtype))
+        found, _ = fit(filter(None, scaled), tolerance(x.dtype))
     for more in _with_free_norms(order, x) if found is None else ():
         found, _ = fit(_candidates(parts, more), 64 * unit(x.dtype))  # tight enough to tell values of eps apart
         if found is not None:
@@ -180,7 +180,7 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
     if len(structure.sublayers) != 2 or structure.called is not None:
         raise ConfigError(f"blocks of class {type(block).__name__} cannot be read on demand: load the whole model")
     pairs = zip(structure.sublayers, fields(block, anatomy), strict=True)
-    return dataclasses.replace(structure, sublayers=tuple(same(*pair) for pair in pairs))
+    return replace(structure, sublayers=tuple(same(*pair) for pair in pairs))
 
 
 def make_of(block: nn.Module) -> tuple[object, ...]:
@@ -220,7 +220,7 @@ def _informative_state(running: Running) -> Tensor:
     hint = "does it have the weights of a trained or initialised model?"
     if scale:
         raise ConfigError(f"{kind} changes a state by {scale:g} times its size, so its structure cannot be read: {hint}")
-    zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not bool(weight.any())]
+    zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not weight.any()]
     if zeros:
         hint = f"its scale {zeros[0]} is 0, the initial value of ReZero: set it to its value after one training step"
     raise ConfigError(f"{kind} does not change any state, so its structure cannot be read: {hint}")
@@ -319,7 +319,7 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
             lengths.append(1.0)
         parts.append(own)
         state = after
-    return dataclasses.replace(structure, sublayers=tuple(parts), lengths=tuple(lengths))
+    return replace(structure, sublayers=tuple(parts), lengths=tuple(lengths))
 
 
 FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.float64).eps)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ that the output is the map alone.
 """
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Template:
     """A call with a placeholder wherever the state was passed: attention may get it as query, key
     and value.
@@ -56,7 +55,7 @@ class Template:
         return any(value is RESIDUAL for value in (*self.args, *self.kwargs.values()))
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class RecordedCall:
     """One call of a module: its path, its arguments and its output."""
 
@@ -66,12 +65,12 @@ class RecordedCall:
     kwargs: dict[str, Any]
     output: Any = None
 
-    @functools.cached_property
+    @cached_property
     def x(self) -> Any:
         """The state: the first floating-point tensor that the module got; None if there is none."""
         return next((v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
 
-    @functools.cached_property
+    @cached_property
     def template(self) -> Template:
         """The call without its state."""
         whole = Template(self.args, {name: None if name in CACHES else value for name, value in self.kwargs.items()})
@@ -88,7 +87,7 @@ class RecordedCall:
         return first_tensor(self.module(*args, **kwargs))
 
 
-@contextlib.contextmanager
+@contextmanager
 def watched(parts: Mapping[str, nn.Module], *, copies: bool = False) -> Iterator[list[RecordedCall]]:
     """Inside, records each call of the parts, in the order in which the calls begin. With `copies`,
     the tensors are cloned, because later code may change them in place.
@@ -132,7 +131,7 @@ class CalledAs(nn.Module):
 
     def forward(self, x: Tensor, call: Template | None = None) -> Any:
         x = x.transpose(0, 1) if self.tokens_first else x
-        call = self.always if call is None else call
+        call = call or self.always
         args, kwargs = ((x,), {}) if call is None else call.with_state(x)
         output = self.module(*args, **kwargs)
         if not self.tokens_first:
@@ -146,7 +145,7 @@ def own_module(stage: nn.Module) -> nn.Module:
     return stage.module if isinstance(stage, CalledAs) else stage
 
 
-@contextlib.contextmanager
+@contextmanager
 def without_fast_path() -> Iterator[None]:
     """Inside, torch's own Transformer layers call their submodules and not one fused kernel."""
     before = torch.backends.mha.get_fastpath_enabled()

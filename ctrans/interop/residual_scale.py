@@ -43,7 +43,7 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
     """
     close, rounding = tolerance(values.dtype), torch.finfo(values.dtype).eps
     added, values = added.double(), values.double()
-    if bool(values.any()) and not bool(added.any()):
+    if values.any() and not added.any():
         return 0.0
     square = values.square()
     alone = float((added * values).sum() / square.sum())

@@ -7,10 +7,10 @@ A piece is the weights of one sublayer's attention or FFN, or of any other modul
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def drawn(model: Any, seed: int) -> WeightSource:
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
 
     def source(modules: Modules) -> Callable[[], dict[str, Tensor]]:
-        return partial(make, {path: copy.deepcopy(module, dict(configs)) for path, module in modules.items()})
+        return partial(make, {path: deepcopy(module, dict(configs)) for path, module in modules.items()})
 
     def make(skeletons: Modules) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {}
@@ -89,7 +89,7 @@ def drawn(model: Any, seed: int) -> WeightSource:
             torch.manual_seed(piece_seed(seed, next(iter(skeletons))))
             for path, skeleton in skeletons.items():
                 # Drawn in float32, so that a seed gives the same weights in each dtype.
-                module = copy.deepcopy(skeleton, dict(configs)).float().to_empty(device="cpu")
+                module = deepcopy(skeleton, dict(configs)).float().to_empty(device="cpu")
                 module.apply(model._init_weights)
                 weights |= {f"{path}.{name}": parameter.detach() for name, parameter in module.named_parameters()}
         return weights

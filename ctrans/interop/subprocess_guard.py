@@ -4,13 +4,13 @@ file can make run away.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
 import resource
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def run_guarded(act: Callable[[], Any], *, seconds: int, memory: int) -> Any:
         process.start()
     sender.close()
     said = b""
-    with receiver, contextlib.suppress(EOFError, OSError):  # the process ended, or it returns too much
+    with receiver, suppress(EOFError, OSError):  # the process ended, or it returns too much
         if receiver.poll(WAIT * seconds):
             said = receiver.recv_bytes(MOST_BYTES)
     process.kill()
@@ -58,7 +58,7 @@ def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + seconds)
-    with contextlib.suppress(OSError):  # a system without /proc
+    with suppress(OSError):  # a system without /proc
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory)
     try:

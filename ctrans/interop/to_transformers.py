@@ -28,8 +28,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.weights_file import safetensors_bytes, write_durably
 from ctrans.weights.on_demand import check_present
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 LLAMA = GPTConfig(placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
 GPT2 = GPTConfig(placement="pre")

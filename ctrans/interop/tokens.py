@@ -118,7 +118,7 @@ def _from_files(directory: Path) -> Tokeniser:
     whole = os.path.isfile(directory / WHOLE)
     _check_settings(directory / SETTINGS, may_name_code=whole)
     # A family's own class would rebuild a complete tokenizer by that family's rules.
-    family: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
+    family = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
 
     def load() -> Any:
         return family.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

@@ -4,9 +4,9 @@ one line.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
@@ -23,7 +23,7 @@ def import_transformers() -> Any:
     return transformers
 
 
-@contextlib.contextmanager
+@contextmanager
 def reading(failure: str) -> Iterator[None]:
     """Inside, errors of foreign code, for a config, weights or an input, become one ConfigError
     that begins with `failure`.
@@ -39,7 +39,7 @@ def reading(failure: str) -> Iterator[None]:
         raise ConfigError(f"{failure}: {text}") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def quiet() -> Iterator[None]:
     """Inside, the library prints no warnings and no progress bars. Errors as `import_transformers`."""
     log = import_transformers().utils.logging

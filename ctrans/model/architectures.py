@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ctrans.placement import PLACEMENTS
-from solvers.errors import look_up
+from solvers import look_up
 
 PLAIN: Mapping[str, Any] = MappingProxyType({"placement": "pre"})
 """The base of all architectures: fields of `GPTConfig`; the other fields have their defaults."""

@@ -14,12 +14,12 @@ of other weights are another model.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,10 @@ from ctrans.model.sums import check_bound
 from ctrans.model.weights_file import read_weights, sha256_of, write_durably, write_weights
 from ctrans.weights.low_rank import before_updates, factors, merge_updates, update_like
 from ctrans.weights.on_demand import check_present
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import unknown
+from solvers import ConfigError, checked, unknown
 
 CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
-_NAMES = [field.name for field in dataclasses.fields(GPTConfig)]
+_NAMES = [field.name for field in fields(GPTConfig)]
 LATER = frozenset(_NAMES) - {*_NAMES[_NAMES.index("vocab_size") : _NAMES.index("knots") + 1]}
 """Options that are newer than the first checkpoints, which have the options from `vocab_size` to
 `knots`.
@@ -122,8 +120,8 @@ def _settings(config: GPTConfig) -> dict[str, Any]:
     """All options; the newer ones only if they are not at their defaults. So older versions can
     read a model that does not use them.
     """
-    idle = {field.name: field.default for field in dataclasses.fields(config) if field.name in LATER}
-    return {name: value for name, value in dataclasses.asdict(config).items() if name not in idle or value != idle[name]}
+    idle = {field.name: field.default for field in fields(config) if field.name in LATER}
+    return {name: value for name, value in asdict(config).items() if name not in idle or value != idle[name]}
 
 
 def find_model(directory: str | Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar
 
@@ -18,8 +18,7 @@ from ctrans.option import COUNT, FINITE, POSITIVE, SEED, WEIGHT, Range, check_op
 from ctrans.placement import PLACEMENTS, BlockPlacement, Placement, arrange, placements_in, spell_for
 from ctrans.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.weights.functions_of_depth import BASES
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 FREE = "free"
 """The `depth_weights` of a model whose blocks have their own weights."""
@@ -33,7 +32,7 @@ MIXED = "post/pre for attention and FFN, post*3+pre*9 block by block"
 """How to write placements that differ within a model (`ctrans.placement.spell`)."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GPTConfig(MapSettings, NormOptions):
     """An architecture. Every field is checked when the object is made: ConfigError names the value
     and the fix.
@@ -292,7 +291,7 @@ class GPTConfig(MapSettings, NormOptions):
         check_count("blocks", blocks, MOST_BLOCKS)
         if self.stack_steps is not None:
             dt = float(Fraction(self.dt) * Fraction(self.stack_steps, blocks))
-            return dataclasses.replace(self, stack_steps=blocks, dt=dt)
+            return replace(self, stack_steps=blocks, dt=dt)
         if blocks != self.depth and "+" in self.placement:
             raise ConfigError(f"placement {self.placement!r} is for {self.depth} blocks: the model has no other depth")
         if blocks != self.depth and RESIDUALS[self.residual].counts_blocks:
@@ -301,7 +300,7 @@ class GPTConfig(MapSettings, NormOptions):
             )
         dt = float(Fraction(self.dt) * Fraction(self.depth, blocks)) * (self.depth / blocks) ** self.rules.branch
         alpha = self._alpha if self._has_residual_gain else None
-        return dataclasses.replace(self, depth=blocks, dt=dt, alpha=alpha)
+        return replace(self, depth=blocks, dt=dt, alpha=alpha)
 
     def _check_branch_norms(self) -> None:
         if not self.branch_norms:

@@ -18,8 +18,7 @@ from ctrans.model.gpt import GPT
 from ctrans.option import LARGEST, Range
 from ctrans.scheme import DISCRETE, Scheme
 from ctrans.shapes import TokenIds
-from solvers import ConfigError, SolveError
-from solvers.checked import checked
+from solvers import ConfigError, SolveError, checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _stream(model: GPT, tokens: Tensor, count: int, sampling: Sampling, scheme: 
         tokens = tokens[..., -model.config.context :]
         with torch.no_grad():  # inside the loop, as the caller's code runs between the tokens
             logits = model.head(scheme.last_state(model.depth, model.embed(tokens))[..., -1:, :])[..., 0, :].cpu().double()
-        if not bool(torch.isfinite(logits).all()):
+        if not torch.isfinite(logits).all():
             raise SolveError(
                 f"the logits after {made} tokens are not finite: the weights have diverged; use an earlier checkpoint"
             )

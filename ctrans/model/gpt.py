@@ -33,9 +33,7 @@ from ctrans.shapes import Scalar, StreamRows, TokenIds
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import blocks_through
 from ctrans.weights.on_demand import Piece, Shelf, put_on_demand, skeletons
-from solvers import ConfigError, Solution
-from solvers.checked import checked, is_dense
-from solvers.errors import shown
+from solvers import ConfigError, Solution, checked, is_dense, shown
 
 TOKEN_TYPES = (torch.int64, torch.int32)
 
@@ -211,7 +209,7 @@ def make_input_norm(config: GPTConfig) -> Norm:
     return NORMS[WITHOUT_GAINS[config.norm]](config.width, config.eps) if config.branch_norms else make_norm(config)
 
 
-def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int = 0) -> Sublayer:
+def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int) -> Sublayer:
     """A new sublayer of this kind with the placement's norms around its map; `number` counts from
     0.
     """
@@ -383,7 +381,7 @@ def check_buildable(
     memory; with the shape (sequences, tokens) of an input, for weights and first activations.
     """
     check_seed(seed)
-    dtype = torch.get_default_dtype() if dtype is None else dtype
+    dtype = dtype or torch.get_default_dtype()
     weights = number_of_weights(config)
     if on_demand:
         weights -= (config.weights_in_depth - 1) * weights_of_block(config)

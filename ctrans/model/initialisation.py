@@ -13,8 +13,7 @@ from ctrans.fields import ExposesWeights, Role
 from ctrans.sublayer import Sublayer
 from ctrans.weights.functions_of_depth import coefficients_of
 from ctrans.weights.on_demand import check_present
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 PATH_LENGTH: dict[Role, float] = {
     "query": 4,

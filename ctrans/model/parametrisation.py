@@ -4,14 +4,14 @@ change with its width and depth, so that the best rate of a small model stays th
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 from typing import Literal
 
 WeightGroup = Literal["matrices", "vectors", "ends"]
 """Weights with one rule: matrices of the depth, vectors of the depth, and all weights outside."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StepGrowth:
     """How an optimiser's step at rate 1 grows with the width n, if the logits are divided by n.
 
@@ -25,7 +25,7 @@ class StepGrowth:
     of_gradient: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Parametrisation:
     """Powers of n = width/base width and of l = blocks/base blocks.
 
@@ -62,8 +62,8 @@ MUP = Parametrisation(drawn=-0.5, logits=-1.0, rates=1.0)
 PARAMETRISATIONS: dict[str, Parametrisation] = {
     STANDARD: Parametrisation(),
     "mup": MUP,
-    "depth_mup": dataclasses.replace(MUP, branch=-0.5, update=-0.5),
-    "completep": dataclasses.replace(MUP, branch=-1.0),
+    "depth_mup": replace(MUP, branch=-0.5, update=-0.5),
+    "completep": replace(MUP, branch=-1.0),
 }
 """By name.
 

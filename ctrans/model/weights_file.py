@@ -65,7 +65,7 @@ def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]
 
     The header is 8 bytes of length and then JSON, padded with spaces. Offsets count from its end.
     """
-    made: bytes = safetensors.torch.save(dict(weights), dict(metadata))
+    made = safetensors.torch.save(dict(weights), dict(metadata))
     end = 8 + int.from_bytes(made[:8], "little")
     header = json.loads(made[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))

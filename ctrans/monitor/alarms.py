@@ -17,8 +17,7 @@ from ctrans.monitor import past_checks
 from ctrans.monitor.gauge_table import GAUGES
 from ctrans.monitor.past import Array, Past
 from ctrans.monitor.past_checks import Limits, Sighting
-from solvers import ConfigError
-from solvers.errors import shown, unknown
+from solvers import ConfigError, shown, unknown
 
 SET = "our choice, set on one half of the runs of benchmarks/warning_study.py and tested on the other"
 PROBED = ("preconditioned_over_edge",)

@@ -6,9 +6,9 @@ change no bit of the training.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,7 @@ class Gauges:
         """Bounds on the outputs of maps at the next `read`'s weights, if a probe found them."""
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
-        self.hooks, self._modes = contextlib.ExitStack(), contextlib.ExitStack()
+        self.hooks, self._modes = ExitStack(), ExitStack()
         self._found: dict[GaugeAt, Tensor] = {}
         self._left_so_far: dict[int, dict[int, Tensor]] = {}
         self._looking = False

@@ -40,8 +40,7 @@ from ctrans.monitor.log_lines import (
     report_of,
 )
 from ctrans.training.log import append_line, writing
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 LOGGER = logging.getLogger("ctrans.monitor")
 Made = TypeVar("Made")

@@ -35,9 +35,7 @@ from ctrans.monitor.sites import first_quarter, is_compiled, sites_of
 from ctrans.monitor.updates import settings
 from ctrans.monitor.waiting import Waiting, warn
 from ctrans.training.run_directory import RunDirectory
-from solvers import ConfigError
-from solvers.checked import AnyFloat, checked
-from solvers.errors import shown, unknown
+from solvers import AnyFloat, ConfigError, checked, shown, unknown
 
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "start": (is_step, "the number of steps done, 0 or more"),
@@ -298,7 +296,7 @@ class Monitor:
         self.past.losses.extend(losses)
         self.past.norms.extend(norms)
         now = time.perf_counter()
-        found: Figures = {"loss": losses[-1][1], "highest_loss": largest(losses)} if losses else {}
+        found = {"loss": losses[-1][1], "highest_loss": largest(losses)} if losses else {}
         if step > self._timed:
             found["seconds"] = (now - self._time) / (step - self._timed)
         self._time, self._timed = now, step

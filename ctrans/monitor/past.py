@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,18 +54,17 @@ class Past:
         pass.
         """
         self.first: Figures = {}
-        self.reports: collections.deque[tuple[int, Figures]] = collections.deque(maxlen=REPORTS)
-        self.losses: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
-        self.norms: collections.deque[tuple[int, float]] = collections.deque(maxlen=STEPS)
-        self.probes: collections.deque[tuple[int, dict[str, float]]] = collections.deque(maxlen=REPORTS)
-        self._arrays: dict[str, tuple[Array, Array]] = {}
+        self.reports: deque[tuple[int, Figures]] = deque(maxlen=REPORTS)
+        self.losses: deque[tuple[int, float]] = deque(maxlen=STEPS)
+        self.norms: deque[tuple[int, float]] = deque(maxlen=STEPS)
+        self.probes: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS)
 
     @property
     def step(self) -> int:
         return self.reports[-1][0]
 
     def add(self, step: int, figures: Figures, broken: Sequence[GaugeAt] = ()) -> None:
-        self.broken, self._arrays = list(broken), {}
+        self.broken = list(broken)
         for name, value in figures.items():
             known = self.first.get(name)
             if known is None or (isinstance(known, list) and any(map(math.isnan, known))):
@@ -76,19 +75,13 @@ class Past:
         """Steps (reports,) and values (reports, places) of the reports that have the gauge. A
         figure of the run has one place.
         """
-        if name in self._arrays:
-            return self._arrays[name]
         rows = [(step, figures[name]) for step, figures in self.reports if name in figures]
         if not rows:
             return np.zeros(0), np.zeros((0, 0))
         values = [row if isinstance(row, list) else [row] for _, row in rows]
         width = len(values[-1])
         fitting = [(step, each) for (step, _), each in zip(rows, values, strict=True) if len(each) == width]
-        self._arrays[name] = (
-            np.array([step for step, _ in fitting], dtype=float),
-            np.array([each for _, each in fitting], dtype=float),
-        )
-        return self._arrays[name]
+        return np.array([step for step, _ in fitting], dtype=float), np.array([each for _, each in fitting], dtype=float)
 
     def place(self, name: str, index: int) -> str:
         """The place of an entry of a gauge, in words."""

@@ -293,16 +293,14 @@ def over_first(values: Array, past: Past, name: str) -> Array:
 def median_by_depth(values: Array, past: Past) -> Array:
     """The median sublayer's value at each place, for a check of the model as a whole."""
     with np.errstate(all="ignore"):
-        found: Array = np.repeat(_medians(values), values.shape[1], 1)
-    return found
+        return np.repeat(_medians(values), values.shape[1], 1)
 
 
 def _medians(values: Array) -> Array:
     """The median over places of each report as a column, without nan; nan if there is nothing else."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of rows of nan
-        found: Array = np.nanmedian(values, 1, keepdims=True)
-    return found
+        return np.nanmedian(values, 1, keepdims=True)
 
 
 def _values(past: Past, name: str, transform: Transform | None) -> tuple[Array, Array]:

@@ -4,10 +4,10 @@ own past.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ are in the order of the pass.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Deviation:
     """A gauge at a place that left its past at the report of `step`: by the factor `times` over the
     median of its past, which is that many `deviations`. nan is a figure that is not finite.
@@ -54,7 +54,7 @@ class Deviation:
     deviations: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PostMortem:
     """What left its past, in order.
 

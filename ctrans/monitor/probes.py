@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctrans.as_found import as_found
-from ctrans.control.costate import costate
-from ctrans.control.maximum_principle import maximum_principle
+from ctrans.control import costate, maximum_principle
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import check_segment
 from ctrans.fields import TokenBound
@@ -37,7 +36,7 @@ TOLERANCE = 0.05
 """The relative error of a Jacobian's norm, while the training waits."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Held:
     """The batch of the probes: tokens, and the targets of the model's loss."""
 
@@ -45,7 +44,7 @@ class Held:
     targets: Any
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Probed:
     """The argument of a probe. `few` are the first tokens of the held batch's first sequence."""
 
@@ -65,7 +64,7 @@ def attention(at: Probed) -> Mapping[str, Any]:
         raise ConfigError("no sublayer of this model shows an attention")
     theta, layers = Attempt(MeanTheta()), Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
     mean, ends = walk(at.model, at.few, instruments=[theta, layers])
-    named: dict[str, Any] = {} if mean is None else {"theta": mean}
+    named = {} if mean is None else {"theta": mean}
     for word, layer in zip(("first", "last"), (ends[0], ends[-1]) if ends else (), strict=False):
         if layer.finite:
             named[f"log_sensitivity_{word}"] = math.fsum(layer.log_sensitivity.values())
@@ -78,7 +77,7 @@ def jacobians(at: Probed) -> Mapping[str, Any]:
     """|dv_k/dX| of each sublayer, and the largest Lyapunov exponents per unit of depth-time."""
     velocities, rates = Sensitivities(tolerance=TOLERANCE, starts=0), Attempt(LyapunovExponents(count=EXPONENTS))
     lyapunov = walk(at.model, at.few, instruments=[velocities, rates])[1]
-    found: dict[str, Any] = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in velocities.sublayers]}
+    found = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in velocities.sublayers]}
     if lyapunov is not None:
         found["lyapunov"] = [float(exponent) for exponent in lyapunov.exponents]
     return found

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import dataclasses
-import functools
 import inspect
 import itertools
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +24,7 @@ from ctrans.option import WEIGHT, Count
 from ctrans.study.outcomes import Floor, rate_by_floor
 from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
-from solvers import ConfigError
-from solvers.checked import AnyFloat, checked
-from solvers.errors import shown
+from solvers import AnyFloat, ConfigError, checked, shown
 
 RATES = tuple(10 ** (k / 2) for k in range(-5, 0))
 """Half a decade apart, from 3.2e-3 to 0.32."""
@@ -36,7 +34,7 @@ WARM_UP = 0.1
 """The share of a rung's steps in which its rate grows."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Rung:
     """A training of the ladder: its peak learning rate, and its loss at the end, which is inf after a loss
     or a gradient that is not finite.
@@ -46,7 +44,7 @@ class Rung:
     loss: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class RateSweep:
     """What a ladder of trainings says about the largest stable learning rate.
 
@@ -135,7 +133,7 @@ def largest_rate(
         chosen = batches if isinstance(batches, Sequence) else list(itertools.islice(batches, steps))
     if not chosen:
         raise ConfigError("batches = an empty collection: give at least one batch")
-    train = functools.partial(_training, model, chosen, optimizer, loss, steps, clip)
+    train = partial(_training, model, chosen, optimizer, loss, steps, clip)
     rungs, losses = list[Rung](), list[float]()
     for rate in ladder:
         losses = train(rate)
@@ -150,7 +148,7 @@ def largest_rate(
     above = [rung.rate for rung in rungs if found.rate is not None and not found.at_least and rung.rate > found.rate]
     words = ""
     if above:
-        words = _first_alarm(model, optimizer, functools.partial(train, above[0]))
+        words = _first_alarm(model, optimizer, partial(train, above[0]))
         made += steps
     return RateSweep(found.rate, found.at_least, reason, first, rungs, words, made)
 
@@ -206,7 +204,7 @@ def _training(
             for group, its in zip(optimizer.param_groups, base, strict=True):
                 group["lr"] = learning_rate(schedule, step) * (its / base[0] if base[0] else 1.0)
             optimizer.zero_grad(set_to_none=True)
-            value: Any = loss(model, _copy(batches[step % min(steps, len(batches))]))
+            value = loss(model, _copy(batches[step % min(steps, len(batches))]))
             if not _is_loss(value):
                 raise ConfigError(f"loss returned {shown(value)}: give a function that returns a number with a gradient")
             losses.append(float(value.detach()))
@@ -235,7 +233,7 @@ def _first_alarm(
         alarms.extend(f"{alarm.check} at {alarm.place}: {alarm.figure}" for alarm in monitor.step(value, optimizer))
         return bool(alarms)
 
-    with contextlib.closing(monitor):
+    with closing(monitor):
         train(watch)
     return alarms[0] if alarms else ""
 
@@ -256,12 +254,12 @@ def _copy(batch: Any) -> Any:
     has none.
     """
     try:
-        return copy.deepcopy(batch)
+        return deepcopy(batch)
     except Exception:  # what a stranger's class raises
         return batch
 
 
-@contextlib.contextmanager
+@contextmanager
 def _restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """At the end weights, buffers, gradients, modes, the optimiser's state and random numbers are as
     they were, and the same objects. Inside, gradients are on and None, and the model is in training
@@ -300,14 +298,14 @@ def _expanded(tensor: Tensor) -> bool:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def _optimizer_restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Inside, the optimiser has copies. One with its own `load_state_dict`, such as one around
     another, is restored by that.
     """
     own, torchs = type(optimizer), torch.optim.Optimizer
     if own.load_state_dict is not torchs.load_state_dict or own.state_dict is not torchs.state_dict:
-        whole = copy.deepcopy(optimizer.state_dict())
+        whole = deepcopy(optimizer.state_dict())
         try:
             yield
         finally:
@@ -316,8 +314,8 @@ def _optimizer_restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     groups, state = [(group, {**group}) for group in optimizer.param_groups], optimizer.state
     try:
         for group, entries in groups:
-            group.update(copy.deepcopy({name: value for name, value in entries.items() if name != "params"}))
-        optimizer.state = defaultdict(dict, {weight: copy.deepcopy(its) for weight, its in state.items()})
+            group.update(deepcopy({name: value for name, value in entries.items() if name != "params"}))
+        optimizer.state = defaultdict(dict, {weight: deepcopy(its) for weight, its in state.items()})
         yield
     finally:
         for group, entries in groups:

@@ -11,8 +11,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from ctrans.findings import Finding
-from solvers import ConfigError
-from solvers.errors import unknown
+from solvers import ConfigError, unknown
 
 REACTIONS = ("skip", "save", "stop")
 """Names of reactions. "skip" skips a step whose gradient norm is not finite. It needs the norm of

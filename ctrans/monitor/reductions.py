@@ -39,7 +39,7 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(())
-    parts: list[Any] = [part.coalesce().values() if part.is_sparse else part for part in tensors]
+    parts = [part.coalesce().values() if part.is_sparse else part for part in tensors]
     whole = [part for part in parts if not hasattr(part, "full_tensor")]
     sharded = [part.norm().full_tensor() for part in parts if hasattr(part, "full_tensor")]
     norms = [*(torch._foreach_norm(whole) if whole else ()), *sharded]
@@ -95,7 +95,7 @@ def detached(value: Tensor | float | None) -> Any:
 
 def stacked_softmaxes(loss: object) -> dict[str, Any]:
     """`softmaxes`, the number of them one upon another at the end of a loss's graph, if it has one."""
-    nodes: list[Any] = [getattr(loss, "grad_fn", None)]
+    nodes = [getattr(loss, "grad_fn", None)]
     count = 0
     for _ in range(GRAPH):
         node = nodes.pop(0) if nodes else None

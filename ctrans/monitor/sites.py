@@ -4,8 +4,8 @@ sublayer and return its velocity.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ctrans.walk import Model
 from solvers import ConfigError
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Site:
     """The modules of sublayer k.
 
@@ -51,7 +51,7 @@ class Site:
         return f"block {self.block}, {self.sublayer.kind}"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Sites:
     """A model that trains.
 

@@ -20,7 +20,7 @@ from ctrans.model.weights_file import write_durably
 from ctrans.monitor.hooks import Hook, in_a_line
 from ctrans.monitor.memory import MEMORY, memory_in
 from ctrans.monitor.monitor import Monitor, check_options
-from solvers.checked import checked
+from solvers import checked
 
 LOGGER = logging.getLogger("ctrans.monitor")
 PRINTERS = (transformers.PrinterCallback, transformers.ProgressCallback)

@@ -18,9 +18,7 @@ from ctrans.norm.norm import Norm, check_norm
 from ctrans.norm.options import NormOptions
 from ctrans.norm.spheres import LayerNorm, RMSNorm, SphereNorm, SphereOf, WithEps
 from ctrans.option import Count
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import look_up, shown
+from solvers import ConfigError, checked, look_up, shown
 
 NORMS: dict[str, Callable[..., Norm]] = {
     "layernorm": LayerNorm,

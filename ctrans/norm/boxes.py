@@ -4,8 +4,8 @@ it.
 
 from __future__ import annotations
 
-import abc
 import math
+from abc import abstractmethod
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ctrans.norm.norm import GainParameters, Norm, check_norm
 from ctrans.norm.options import check_size
 from ctrans.shapes import AnyShape, BatchMask, Matrices, PerBatch, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 ALPHA = 0.5
 """The initial alpha (Zhu et al. 2025)."""
@@ -81,17 +81,17 @@ class SquashNorm(GainParameters, BoxNorm):
         self.make_gains(width, bias)
 
     @staticmethod
-    @abc.abstractmethod
+    @abstractmethod
     def phi(x: AnyShape) -> AnyShape:
         """phi."""
 
     @staticmethod
-    @abc.abstractmethod
+    @abstractmethod
     def derivative(x: AnyShape) -> AnyShape:
         """phi'."""
 
     @staticmethod
-    @abc.abstractmethod
+    @abstractmethod
     def inverse(u: AnyShape) -> AnyShape:
         """phi^-1."""
 

@@ -14,7 +14,7 @@ from ctrans.norm.boxes import BoxNorm
 from ctrans.norm.norm import ConstantGain, Norm, check_bias, check_norm, row_length
 from ctrans.norm.options import check_size
 from ctrans.shapes import BatchMask, Matrices, PerBatch, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 RADIUS = 1.0
 """The default limit of a token's RMS, or of an entry: that of a normalised token."""
@@ -65,8 +65,7 @@ class ClipLength(ClipNorm):
     image = "ball"
 
     def forward(self, x: Vectors) -> Vectors:
-        clipped: Tensor = x * self._share(x)
-        return clipped
+        return x * self._share(x)
 
     def support(self, p: Vectors) -> PerBatch:
         """c sqrt(d) |p|."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ctrans.norm.norm import ConstantGain, check_bias, check_norm
 from ctrans.norm.spheres import SphereNorm
 from ctrans.shapes import PerChannel, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 
 @checked

@@ -14,8 +14,7 @@ from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, che
 from ctrans.norm.spheres import SphereOf
 from ctrans.option import Count
 from ctrans.shapes import BatchMask, Matrices, PerBatch, Vectors
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 
 @checked

@@ -8,8 +8,8 @@ close inputs of a given length come otherwise.
 
 from __future__ import annotations
 
-import abc
 import math
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from ctrans.shapes import BatchMask, Matrices, PerBatch, PerChannel, Vectors
 from solvers import ConfigError
 
 
-class Norm(nn.Module, abc.ABC):
+class Norm(nn.Module, ABC):
     """z = beta + gamma * u(x) for each token x (a row of width d), where u(x) = `standardize`(x) is
     no longer than sqrt(d).
 
@@ -48,14 +48,14 @@ class Norm(nn.Module, abc.ABC):
     """
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def image(self) -> str:
         """The kind of set, a name of `ctrans.control.sets_by_norm.IMAGES`: ellipsoid, slice,
         ellipsoids, box or ball.
         """
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def gamma(self) -> PerChannel:
         """The gain gamma."""
 
@@ -64,17 +64,17 @@ class Norm(nn.Module, abc.ABC):
         """The offset beta (zeros if there is none)."""
         return torch.zeros_like(self.gamma)
 
-    @abc.abstractmethod
+    @abstractmethod
     def standardize(self, x: Vectors) -> Vectors:
         """u(x), before gain and offset."""
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def attained(self) -> bool:
         """Whether every p has an input x with <p, N(x)> = support(p)."""
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def reaches_inside(self) -> bool:
         """Whether N also reaches the interior of its image. This matters if velocities have a cost."""
 
@@ -89,38 +89,38 @@ class Norm(nn.Module, abc.ABC):
         """Whether N(0) is not defined."""
         return False
 
-    @abc.abstractmethod
+    @abstractmethod
     def support(self, p: Vectors) -> PerBatch:
         """sup over x of <p, N(x)>, for eps = 0."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def maximizer(self, p: Vectors) -> Vectors:
         """A z in the closure of the image with <p, z> = support(p). If there are several, the
         norm's rule selects one.
         """
 
-    @abc.abstractmethod
+    @abstractmethod
     def ties(self, p: Vectors) -> BatchMask:
         """Where several points of the closure maximise <p, z>, to rounding."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def shortfall(self, p: Vectors, radius: float) -> PerBatch:
         """An upper bound on support(p) - max of <p, N(x)> over |x - c| <= radius, u(c) = 0."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def constraint_violation(self, z: Vectors) -> PerBatch:
         """The largest violation of the equations of the image's closure by z; exactly 0 on it."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def jacobian(self, x: Vectors) -> Matrices:
         """The dense derivative dz/dx of each token, exact for eps > 0 too."""
 
-    @abc.abstractmethod
+    @abstractmethod
     def slope(self, x: Vectors) -> PerBatch:
         """An upper bound on |J(x)|_2 for each token."""
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def steepest(self) -> float:
         """An upper bound on |J(x)|_2 for all x; inf if there is none."""
 
@@ -191,7 +191,7 @@ class Norm(nn.Module, abc.ABC):
         """
         gamma = self.gamma
         size = gamma.detach().abs()
-        if bool((size <= torch.finfo(gamma.dtype).eps * size.max()).any()):
+        if (size <= torch.finfo(gamma.dtype).eps * size.max()).any():
             i, kind = int(size.argmin()), str(gamma.dtype).removeprefix("torch.")
             raise ConfigError(
                 f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {kind}, and has no tangent space or "
@@ -274,7 +274,7 @@ class ConstantGain(nn.Module):
 
     @property
     def gamma(self) -> PerChannel:
-        one: Tensor = self.get_buffer("one")
+        one = self.get_buffer("one")
         return self.constant * one
 
 

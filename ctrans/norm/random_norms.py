@@ -50,7 +50,7 @@ def any_norm(draw: Draw, names: list[str] | None = None, *, eps: float = 0.0) ->
     chosen = NORMS[draw.choice(names or sorted(NORMS))](2 + draw.integer(11), eps).double().requires_grad_(False)
     for parameter in chosen.parameters():
         parameter.mul_(draw.signs(*parameter.shape) * (0.5 * draw.normal(*parameter.shape).clamp(-3, 3)).exp())
-        if not bool(parameter.any()):
+        if not parameter.any():
             parameter.add_(0.5 * draw.normal(*parameter.shape))
     return chosen
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ctrans.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
 from ctrans.shapes import BatchMask, Matrices, PerBatch, PerChannel, Vectors
-from solvers.checked import checked
+from solvers import checked
 
 
 class SphereNorm(DividingNorm):

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 SECTIONS = {
     "screen": "screen",

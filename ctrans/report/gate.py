@@ -21,8 +21,7 @@ from ctrans.printable import printable
 from ctrans.report.contents import page_of
 from ctrans.report.sections import decoded
 from ctrans.stability.diagnosis.diagnose import Diagnosis
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 LEVELS = {"broken": "error", "serious": "error", "note": "note"}
 """Severities in the words of SARIF."""

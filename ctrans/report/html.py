@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import gzip
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,7 @@ from ctrans.json_values import plain
 from ctrans.printable import UNSAFE
 from ctrans.report.placement_style import looks_of
 from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 if TYPE_CHECKING:
     import markupsafe
@@ -64,7 +64,7 @@ def check_libraries() -> None:
     _library()
 
 
-@functools.cache
+@cache
 def _template() -> Any:
     try:
         import jinja2
@@ -75,7 +75,7 @@ def _template() -> Any:
     return environment.from_string(_file("page.html.j2"))
 
 
-@functools.cache
+@cache
 def _library() -> tuple[str, str]:
     """Plotly's script as its Python package brings it, packed by gzip as text: 2 MB in place of
     4.8, which the browser unpacks. And the hash of the script.
@@ -131,7 +131,7 @@ def _data(value: Any) -> str:
 
 
 def _drawable(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
         return {str(key): _drawable(item) for key, item in value.items()}

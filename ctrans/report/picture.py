@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -102,7 +102,7 @@ def _within(chart: Plot) -> Plot:
         return max(-LARGEST, min(LARGEST, x))
 
     lines = [
-        dataclasses.replace(
+        replace(
             line,
             x=list(map(place, line.x)),
             y=figures(line.y),
@@ -113,7 +113,7 @@ def _within(chart: Plot) -> Plot:
         for line in chart.lines
     ]
     frames = {name: [figures(each) for each in frame] for name, frame in chart.frames.items()}
-    return dataclasses.replace(chart, lines=lines, frames=frames, events=[(place(x), word) for x, word in chart.events])
+    return replace(chart, lines=lines, frames=frames, events=[(place(x), word) for x, word in chart.events])
 
 
 def _measured(chart: Plot) -> list[Line]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from rich.console import Console
@@ -87,13 +87,13 @@ class Bar:
                     self._console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
-def progress_bar(what: str, total: int, done: int = 0) -> contextlib.closing[Bar]:
+def progress_bar(what: str, total: int, done: int = 0) -> closing[Bar]:
     """Gives a `Bar` over `total` pieces of work, of which `done` were before.
 
     Where stderr is no terminal it says how long the work will take, if that is over `LONG` seconds,
     and again where that was `AMISS`.
     """
-    return contextlib.closing(Bar(what, total, done))
+    return closing(Bar(what, total, done))
 
 
 def bar_words(row: dict[str, Any]) -> str:

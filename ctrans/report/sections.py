@@ -5,17 +5,15 @@ A command describes its result once, as these values. `terminal`, `picture` and 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ctrans.findings import in_words
 from ctrans.printable import printable
-from solvers import ConfigError
-from solvers.checked import AnyFloat, checked
-from solvers.errors import shown
+from solvers import AnyFloat, ConfigError, checked, shown
 
 JSONObject = Mapping[str, Any]
 """An object of a command's JSON."""
@@ -27,7 +25,7 @@ EMPTY = ("–", "")
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Answer:
     """What the command found, in one sentence that a reader understands who does not know the
     theory.
@@ -38,7 +36,7 @@ class Answer:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Cell:
     """A table's cell. `value` is what it is sorted by; without one it is sorted by its text."""
 
@@ -52,7 +50,7 @@ class Cell:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Column:
     """A column's heading in words, what its figures mean, and their formula.
 
@@ -71,7 +69,7 @@ class Column:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Table:
     """A table. Without --verbose a terminal shows about `rows_shown` of its rows, evenly spread; 0
     is all of them.
@@ -96,11 +94,11 @@ class Table:
             if k == 0 or (column.detail in details and any(row[k].text not in EMPTY for row in self.rows))
         ]
         rows = [[row[k] for k in chosen] for row in self.rows]
-        return dataclasses.replace(self, columns=[self.columns[k] for k in chosen], rows=rows)
+        return replace(self, columns=[self.columns[k] for k in chosen], rows=rows)
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Line:
     """A model's figures along a chart's axis. A `bound` is what theory allows, not what was
     measured.
@@ -128,7 +126,7 @@ class Line:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Plot:
     """Figures against depth, or against what `x` says in words with its unit. `log` is how the
     vertical axis starts.
@@ -148,7 +146,7 @@ class Plot:
     log: bool = True
     log_x: bool = False
     kind: Literal["lines", "bars", "points"] = "lines"
-    frames: Mapping[str, Sequence[Sequence[AnyFloat | None]]] = dataclasses.field(default_factory=dict)
+    frames: Mapping[str, Sequence[Sequence[AnyFloat | None]]] = field(default_factory=dict)
     over: str = "Moment"
     events: Sequence[tuple[AnyFloat, str]] = ()
 
@@ -159,7 +157,7 @@ class Plot:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Words:
     """A paragraph, and a list of `lines` below it."""
 
@@ -168,7 +166,7 @@ class Words:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Token:
     """A token's text on a colour, and its figure in words."""
 
@@ -178,7 +176,7 @@ class Token:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ColouredText:
     """Tokens in their order."""
 
@@ -188,7 +186,7 @@ class ColouredText:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Findings:
     """Findings of a model as JSON objects, the most severe first; `title` names the model where
     there are several. Of more than `MOST_FINDINGS` it has the first, and `title` says so.
@@ -212,7 +210,7 @@ Section = Answer | Words | Table | Plot | ColouredText | Findings
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Chapter:
     """A heading and its parts. A `folded` chapter is closed on a page, and a terminal shows it with
     --verbose only.
@@ -233,7 +231,7 @@ class Chapter:
     @property
     def shown(self) -> Chapter:
         """The chapter without parts that have nothing to show."""
-        return dataclasses.replace(self, parts=[part for part in self.parts if _has_content(part)])
+        return replace(self, parts=[part for part in self.parts if _has_content(part)])
 
 
 def _has_content(part: Section) -> bool:
@@ -245,7 +243,7 @@ def _has_content(part: Section) -> bool:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Page:
     """A title, a line on what was looked at, chapters with the answer first, and the results that
     they were made of.

@@ -18,7 +18,7 @@ def check_tensorboard() -> None:
 
 
 @contextlib.contextmanager
-def tensorboard(directory: Path, done: int = 0) -> Iterator[Callable[[dict[str, Any]], None]]:
+def tensorboard(directory: Path, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Gives a function that writes a row's numbers under its step; what is there of steps after
     `done` is forgotten.
     """

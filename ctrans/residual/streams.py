@@ -4,7 +4,7 @@ map and written to.
 
 from __future__ import annotations
 
-import abc
+from abc import ABC, abstractmethod
 from typing import Annotated, Protocol, runtime_checkable
 
 import torch
@@ -15,7 +15,7 @@ from ctrans.option import Range
 from ctrans.protocol import AsksTheInstance
 from ctrans.residual.velocities import Residual
 from ctrans.shapes import StreamRows, TokenRows
-from solvers.checked import checked
+from solvers import checked
 
 Mixing = Float[Tensor, "streams streams"]
 """A matrix that mixes the streams."""
@@ -24,7 +24,7 @@ PerStream = Float[Tensor, " streams"]
 """One number for each stream."""
 
 
-class Streams(Residual, abc.ABC):
+class Streams(Residual, ABC):
     """X of n streams x_1 .. x_n, concatenated: x_s <- sum_t M_st x_t on entering a segment, then
     dx_s/dt = b_s N_out f(N_in sum_t a_t x_t). M is `mixing`, b `writes` and a `reads`.
 
@@ -38,17 +38,17 @@ class Streams(Residual, abc.ABC):
         self.width, self.streams = width, streams
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def mixing(self) -> Mixing:
         """M."""
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def reads(self) -> PerStream:
         """a."""
 
     @property
-    @abc.abstractmethod
+    @abstractmethod
     def writes(self) -> PerStream:
         """b."""
 

@@ -10,9 +10,7 @@ from ctrans.norm import NORMS, make_norm
 from ctrans.placement import Placement
 from ctrans.residual.streams import HyperConnections, ManifoldConnections
 from ctrans.residual.velocities import DepthScaled, Gain, Residual, TowardsImage
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import look_up, shown
+from solvers import ConfigError, checked, look_up, shown
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 RESAMPLES = 2000
 LEVEL = 0.95

@@ -4,9 +4,9 @@ by a short run.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ctrans.model.gpt import number_of_weights
 from ctrans.study.description import PlannedRun
@@ -17,7 +17,7 @@ STEPS = 5
 """The number of iterations of the timed run."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Cost:
     """The cost of several runs: their number, training tokens, floating-point operations, and the
     rate of these on one processor.
@@ -67,9 +67,7 @@ def measured_rate(run: PlannedRun, data: Data) -> float:
     """The floating-point operations per processor second of such a run here, by a short run after a
     warm-up run.
     """
-    short = dataclasses.replace(
-        run, training=dataclasses.replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS), measure=()
-    )
+    short = replace(run, training=replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS), measure=())
     train_run(short, data)
     started = time.process_time()
     train_run(short, data)

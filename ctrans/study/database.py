@@ -13,7 +13,6 @@ are done again. No table has an index, so that a damaged row can be removed by i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -21,6 +20,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ class Store:
         return [column[0] for column in cursor.description], cursor.fetchall()
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
     """Opens the study file in that directory. With `write` it makes the file if needed, brings one
     of format 1 to this format, removes damaged rows, and locks it against other writers. Without,
@@ -172,7 +172,7 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
     of it is damaged, or the disk fails.
     """
     path = directory / FILE
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         try:
             if write:
                 directory.mkdir(parents=True, exist_ok=True)
@@ -184,9 +184,9 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
                     check_file(each)  # SQLite would wait for a pipe
             # a reader may have to undo what a killed process began to write
             mode = f"{path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"
-            connection = stack.enter_context(contextlib.closing(sqlite3.connect(mode, uri=True, timeout=30.0)))
+            connection = stack.enter_context(closing(sqlite3.connect(mode, uri=True, timeout=30.0)))
             if not write:
-                memory = stack.enter_context(contextlib.closing(sqlite3.connect(":memory:")))
+                memory = stack.enter_context(closing(sqlite3.connect(":memory:")))
                 connection.backup(memory)
                 connection = memory
             store = Store(connection, path, _prepare(connection, write))
@@ -327,7 +327,7 @@ def _named(table: str, row: Row) -> str:
 
 def _one_file(connection: sqlite3.Connection) -> None:
     """Merges the WAL into the file, unless another process reads it."""
-    with contextlib.suppress(sqlite3.DatabaseError):
+    with suppress(sqlite3.DatabaseError):
         connection.execute("PRAGMA journal_mode = DELETE")
 
 

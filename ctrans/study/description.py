@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ctrans.model.config import GPTConfig
@@ -17,11 +18,10 @@ from ctrans.training.data import Data
 from ctrans.training.data_sources import Source
 from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS, Task
-from solvers import ConfigError
-from solvers.errors import look_up, unknown
+from solvers import ConfigError, look_up, unknown
 
-MODEL = frozenset(field.name for field in dataclasses.fields(GPTConfig))
-TRAINING = frozenset(field.name for field in dataclasses.fields(TrainConfig))
+MODEL = frozenset(field.name for field in fields(GPTConfig))
+TRAINING = frozenset(field.name for field in fields(TrainConfig))
 OWN = ("learning_rate", "seed")
 """Settings of which a study has lists, as `learning_rates` and `seeds`."""
 HOURS = Range(SMALLEST, LARGEST, "a positive number of processor hours")
@@ -29,7 +29,7 @@ MOST_RUNS = 100_000
 """The largest number of runs of a study. A larger one is a mistake in a grid."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlannedRun:
     """One training of a study.
 
@@ -49,10 +49,10 @@ class PlannedRun:
 
     def key(self, fingerprint: str) -> str:
         """A hash of all that determines the result, with the data (see `ctrans.study.run_key`)."""
-        return run_key(dataclasses.asdict(self.model), dataclasses.asdict(self.training), fingerprint, self.measure)
+        return run_key(asdict(self.model), asdict(self.training), fingerprint, self.measure)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Study:
     """A base configuration and the fields that vary. Raises ConfigError with the value and the fix
     for an invalid one.

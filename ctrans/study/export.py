@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctrans.study.database import Store
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 Columns = Sequence[str]
 Rows = Sequence[tuple[Any, ...]]

@@ -16,11 +16,11 @@ case with one rate has neither figure.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ctrans.study.database import Finished, FinishedRuns
@@ -47,7 +47,7 @@ Otherwise its losses and rates mean nothing.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Floor:
     """The mean losses in nats per target of a model without `depth`, and of a `guess` among the
     answers, which is that of no training.
@@ -57,7 +57,7 @@ class Floor:
     guess: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StableRate:
     """The largest stable learning rate; None with the `reason`. With `at_least` it is the largest
     rate that was tried, and the true one is higher.
@@ -78,7 +78,7 @@ def rate_by_floor(ends: Mapping[float, Sequence[float]], floor: Floor) -> Stable
     l* is the lowest mean. The rate is None if l* > (1 - DEEPER) F.
     """
     means = {
-        rate: statistics.fmean(min(loss, floor.guess) if loss < math.inf else floor.guess for loss in ends[rate])
+        rate: fmean(min(loss, floor.guess) if loss < math.inf else floor.guess for loss in ends[rate])
         for rate in sorted(ends)
         if ends[rate]
     }
@@ -123,7 +123,7 @@ def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[A
     """The mean, the lowest and the highest value at each place of an axis."""
     return {
         axis: list(values),
-        "mean": [statistics.fmean(each) for each in values.values()],
+        "mean": [fmean(each) for each in values.values()],
         "lowest": [min(each) for each in values.values()],
         "highest": [max(each) for each in values.values()],
     }
@@ -186,7 +186,7 @@ def case_outcomes(runs: FinishedRuns, floor: Floor | None = None) -> dict[str, f
 
 def _by_share(runs: FinishedRuns) -> dict[str, float | None]:
     rates = by_rate(runs)
-    means = {rate: statistics.fmean(map(end_loss, each)) for rate, each in rates.items()}
+    means = {rate: fmean(map(end_loss, each)) for rate, each in rates.items()}
     known = {rate: mean for rate, mean in means.items() if not math.isnan(mean)}
     found: dict[str, float | None] = {
         "runs": float(len(runs)),
@@ -198,7 +198,7 @@ def _by_share(runs: FinishedRuns) -> dict[str, float | None]:
         return found
     best_rate = min(known, key=known.__getitem__)
     best = known[best_rate]
-    first = statistics.fmean(run.first for run in runs if run.first is not None)
+    first = fmean(run.first for run in runs if run.first is not None)
     row = (rate for rate in rates if rate >= best_rate)
     most = best + SHARE * (first - best)
     stable = list(
@@ -208,7 +208,7 @@ def _by_share(runs: FinishedRuns) -> dict[str, float | None]:
         **found,
         "best loss": best,
         "best learning rate": best_rate,
-        "sensitivity": statistics.fmean(min(mean, first) - best for mean in known.values()) if len(known) > 1 else None,
+        "sensitivity": fmean(min(mean, first) - best for mean in known.values()) if len(known) > 1 else None,
         "largest stable learning rate": stable[-1] if stable and best < first and len(rates) > 1 else None,
     }
 

@@ -13,13 +13,13 @@ A population is faster only if a step is so small that calls cost more than arit
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import tempfile
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ctrans.fields import ATTENTIONS, FFNS, reference_kernels
-from ctrans.fields.tables import MapEntry
+from ctrans.fields import ATTENTIONS, FFNS, MapEntry, reference_kernels
 from ctrans.model.gpt import GPT
 from ctrans.model.parametrisation import STANDARD
 from ctrans.study.description import PlannedRun
@@ -70,8 +69,8 @@ class UncheckedGPT(GPT):
 
 def shared(run: PlannedRun) -> str:
     """The common settings of the members of a population, as one text."""
-    model = {name: value for name, value in dataclasses.asdict(run.model).items() if name not in OWN_MODEL}
-    training = {name: value for name, value in dataclasses.asdict(run.training).items() if name not in OWN_TRAINING}
+    model = {name: value for name, value in asdict(run.model).items() if name not in OWN_MODEL}
+    training = {name: value for name, value in asdict(run.training).items() if name not in OWN_TRAINING}
     return json.dumps([model, training, run.measure], sort_keys=True)
 
 
@@ -119,7 +118,7 @@ def train_population(runs: Sequence[PlannedRun], data: Data) -> list[RunResult]:
         outcomes = Population(members).carry_out()
         results = [result_of(*each, started) for each in zip(runs, members, outcomes, before, strict=True)]
         seconds = (time.process_time() - started) / len(runs)
-        return [dataclasses.replace(result, seconds=seconds) for result in results]
+        return [replace(result, seconds=seconds) for result in results]
 
 
 class Population:
@@ -157,10 +156,7 @@ class Population:
                 one = slice(i, i + 1) if matrices else i  # decay depends on the number of dimensions
                 mine.append(nn.Parameter(values[one]))
                 mine[-1].grad = gradients[one]
-        return [
-            dataclasses.replace(member, optimiser=member.config.make_optimiser(mine))
-            for member, mine in zip(members, rows, strict=True)
-        ]
+        return [replace(member, optimiser=member.config.make_optimiser(mine)) for member, mine in zip(members, rows, strict=True)]
 
     def carry_out(self) -> list[Outcome]:
         """Trains all members to their ends. Some may diverge before, and a signal stops all."""
@@ -182,7 +178,7 @@ class Population:
         for member in self.members:
             member.optimiser.zero_grad(set_to_none=False)
         template = self.objective.model
-        dataclasses.replace(self.members[0], model=template).heat(temperature(config, step, template.config.temperature))
+        replace(self.members[0], model=template).heat(temperature(config, step, template.config.temperature))
         total = torch.zeros(len(self.members), device=device)
         for micro in range(config.accumulate):
             pairs = [each.data.batch(step, micro, batch=config.batch, seed=each.config.seed) for each in self.members]

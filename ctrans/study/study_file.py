@@ -24,8 +24,7 @@ from typing import Any
 from ctrans.given_files import read_toml
 from ctrans.study.description import Study
 from ctrans.training.data_sources import Source
-from solvers import ConfigError
-from solvers.errors import shown, unknown
+from solvers import ConfigError, shown, unknown
 
 KEYS = {
     "name": str,
@@ -60,9 +59,8 @@ def read_study(path: Path) -> Study:
         raise ConfigError(f"{' and '.join(given)} in {str(path)!r} exclude each other: leave one out")
     if "task" in content:
         source: Source = {"task": content.pop("task")}
-        return Study(**{"name": path.stem, **content}, source=source)
-    # paths are relative to the file
-    source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
+    else:  # paths are relative to the file
+        source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
     return Study(**{"name": path.stem, **content}, source=source)
 
 

@@ -5,12 +5,13 @@ depth after a few updates (the coordinate check of mup, over width and depth).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 import torch
@@ -45,7 +46,7 @@ ORDER: tuple[TransferVerdict, ...] = get_args(TransferVerdict)
 Build = Callable[[int, int], nn.Module]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PlaceGrowth:
     """k of mean |change| ~ size^k for one place, over widths or over depths.
 
@@ -74,7 +75,7 @@ class PlaceGrowth:
         return f"{self.axis}^{self.exponent:+.2f} +- {self.error:.2f}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Transfer:
     """What a check over widths and depths found. `growths` has the places in the order of the pass."""
 
@@ -153,7 +154,7 @@ def _proportional(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _mean(parts: Sequence[Tensor]) -> float:
-    return statistics.fmean(float(each.abs().mean()) for each in parts)
+    return fmean(float(each.abs().mean()) for each in parts)
 
 
 def _measure(
@@ -243,9 +244,7 @@ def _growth(axis: str, place: str, sizes: Sequence[int], runs: Sequence[Sequence
     finite = not any(map(math.isnan, slopes))
     error = statistics.stdev(slopes) / len(slopes) ** 0.5 if finite and len(slopes) > 1 else 0.0 if finite else math.nan
     means = [statistics.geometric_mean(each) if finite else math.nan for each in changes]
-    return PlaceGrowth(
-        axis, place, means, statistics.fmean(slopes), error, log_slope(sizes, [statistics.fmean(each) for each in starts])
-    )
+    return PlaceGrowth(axis, place, means, fmean(slopes), error, log_slope(sizes, [fmean(each) for each in starts]))
 
 
 def coordinate_check(
@@ -272,7 +271,7 @@ def coordinate_check(
     tokens, targets = data.batch(0, 0, batch=settings.batch, seed=settings.seed)
 
     def build(width: int, depth: int) -> nn.Module:
-        sized = dataclasses.replace(config, width=width, heads=width // head, depth=depth, **base)
+        sized = replace(config, width=width, heads=width // head, depth=depth, **base)
         made = GPT(sized, seed=settings.seed + torch.initial_seed())
         if made.unembedding is not None:
             made.unembedding.weight.data.mul_(SMALL_HEAD)
@@ -280,6 +279,6 @@ def coordinate_check(
 
     def optimiser(module: nn.Module, rate: float) -> torch.optim.Optimizer:
         assert isinstance(module, GPT)
-        return dataclasses.replace(settings, learning_rate=rate).make_optimiser(module.parameters(), model=module)
+        return replace(settings, learning_rate=rate).make_optimiser(module.parameters(), model=module)
 
     return transfer_check(build, optimiser, lambda module: next_token_loss(module(tokens)[0], targets), widths=widths, **options)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ctrans.given_files import cannot_read, check_file
 from ctrans.option import COUNT, Count, Range, Seed
-from solvers import ConfigError
-from solvers.checked import checked
+from solvers import ConfigError, checked
 
 SHARE = 10
 """The last tenth of a text is for validation."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from ctrans.model.text import read_text
 from ctrans.training.data import Data, from_bin, from_text
 from ctrans.training.tasks import TASKS
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 Source = Mapping[str, str | None]
 """{"task": name}, or the absolute path of a text as "file" or of a directory as "bin". Empty for

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ COMPILER = ("torch._dynamo", "torch._inductor")
 Observer = Callable[[log.Row], None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Advice:
     """What a watcher asks for before an optimiser's step; by default nothing.
 
@@ -76,7 +77,7 @@ class Ending(enum.Enum):
     """A watcher ended the run."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Outcome:
     """How a run ended, its progress, the reason in words, and the number of the signal that ended
     it.
@@ -88,7 +89,7 @@ class Outcome:
     signal: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Passed:
     """An iteration after its passes and before its step: the row so far, and what the step needs."""
 
@@ -98,7 +99,7 @@ class Passed:
     started: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TrainingRun:
     """The parts of a training. `module` is the objective as `parallel` wraps it."""
 
@@ -174,7 +175,7 @@ class TrainingRun:
         """Returns the progress with one more validation loss, and the figures of the evaluation."""
         self.heat(self.model.config.temperature)
         with self.precision():
-            row: log.Row = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
+            row = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
         if not isinstance(self.data, Labelled):
             del row["accuracy"]
         if self.config.theta:
@@ -185,7 +186,7 @@ class TrainingRun:
         """Saves a checkpoint with the watcher's files. The link `last`, and `best` for the best
         one, then point to it.
         """
-        state = dataclasses.replace(self.state, progress=progress, beside=self.watch.files() if files is None else files)
+        state = replace(self.state, progress=progress, beside=self.watch.files() if files is None else files)
         if self.parallel.saves:
             save_checkpoint(self.store, state, self.model, self.optimiser, self.processes, sharded=self.parallel.sharded)
 
@@ -211,12 +212,12 @@ class TrainingRun:
             part.temperature = tau
         return tau
 
-    @functools.cached_property
+    @cached_property
     def heated(self) -> list[HasTemperature]:
         """The maps with a temperature. To ask each module takes longer than a small model's step."""
         return [part for part in self.model.modules() if isinstance(part, HasTemperature)]
 
-    @functools.cached_property
+    @cached_property
     def weights(self) -> list[nn.Parameter]:
         """The parameters of the module."""
         return list(self.module.parameters())
@@ -286,7 +287,7 @@ def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple
         if not math.isfinite(row[what]) and not row.get("skipped"):
             run.report(row)
             return progress, diverged(run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}")
-    progress = dataclasses.replace(progress, step=row["step"])
+    progress = replace(progress, step=row["step"])
     if progress.step == run.config.iterations or progress.step % run.config.eval_every == 0:
         progress, measured = run.evaluate(progress)
         row = row | measured

@@ -14,9 +14,7 @@ from ctrans.fields import Balances, HasAuxiliary
 from ctrans.model.gpt import GPT
 from ctrans.shapes import Scalar, TokenBatch
 from ctrans.training.settings import TrainConfig
-from solvers import Segment, solve
-from solvers.run import Save
-from solvers.segment import Map
+from solvers import Map, Save, Segment, solve
 
 
 class Losses(NamedTuple):

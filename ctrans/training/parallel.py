@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig, attached_gradients
 from ctrans.weights.functions_of_depth import coefficients_of
-from solvers import GRADIENTS, ConfigError
-from solvers.errors import look_up
+from solvers import GRADIENTS, ConfigError, look_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Parallel:
 
     wrap: Callable[[Objective, torch.device], nn.Module]
     """Wraps the objective for this process."""
-    micro_batch: Callable[[nn.Module, bool], contextlib.AbstractContextManager[None]]
+    micro_batch: Callable[[nn.Module, bool], AbstractContextManager[None]]
     """The context of the passes of a micro-batch. Its second argument is whether it is the last
     one, after which the processes exchange gradients.
     """
@@ -59,17 +58,17 @@ def _shard(objective: Objective, device: torch.device) -> nn.Module:
     return objective
 
 
-def _reduce_after_last(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if last else module.no_sync()  # type: ignore[operator]  # the wrapper is DDP
+def _reduce_after_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
+    return nullcontext() if last else module.no_sync()  # type: ignore[operator]  # the wrapper is DDP
 
 
-def _scatter_after_last(module: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+def _scatter_after_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
     module.set_requires_gradient_sync(last)  # type: ignore[operator]  # fully_shard made it an FSDPModule
-    return contextlib.nullcontext()
+    return nullcontext()
 
 
 PARALLEL: dict[str, Parallel] = {
-    "none": Parallel(lambda objective, device: objective, lambda module, last: contextlib.nullcontext()),
+    "none": Parallel(lambda objective, device: objective, lambda module, last: nullcontext()),
     "ddp": Parallel(_replicate, _reduce_after_last),
     "fsdp": Parallel(_shard, _scatter_after_last, sharded=True),
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ctrans.option import Count
 from ctrans.training.data import Data, Tokens
-from solvers.checked import checked
+from solvers import checked
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ its logs are removed. `sha256sum -c SHA256SUMS` checks a checkpoint by hand.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import itertools
@@ -24,6 +23,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Set
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -70,7 +70,7 @@ class RunDirectory:
     def _current(self) -> str:
         """The generation that `last` points to, or else the one with checkpoints."""
         for link in (LAST, BEST):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 name = Path(os.readlink(self.directory / link)).parent.name
                 if name in GENERATIONS:
                     return name
@@ -94,7 +94,7 @@ class RunDirectory:
         link = self.directory / LAST
         return self.step_directory(0) if self.steps() == [0] and not os.path.lexists(link) else link
 
-    @contextlib.contextmanager
+    @contextmanager
     def locked(self) -> Iterator[None]:
         """Makes the directory, and locks it against training by other processes. The lock ends with
         the process.
@@ -119,7 +119,7 @@ class RunDirectory:
         """The directory in which that checkpoint is written, before its renaming."""
         return self.checkpoints / f".step-{step:08d}"
 
-    @contextlib.contextmanager
+    @contextmanager
     def saving(
         self, step: int, *, best: int | None, good: int, first: bool = True, wait: Callable[[], None] = lambda: None
     ) -> Iterator[Path]:
@@ -198,7 +198,7 @@ class RunDirectory:
                 other = RunDirectory(self.directory, name)
                 other.prune(-1, set())
                 other.forget_base()
-                with contextlib.suppress(OSError):  # missing, or with files of users
+                with suppress(OSError):  # missing, or with files of users
                     (self.directory / name).rmdir()
 
     def forget_base(self) -> None:
@@ -212,7 +212,7 @@ class RunDirectory:
             with tempfile.TemporaryFile(dir=self.directory):
                 pass
 
-    @contextlib.contextmanager
+    @contextmanager
     def changing(self) -> Iterator[None]:
         """Turns an OSError inside into a ConfigError."""
         try:
@@ -223,7 +223,7 @@ class RunDirectory:
                 f"{self._what_is_left() + '; ' if self.exists else ''}free some space, or choose another place"
             ) from None
 
-    @contextlib.contextmanager
+    @contextmanager
     def unharmed(self, step: int) -> Iterator[None]:
         """Turns an error in writing the checkpoint of that step into a ConfigError, and removes the
         unfinished checkpoint.
@@ -281,7 +281,7 @@ def lock(path: Path, other: str) -> IO[bytes]:
     """The file, made if needed, and locked against other processes until it is closed. Raises
     ConfigError that says what the other one does, if one has the lock, and for no regular file.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         # without waiting, as opening a pipe does
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         file = stack.enter_context(open(handle, "r+b", buffering=0))

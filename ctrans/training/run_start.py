@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from ctrans.fields.tables import takes
@@ -135,9 +135,9 @@ def resumed(
     model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
     if progress.best_step not in store.steps():  # the best checkpoint was damaged
-        progress = dataclasses.replace(progress, best=None, best_step=None)
-    saved = dataclasses.asdict(read_state(directory).config)
-    changes = {name: value for name, value in dataclasses.asdict(state.config).items() if value != saved[name]}
+        progress = replace(progress, best=None, best_step=None)
+    saved = asdict(read_state(directory).config)
+    changes = {name: value for name, value in asdict(state.config).items() if value != saved[name]}
     run = assemble(model, state, data, store, parallel, processes)
     restore(directory, run.model, run.optimiser)
     if processes.first:
@@ -184,4 +184,4 @@ def check_continues(saved: Mapping[str, Any], given: Mapping[str, Any], flags: M
 def with_settings(state: State, given: Mapping[str, Any]) -> State:
     """The state with the given settings, of those in `MAY_CHANGE`."""
     changed = {name: value for name, value in given.items() if name in MAY_CHANGE}
-    return dataclasses.replace(state, config=dataclasses.replace(state.config, **changed))
+    return replace(state, config=replace(state.config, **changed))

@@ -15,8 +15,7 @@ from ctrans.model.parametrisation import STANDARD, WeightGroup
 from ctrans.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
 from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.training.optimiser import EPS, OPTIMISERS
-from solvers import GRADIENTS, ConfigError
-from solvers.errors import shown, unknown
+from solvers import GRADIENTS, ConfigError, shown, unknown
 
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
     "cosine": lambda peak, s, warmup: peak * (s + 1) / warmup,

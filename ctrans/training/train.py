@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from ctrans.training.run_start import anew, check_continues, check_experts, chec
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 from ctrans.weights.low_rank import adapt
-from solvers.checked import checked
+from solvers import checked
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Plan:
     """A checked run that can start: its architecture, settings and directory, and the function that
     starts it.
@@ -44,7 +44,7 @@ class Plan:
     begin: Callable[[Processes], tuple[TrainingRun, Progress]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Trained:
     """A run that has ended: its parts and its outcome."""
 
@@ -105,7 +105,7 @@ def train(
     `Trained.ending`. Raises ConfigError for invalid arguments, before it writes anything.
     """
     return carry_out_plan(
-        plan(model, TrainConfig() if config is None else config, data, out=out, overwrite=overwrite, parallel=parallel),
+        plan(model, config or TrainConfig(), data, out=out, overwrite=overwrite, parallel=parallel),
         device=device,
         observe=observe,
     )
@@ -170,7 +170,7 @@ def plan_to_resume(
     store = RunDirectory(Path(out))
     directory = store.verified_last()
     state, architecture = read_state(directory), load_config(directory)
-    known = {**dataclasses.asdict(architecture), **dataclasses.asdict(state.config)}
+    known = {**asdict(architecture), **asdict(state.config)}
     check_continues(known, {name: value for name, value in given.items() if name in known}, flags or {})
     state = with_settings(state, given)
     check_warm_up(architecture, state.config)
@@ -178,7 +178,7 @@ def plan_to_resume(
         tokens = read_source(state.source, architecture.context)
     else:  # the data may have moved; their fingerprint is compared later
         source, tokens = source_of(data, architecture.context)
-        state = dataclasses.replace(state, source=source)
+        state = replace(state, source=source)
     begin = partial(resumed, state, tokens, store, get_parallel(parallel, state.config))
     return Plan(architecture, state.config, store, parallel, begin)
 
@@ -193,8 +193,8 @@ def begun(planned: Plan, device: torch.device) -> Iterator[tuple[TrainingRun, Pr
         yield planned.begin(here)
 
 
-def carry_out_plan(planned: Plan, *, device: str | torch.device = "cpu", observe: Observer = unobserved) -> Trained:
+def carry_out_plan(planned: Plan, *, device: str | torch.device, observe: Observer) -> Trained:
     """Starts the run and trains to its end."""
     with begun(planned, get_device(str(device))) as (run, progress):
-        run = dataclasses.replace(run, observe=observe)
+        run = replace(run, observe=observe)
         return Trained(run, carry_out(run, progress))

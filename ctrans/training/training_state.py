@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ from ctrans.given_files import read_json
 from ctrans.json_values import is_step
 from ctrans.model.sums import STATE
 from ctrans.training.settings import TrainConfig, check_names, from_saved
-from solvers import ConfigError
-from solvers.errors import shown
+from solvers import ConfigError, shown
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Progress:
     """The progress of a run: all on which its rest depends, besides weights, optimiser, settings
     and data.
@@ -45,7 +44,7 @@ class Progress:
         return Progress(self.step, first, *best, above, good)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class State:
     """The train.json of a checkpoint: progress and settings of the run, the source of its data, and
     their fingerprint.
@@ -57,11 +56,11 @@ class State:
     config: TrainConfig
     source: dict[str, Any]
     fingerprint: str
-    beside: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
         """Writes the files to the directory of a checkpoint."""
-        own = {name: value for name, value in dataclasses.asdict(self).items() if name in SAVED}
+        own = {name: value for name, value in asdict(self).items() if name in SAVED}
         (directory / STATE).write_text(json.dumps(own, indent=1))
         for name, text in self.beside.items():
             (directory / name).write_text(text)

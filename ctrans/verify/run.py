@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import zlib
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +14,7 @@ from ctrans.statement import CaseTest, Draw, Statement, Trial, worst
 from solvers import ConfigError, SolveError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CheckResult:
     """The result of one test: whether the form holds, and the excess, the number and the words of
     its worst case.
@@ -28,7 +28,7 @@ class CheckResult:
     words: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Result:
     """A statement with the results of its tests: `seed` is None if no source states it, `seconds`
     is the time of both forms.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from ctrans.walk.model import Model
 from solvers import ConfigError, SolveError
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StepContext:
     """Segment k of the depth: `sublayer` acts from depth-time `time` for a time `h`, from X_k = `x`
     to X_{k+1} = `y`.
@@ -35,7 +35,7 @@ class StepContext:
         return self.sublayer.enter(self.x)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StepContextBack(StepContext):
     """The same on the way back, with the costates at both ends: `p` = dL/dX_{k+1} and `before` =
     dL/dX_k.
@@ -52,7 +52,7 @@ class StepContextBack(StepContext):
         return self.sublayer.met(self.x, self.before, self.p, self.h)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Turn:
     """The end of the depth in a walk with a loss L: X_T = `x`, L and `p` = dL/dX_T, for these
     tokens and targets.

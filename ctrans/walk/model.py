@@ -17,9 +17,7 @@ from ctrans.depth import Depth
 from ctrans.model.gpt import counted
 from ctrans.protocol import AsksTheInstance
 from ctrans.shapes import Scalar, TokenRows
-from solvers import ConfigError, Solution
-from solvers.checked import checked, is_dense
-from solvers.errors import shown
+from solvers import ConfigError, Solution, checked, is_dense, shown
 
 
 @runtime_checkable

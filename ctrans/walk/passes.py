@@ -20,15 +20,12 @@ from torch import Tensor
 from ctrans.as_found import leaving_as_found
 from ctrans.depth import Depth, check_matches
 from ctrans.fields import norms_found_once
-from ctrans.norm.spheres import SphereNorm
+from ctrans.norm import SphereNorm
 from ctrans.shapes import TokenMask, TokenRows
 from ctrans.sublayer import Sublayer
 from ctrans.walk.instrument import Instrument, States, StepContext, StepContextBack, Turn
 from ctrans.walk.model import Model, check_targets, kept_of, terminal_loss
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import shown
-from solvers.segment import Map
+from solvers import ConfigError, Map, checked, shown
 
 SegmentCallback = Callable[[int], None]
 """Called with k when segment k is done, on each way."""
@@ -39,8 +36,8 @@ class Lane:
     """A batch of sequences with its instruments. With targets it also goes back up."""
 
     tokens: Tensor
-    targets: Any = None
-    instruments: Sequence[Instrument] = ()
+    targets: Any
+    instruments: Sequence[Instrument]
 
 
 @leaving_as_found
@@ -73,7 +70,7 @@ def walk(
 @torch.no_grad()
 @leaving_as_found
 @checked
-def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback | None = None) -> None:
+def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback | None) -> None:
     """Walks all lanes together, segment by segment. Raises as `walk`. Call each instrument's
     `figures()` afterwards.
     """

@@ -9,10 +9,10 @@ gains of norms as to matrices.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from fractions import Fraction
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ctrans.weights.time_network import TimeNetwork
-from solvers.errors import look_up
+from solvers import look_up
 
 Block = TypeVar("Block", bound=nn.Module)
 
@@ -92,7 +92,7 @@ class InDepth(nn.Module):
     by coefficients c_j. `network` is the trained part of the functions, if any.
     """
 
-    def __init__(self, basis: str, count: int, place: Fraction, network: nn.Module | None = None):
+    def __init__(self, basis: str, count: int, place: Fraction, network: nn.Module | None):
         super().__init__()
         self.basis, self.count, self.network = basis, count, network
         self.move(place)
@@ -142,9 +142,9 @@ def blocks_through(knots: Sequence[Block], basis: str, blocks: int, generator: t
     """
     kind = look_up("basis of weights in depth", basis, BASES)
     to_coefficients = kind.coefficients(len(knots))
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = generator or torch.Generator().manual_seed(0)
     network = None if kind.network is None else kind.network(len(knots), generator)
-    block = copy.deepcopy(knots[0])
+    block = deepcopy(knots[0])
     values = [dict(knot.named_parameters()) for knot in knots]
     places = _centres(blocks)
     for path, module in list(block.named_modules()):
@@ -183,7 +183,7 @@ def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
 
 def copy_to(block: Block, coefficients: dict[int, nn.Parameter], place: Fraction) -> Block:
     """A copy of the block at another place s. `coefficients` replace its own, by identity."""
-    moved = copy.deepcopy(block, dict(coefficients))
+    moved = deepcopy(block, dict(coefficients))
     for part in moved.modules():
         if isinstance(part, InDepth):
             part.move(place)

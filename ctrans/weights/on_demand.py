@@ -8,9 +8,9 @@ of ctrans needs no change.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from solvers import ConfigError
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Piece:
     """Weights that are made together by a function, which gives the same weights at each call."""
 
@@ -66,7 +66,7 @@ class Shelf:
         return twin
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Place:
     """Where a module finds its weights: the shelf, and for each weight its piece and its name
     there.

@@ -257,7 +257,7 @@ def _figures(model: JSONObject, path: Sequence[str]) -> list[Any]:
     measured.
     """
     step, *keys = path
-    found: Any = (model["steps"].get(step) or {}).get("result")
+    found = (model["steps"].get(step) or {}).get("result")
     for key in keys:
         if found:
             found = [each.get(key) for each in found] if isinstance(found, list) else found.get(key)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrans.monitor.gauge_table import GAUGES
+from ctrans.monitor import GAUGES
 from ctrans.monitor.history import kept_reports
 from ctrans.monitor.post_mortem import LEAST, RULE
 from ctrans.report.progress import duration

@@ -251,7 +251,7 @@ def _check_rows(rows: Tensor) -> Tensor:
         "does not sum to 1": ~masked & ~((sums - 1).abs() <= slack),
     }
     for complaint, at in complaints.items():
-        if bool(at.any()):
+        if at.any():
             row = int(at.nonzero()[0])
             raise ConfigError(
                 f"row {row} {complaint} (sum {float(sums[row]):g}): give attention rows after the softmax, each a distribution"

@@ -15,7 +15,7 @@ from ctrans.shapes import PerBatch, TokenRows, UnbatchedRows
 from ctrans.stability.backward.singular_values import Linearisation, linearise, unit
 from ctrans.stability.forward.moments import token_lengths
 from ctrans.sublayer import Sublayer
-from solvers.segment import Map
+from solvers import Map
 
 OneToken = Float[Tensor, "rows 1 width"]
 """One token for each row."""
@@ -79,7 +79,7 @@ def step_at(sublayer: Sublayer, h: float, x: RowsOfTokens, rows: RowIds) -> OneT
 
 
 @torch.no_grad()
-def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch.Generator | None = None) -> float:
+def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch.Generator | None) -> float:
     """Lower bound on max_i sup of |sum_j J_ij h_j|_2 over tokens |h_j|_2 <= 1: |J|_{inf,rms ->
     inf,rms} of a map's Jacobian.
 

@@ -31,7 +31,6 @@ from ctrans.stability.backward.singular_values import Linearisation, compose, li
 from ctrans.stability.forward.moments import token_lengths
 from ctrans.walk import Instrument, StepContext, observe
 from solvers import ConfigError
-from solvers.segment import Map
 
 ROWS = 8
 """Number of output tokens at which the local value of a map is measured."""
@@ -128,7 +127,7 @@ class BlockBoundsByDepth(Instrument):
     for maps without a Lipschitz bound.
     """
 
-    def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int = 0):
+    def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int):
         self.blocks, self.iterations, self.seed = blocks, iterations, seed
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
@@ -149,7 +148,7 @@ class BlockBoundsByDepth(Instrument):
             state = self._graphs[-1].y
         self._bounds.append(step_bound(at.sublayer, at.h, at.x.detach()))
         parts = [self._depth.sublayers[at.k - place + p] for p in range(per_block)]
-        step: Map = partial(at.sublayer.step, dt=at.h)
+        step = partial(at.sublayer.step, dt=at.h)
         # from the last map on that mixes tokens, the measured tokens alone are enough
         if place == max((p for p, part in enumerate(parts) if mixes_tokens(part.field, part.kind)), default=0):
             step = partial(step_at, at.sublayer, at.h, rows=self._rows)
@@ -184,7 +183,7 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
             f"{type(field).__name__} does not expose{why_not(field)}"
         )
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
-    if not bool(torch.isfinite(u).all()):
+    if not torch.isfinite(u).all():
         unknown = [math.nan] * field.heads
         return AttentionLayer(at.k, False, unknown, unknown, unknown)
     mass = attention_theta(field, u, padding)

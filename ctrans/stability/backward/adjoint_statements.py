@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ctrans.control.costate import Costate, costate
+from ctrans.control import Costate, costate
 from ctrans.model.gpt import GPT
 from ctrans.model.random_models import described, random_model, random_text
 from ctrans.norm import Norm

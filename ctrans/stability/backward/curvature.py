@@ -4,9 +4,9 @@ tangent kernel.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -20,8 +20,7 @@ from ctrans.stability.backward.parameter_gradients import requiring_gradients
 from ctrans.stability.backward.sensitivity import ALL_AT_ONCE
 from ctrans.stability.backward.singular_values import Linearisation, jacobian_products, leading_singular
 from ctrans.walk import Instrument, Model, Turn, check_targets, own_loss
-from solvers import ConfigError, SolveError
-from solvers.checked import Finite, checked
+from solvers import ConfigError, Finite, SolveError, checked
 
 PARTS = 8
 """Number of parts of the tokens. Adam's second moments are the mean of the parts' squared
@@ -50,7 +49,7 @@ def edge(learning_rate: Positive = 1.0, momentum: Annotated[float, BELOW_ONE] = 
     return 2 * (1 + momentum) / ((1 - momentum) * learning_rate)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Spectrum:
     """lambda_max of a Gauss-Newton matrix, its estimated relative error, and the largest stable
     learning rate: `edge`(1)/lambda_max.
@@ -61,7 +60,7 @@ class Spectrum:
     learning_rate: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Curvature:
     """Spectra of the loss (`plain`) and of Adam's preconditioned loss, and the effective rank, at
     most `outputs`, of the tangent kernel.
@@ -168,9 +167,10 @@ class _Logits:
         `PARTS`-th token.
         """
         gradient = self.p.clone()
-        gradient[torch.arange(len(gradient), device=gradient.device), self.targets] -= 1
+        rows = torch.arange(len(gradient), device=gradient.device)
+        gradient[rows, self.targets] -= 1
         parts = min(PARTS, len(gradient))
-        place = torch.arange(len(gradient), device=gradient.device) % parts
+        place = rows % parts
         found = [torch.zeros_like(weight) for weight in self.weights]
         for part in range(parts):
             inside = (place == part).unsqueeze(-1)

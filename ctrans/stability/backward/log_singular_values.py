@@ -121,7 +121,7 @@ def _lanczos(linear: Linearisation, z: Tensor, steps: int) -> tuple[Tensor, Tens
 
 def _rule(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights of the Gauss quadrature."""
-    if not bool(alpha.isfinite().all()):
+    if not alpha.isfinite().all():
         return torch.tensor([math.nan]), torch.tensor([1.0])
     off = beta[: len(alpha) - 1]
     nodes, vectors = torch.linalg.eigh(torch.diag(alpha) + torch.diag(off, 1) + torch.diag(off, -1))

@@ -4,10 +4,10 @@ memory at a time.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from ctrans.fields import ExposesWeights, Role
 from ctrans.sublayer import Sublayer
 from ctrans.walk import Instrument, Model, ModelOfModules, StepContextBack, Turn, terminal_loss
 from ctrans.weights.on_demand import OnDemand, weights_of
-from solvers import ConfigError
-from solvers.segment import Map
+from solvers import ConfigError, Map
 
 NAMES: dict[Role, str] = {
     "query": "W_Q",
@@ -37,7 +36,7 @@ AT_ONCE = 2**20
 """Entries per part of a norm: 8 MB in float64, and as much for their squares."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SublayerGradient:
     """|dL/dW|_F of each matrix by name, and `total` over all weights of the sublayer, including norms and biases.
 
@@ -51,7 +50,7 @@ class SublayerGradient:
     total: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Gradients:
     """The loss in nats, its gradients by sublayer, and `rest`: |dL/dW|_F over all weights outside
     the depth (embeddings, final norm, head).
@@ -167,7 +166,7 @@ def outside(model: ModelOfModules) -> list[nn.Module]:
     return [part for part in model.modules() if part not in inside]
 
 
-@contextlib.contextmanager
+@contextmanager
 def requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
     """Inside the context, these weights require gradients, frozen or not."""
     before = [(weight, weight.requires_grad) for weight in weights]
@@ -180,7 +179,7 @@ def requiring_gradients(weights: Iterable[Tensor]) -> Iterator[None]:
             weight.requires_grad_(required)
 
 
-@contextlib.contextmanager
+@contextmanager
 def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
     """Inside the context, the modules' own weights require gradients. Yields them by a key that is
     the same each time a weight is made.
@@ -188,7 +187,7 @@ def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
     Weights on demand are added when their module is called, so unused ones are never made.
     """
     found: dict[Hashable, Tensor] = {}
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
 
         def add(key: Hashable, weight: Tensor) -> None:
             if key not in found and weight.is_floating_point():

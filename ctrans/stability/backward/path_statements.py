@@ -157,7 +157,7 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
         )
     values, lost = torch.linalg.svdvals(dense_matrix(made.depth, x)), 2 if made.config.norm == "layernorm" else 1
     c, segments = draw.uniform(0.2, 2), 2 * (1 + draw.integer(5))
-    norm: type[LayerNorm | RMSNorm] = RMSNorm if draw.integer(2) else LayerNorm
+    norm = RMSNorm if draw.integer(2) else LayerNorm
     others = draw.integer(3)
     depth, state = _turning(draw, c, segments, norm, others)
     factors = segments / 2 if others else segments - 1 / 2

@@ -4,10 +4,10 @@ through.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ TOLERANCE = 1e-3
 """Default relative error at which the iteration for a singular value stops."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Sensitivity:
     """|J|_2 and its estimated relative error: the true value may be larger. Both are None if |J|_2
     does not exist, and `note` gives the reason.
@@ -38,7 +38,7 @@ class Sensitivity:
     note: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class SensitivityByDepth:
     """Sensitivities by depth, of the discrete model at its own states.
 
@@ -189,7 +189,7 @@ def _sizes(x: Tensor) -> Float[Tensor, " sequences"]:
 def _conditions(products: Singular, start: Tensor, end: Tensor) -> list[float]:
     """|J_{i:D}||X_i|/|X_D| by sequence; empty if a factor is unknown."""
     sizes = products.values[..., 0].double().reshape(-1)
-    grown: Tensor = torch.where(end == 0, math.inf, sizes * start / end)
+    grown = torch.where(end == 0, math.inf, sizes * start / end)
     return grown.tolist() if all(map(finite, (sizes, start, end))) else []
 
 
@@ -244,6 +244,6 @@ def sublayer_sensitivity(sublayer: Sublayer, x: TokenRows, *, tolerance: float =
 
 def summary(found: Singular) -> Sensitivity:
     """The largest value of the batch as a `Sensitivity`."""
-    if not bool(found.values.isfinite().all()):
+    if not found.values.isfinite().all():
         return Sensitivity(None, None, found.products, NOT_FINITE)
     return Sensitivity(found.largest, found.error, found.products)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ctrans.depth import check_count
 from ctrans.option import POSITIVE
-from solvers import ConfigError
-from solvers.segment import Map
+from solvers import ConfigError, Map
 
 Input = Float[Tensor, "*input"]
 """A tensor of the shape of the input."""
@@ -51,7 +50,7 @@ CLUSTER = 4
 """The error estimate treats up to this many values after a wanted one as a cluster with it."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Linearisation:
     """y = function(x) with the products `push`: v -> J v and `pull`: u -> J' u at that x. Each
     product costs about one evaluation.
@@ -134,7 +133,7 @@ def compose(parts: Sequence[Linearisation]) -> Linearisation:
     return Linearisation(parts[0].x, parts[-1].y, push, pull)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Singular:
     """Leading singular triplets J v = sigma u of each problem in a batch, largest first.
 

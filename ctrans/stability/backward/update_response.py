@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ctrans.walk import Instrument, StepContextBack, Turn
 from solvers import ConfigError, SolveError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Update:
     """The first step of an optimiser: dW = -lr direction(dL/dW). Responses are proportional to lr."""
 
@@ -33,7 +33,7 @@ and Ba 2015).
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Responses:
     """r_k of the measured segments, for one optimiser at one learning rate."""
 

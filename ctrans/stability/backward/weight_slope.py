@@ -50,7 +50,7 @@ def sensitivity_slope(
 class SlopeAt(Instrument):
     """`sensitivity_slope` of segment k at its input state. None if the walk does not reach it."""
 
-    def __init__(self, k: int, scaling: str, *, tolerance: float = TOLERANCE):
+    def __init__(self, k: int, scaling: str, *, tolerance: float):
         self.k, self.scaling, self.tolerance = k, scaling, tolerance
 
     def begin(self, depth: Depth, x0: Tensor) -> None:

@@ -25,9 +25,7 @@ from ctrans.stability.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.stability.diagnosis.reading import cut, place_of
 from ctrans.stability.diagnosis.weight_readings import weight_readings
 from ctrans.walk import Attempt, Instrument, Lane, Model, SegmentCallback, loss_refusal, walk_lanes
-from solvers import ConfigError
-from solvers.checked import checked
-from solvers.errors import shown
+from solvers import ConfigError, checked, shown
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
 """Number of tokens of a Jacobian, and number of sequences of which the worst counts."""
@@ -143,7 +141,7 @@ class Examination:
         depth, unknown = self.model.depth, dict[str, str]()
         own = weight_readings(self.model, depth) if isinstance(self.model, nn.Module) and not depth.streamed else {}
         # non-finite weights come before their effect on states
-        sources: list[Readings] = [{name: own.pop(name) for name in ("entries that are not finite",) if name in own}]
+        sources = [{name: own.pop(name) for name in ("entries that are not finite",) if name in own}]
         for name, instrument in self.whole.items():
             sources.append(instrument.figures() or {})
             if instrument.note is not None:

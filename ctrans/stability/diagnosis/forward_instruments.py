@@ -80,7 +80,7 @@ def silenced(norm: Norm, x: Tensor) -> tuple[Tensor, float, str]:
     words = [
         f"|x| = {float(each[i]):.3g} in channel {int(i)}, {float(ratio[i]):.3g} times the median" for i in quiet.nonzero()[:, 0]
     ]
-    return quiet, float(ratio[quiet].max()) if bool(quiet.any()) else 0.0, f"{named(words)}, with a gain of nearly 0"
+    return quiet, float(ratio[quiet].max()) if quiet.any() else 0.0, f"{named(words)}, with a gain of nearly 0"
 
 
 class GainsByNorm(DiagnosticInstrument):
@@ -188,7 +188,7 @@ class HeadRows(DiagnosticInstrument):
         rows = rows.reshape(-1, *rows.shape[-3:]).movedim(-3, 0)
         counted = torch.ones(rows.shape[1:3], dtype=torch.bool, device=rows.device) if self.kept is None else self.kept
         counted = counted.reshape(rows.shape[1:3])
-        if not bool(rows.triu(1).any()):
+        if not rows.triu(1).any():
             # the first token of a causal text reads itself alone
             counted = counted & (counted.cumsum(-1) > 1)
         rows = rows[:, counted]
@@ -237,7 +237,7 @@ class ScoreSpread(DiagnosticInstrument):
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
         later = later_tokens(rows)
-        read = ~later if not bool((rows > 0)[..., later].any()) else torch.ones_like(later)
+        read = ~later if not (rows > 0)[..., later].any() else torch.ones_like(later)
         scores = rows.double().clamp(min=torch.finfo(rows.dtype).tiny).log()
         count = read.sum(-1)
         middle = (scores * read).sum(-1, keepdim=True) / count.unsqueeze(-1)
@@ -281,7 +281,7 @@ class ZeroHeads(DiagnosticInstrument):
         zero = []
         for head, parts in enumerate(field.head_matrices()):
             each = {"queries": parts.query, "keys": parts.key, "values": parts.value, "outputs": parts.out}
-            zero += [f"the {name} of head {head}" for name, weight in each.items() if not bool(weight.any())]
+            zero += [f"the {name} of head {head}" for name, weight in each.items() if not weight.any()]
         figure = f"{named(zero)} are 0" if zero else "no head has weights that are 0"
         self.add("heads of zeros", float(len(zero)), figure, at.k)
 

@@ -139,7 +139,7 @@ class TiedGradients(DiagnosticInstrument):
                 used = leaves(model.embed(at.tokens))
             shared = {key: weight for key, weight in weights.items() if id(weight) in used and weight.dim() == 2}
             gradients = pulled(lambda x: terminal_loss(model, x, at.targets), at.x, None, shared)
-        self._head = {key: gradient for key, gradient in gradients.items() if bool(gradient.any())}
+        self._head = {key: gradient for key, gradient in gradients.items() if gradient.any()}
 
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
         if not self._head or not isinstance(model, ModelOfModules):

@@ -25,7 +25,7 @@ from ctrans.findings import OURS, Check, Checks, Reading, Readings
 from ctrans.stability.diagnosis.diagnose import Diagnosis
 from ctrans.stability.diagnosis.number_formats import FORMATS, Format, format_of
 from ctrans.stability.diagnosis.weights_only import WeightReaders, chunks, parts_of, place_and_block
-from solvers.checked import checked
+from solvers import checked
 
 ROUNDED = ("rounding error", "entries that overflow", "entries that become zero")
 """The quantities of every tensor."""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ def format_of(name: str) -> Format:
     e4m3:tensor, e4m3:128. Raises ConfigError for another name.
     """
     base, _, scale = name.partition(":")
-    found: Format = look_up("format", base, FORMATS)
+    found = look_up("format", base, FORMATS)
     if not re.fullmatch("(tensor|[1-9][0-9]{0,6})?", scale):
         raise ConfigError(f"format {name!r}: give {base}, {base}:tensor for one scale, or {base}:N for a scale of each N entries")
     return dataclasses.replace(found, block=int(scale.replace("tensor", "0")) if scale else None)

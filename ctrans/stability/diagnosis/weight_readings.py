@@ -39,7 +39,7 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
             figure = f"largest entry {largest:.2g}" if largest else "every entry is 0, so its output is 0"
             found["largest entry of a matrix"].append(Reading(largest, place + which, figure, k))
     sublayer = depth.sublayers[0]
-    norm = next((n for n in (sublayer.input_norm, sublayer.output_norm, sublayer.state_norm) if n is not None), None)
+    norm = sublayer.input_norm or sublayer.output_norm or sublayer.state_norm
     for name, gains in [] if norm is None else _norms_outside(opened(model), depth, norm.width):
         largest = float(gains.abs().max())
         found["largest gain of a norm"].append(Reading(largest, name, f"its largest |gamma| is {largest:.2g}"))

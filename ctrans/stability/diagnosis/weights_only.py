@@ -98,7 +98,7 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
 
     Readings of the same quantity and place are compared.
     """
-    found: Readings = {"update over weight": updated} if updated else {}
+    found = {"update over weight": updated} if updated else {}
     lost, new = 0, 0
     for quantity, readings in after.items():
         old = {reading.place: reading for reading in before.get(quantity, ())}

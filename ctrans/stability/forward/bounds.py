@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from ctrans.walk.instrument import of_text
 from solvers import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ForwardBounds:
     """Bounds on the moments at depth-time 0 and at each segment's end.
 
@@ -49,7 +49,7 @@ class ForwardBounds:
     seed_note: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Measured:
     """One segment with the figures that a bound needs: the least sigma of its input norm, its map's
     bound and its difference bound.

@@ -4,7 +4,7 @@ scales held fixed.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ does not scale its input.
 """
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Contributed:
     """X_K = sum_k `parts`[k] + `offsets`: parts[0] from the embedding, parts[k + 1] from sublayer
     k, offsets from norms' beta. `state` is X_K itself.
@@ -97,7 +97,7 @@ def logit_contributions(
     return (found.parts * direction).sum(-1), (found.offsets * direction).sum(-1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ContributionsByDepth:
     """Means over tokens of the contributions of the embedding (first), each sublayer and the norms'
     offsets (last), as in `names`.
@@ -114,7 +114,7 @@ class ContributionsByDepth:
 
 
 @torch.no_grad()
-def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: TokenBatch | None = None) -> ContributionsByDepth:
+def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: TokenBatch | None) -> ContributionsByDepth:
     """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that do not
     scale their input.
     """

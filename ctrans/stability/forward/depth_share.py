@@ -80,4 +80,4 @@ def token_similarity(x: TokenRows, kept: TokenMask | None = None) -> float:
         unit, tokens = torch.where(kept.unsqueeze(-1), unit, 0.0), kept.sum(-1)
     several = tokens > 1
     pairs = unit.sum(-2).square().sum(-1) - unit.square().sum((-1, -2))
-    return float((pairs[several] / (tokens * (tokens - 1))[several]).mean()) if bool(several.any()) else math.nan
+    return float((pairs[several] / (tokens * (tokens - 1))[several]).mean()) if several.any() else math.nan

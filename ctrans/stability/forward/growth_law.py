@@ -4,9 +4,9 @@ criterion (AIC).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ parameters wins.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Fit:
     """A law m(t) fitted to a moment by depth: its parameters by name, `misfit` = RMS of log m - log
     law, and AIC.
@@ -33,7 +33,7 @@ class Fit:
     aic: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class GrowthLaw:
     """All fits, best first by AIC. `weights` are their Akaike weights, the relative support for
     each law.
@@ -47,7 +47,7 @@ class GrowthLaw:
         return self.fits[0].law
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Law:
     """A growth law with `count` parameters. `fit(s, log m)`, times s from 0 to 1, returns the
     parameters by name and the fitted log m.

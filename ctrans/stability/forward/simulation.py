@@ -21,8 +21,7 @@ from ctrans.stability.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.stability.forward.conservation import DriftByDepth
 from ctrans.stability.forward.moments import moments
 from ctrans.walk import Attempt, DescribedModel, SegmentCallback, States, kept_of, observe
-from solvers import ConfigError, Method, Norm, Solution, Status
-from solvers.checked import checked
+from solvers import ConfigError, Method, Norm, Solution, Status, checked
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the reference solution of the ODE is computed, in float64."""

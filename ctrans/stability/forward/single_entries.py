@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from ctrans.walk.instrument import of_text
 from solvers.run import finite
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Massive:
     """By depth: the largest |entry|, its ratio to the median |entry|, and its channel; nan and -1
     if the state is not finite.
@@ -59,7 +59,7 @@ def massive_activations(each: Sequence[LargestEntry]) -> Massive:
     return Massive([entry.size for entry in each], [entry.ratio for entry in each], [entry.channel for entry in each])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class DataVariance:
     """The variance of single entries over the inputs, by depth: its mean and its largest over the
     entries, with bounds.

@@ -13,8 +13,7 @@ from ctrans.depth import Depth
 from ctrans.fields import AroundMap, Scalable
 from ctrans.shapes import TokenRows
 from ctrans.sublayer import Sublayer
-from solvers import ConfigError
-from solvers.errors import look_up
+from solvers import ConfigError, look_up
 
 FACTORS = (1.0, 10.0, 100.0, 1000.0)
 

@@ -4,10 +4,10 @@ expectations.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
+from dataclasses import replace
 
 import torch
 from scipy import stats
@@ -83,7 +83,7 @@ def post_growth(draw: Draw, printed: bool) -> Trials:
     """
     attention, ffn = hidden_growth("post", 6, SEEDS, SMALL)
     if printed:
-        attention = dataclasses.replace(attention, low=[1.5] * 6, high=[1.5] * 6)
+        attention = replace(attention, low=[1.5] * 6, high=[1.5] * 6)
     before_attention = _growth_case(attention, f"post, {attention.where}")
     return before_attention if printed else [*_growth_case(ffn, f"post, {ffn.where}"), *before_attention]
 
@@ -103,11 +103,11 @@ def every_initialisation(draw: Draw, printed: bool) -> Trials:
     Printed: [1 + l/2, 1 + 3l/2] for He's.
     """
     if printed:
-        (growth,) = hidden_growth("pre", 3, SEEDS, dataclasses.replace(SMALL, initialisation="he"))
-        claimed = dataclasses.replace(growth, low=[1 + k / 2 for k in (1, 2, 3)], high=[1 + 3 * k / 2 for k in (1, 2, 3)])
+        (growth,) = hidden_growth("pre", 3, SEEDS, replace(SMALL, initialisation="he"))
+        claimed = replace(growth, low=[1 + k / 2 for k in (1, 2, 3)], high=[1 + 3 * k / 2 for k in (1, 2, 3)])
         return _growth_case(claimed, "pre, He, E|x_l|^2/d")
     name = draw.choice(INITIALISATIONS)
-    (growth,) = hidden_growth("pre", 3, SEEDS, dataclasses.replace(SMALL, initialisation=name, heads=2, ffn_width=64))
+    (growth,) = hidden_growth("pre", 3, SEEDS, replace(SMALL, initialisation=name, heads=2, ffn_width=64))
     return _growth_case(growth, f"pre, {name}, E|x_l|^2/d")
 
 

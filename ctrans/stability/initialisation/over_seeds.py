@@ -7,9 +7,9 @@ theorem 1).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ STREAM = 2**24
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Interval:
     """A mean over seeds and its two-sided `CONFIDENCE` interval by Student's t; infinite for a
     single seed.
@@ -65,7 +65,7 @@ def interval(samples: Sequence[float], together: int = 1) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Setting:
     """Xiong's section 3.3: one head, FFN as wide as the model, ReLU, no biases, norms without eps,
     inputs N(0, I), dt = 1.
@@ -112,7 +112,7 @@ class Setting:
 XIONG = Setting()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class HiddenGrowth:
     """E|x|^2/d by block 1 .. depth, and its theoretical range. `where` names the place of x."""
 
@@ -123,7 +123,7 @@ class HiddenGrowth:
 
 
 @torch.no_grad()
-def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting = XIONG) -> list[HiddenGrowth]:
+def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting) -> list[HiddenGrowth]:
     """E|x|^2/d by block, with the range of Xiong's lemma 2 in a generalised form, for `pre` and
     `post`.
 
@@ -168,7 +168,7 @@ def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: 
     return interval([log_slope(depths, each) for each in norms])
 
 
-def last_gradient(placement: str, depth: int, seed: int, setting: Setting = XIONG) -> float:
+def last_gradient(placement: str, depth: int, seed: int, setting: Setting) -> float:
     """|dL/dW_2|_F of the last FFN, L the mean cross-entropy of random targets."""
     model, x = setting.model(placement, depth, seed), setting.inputs(seed)
     targets = torch.randint(VOCABULARY, (setting.tokens,), generator=Draw(seed + 2 * STREAM).generator)

@@ -4,8 +4,8 @@ Kim).
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ from solvers import ConfigError, SolveError
 from solvers.run import finite
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class AttentionStep:
     """Attention layers and blocks by depth, and the growth of log S from the first to the last
     layer by its parts.
@@ -84,7 +84,7 @@ def plan_attention(case: Case) -> StepPlan:
     return StepPlan({"several": [attention, blocks]}, conclude)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class InitialisationStep:
     """Kim's bound on the last layer's gradient at the current weights, and Xiong's statements about
     freshly drawn weights.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ LARGE = (100.0, 1000.0)
 """Factors of the weights that give the transport's exponent."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BackwardStep:
     """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation
     scale in the middle block.
@@ -143,7 +143,7 @@ def _slopes(case: Case) -> list[tuple[int, Attempt]]:
     return slopes
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TransportStep:
     """Wasserstein distances for each perturbation and order, and their growth relative to the
     states.

@@ -4,10 +4,10 @@ its result (`StepVerdict`).
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -29,7 +29,7 @@ from solvers.run import finite
 Value = TypeVar("Value")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Effort:
     """The size of a screening.
 
@@ -86,7 +86,7 @@ EFFORTS: dict[str, Effort] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StepVerdict:
     """The result of one step: a verdict in a word, the figure that it is based on, and the reason
     in one sentence.
@@ -100,10 +100,10 @@ class StepVerdict:
     verdict: str
     figure: str
     why: str
-    quantities: dict[str, float] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
+    quantities: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     result: Any = None
-    errors: dict[str, float] = dataclasses.field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def flags(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ CERTIFIED_TOKENS = 64
 """Number of tokens of a certificate, whose verdict is about each token alone."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StepPlan:
     """The instruments of a step, by lane, and the function that makes its verdict after the walk.
 
@@ -148,7 +148,7 @@ class Reach(Instrument):
         return self.broken
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A model on a text, with the figures that several steps share.
 
@@ -166,10 +166,10 @@ class Case:
     effort: Effort
     seed: int
     trained: bool = False
-    reach: Reach = dataclasses.field(default_factory=Reach)
-    bounds: BoundsByDepth = dataclasses.field(default_factory=BoundsByDepth)
-    graphs: StepGraphs = dataclasses.field(default_factory=StepGraphs)
-    worst: list[Singular] = dataclasses.field(default_factory=list)
+    reach: Reach = field(default_factory=Reach)
+    bounds: BoundsByDepth = field(default_factory=BoundsByDepth)
+    graphs: StepGraphs = field(default_factory=StepGraphs)
+    worst: list[Singular] = field(default_factory=list)
 
     @property
     def broken(self) -> int | None:
@@ -181,7 +181,7 @@ class Case:
         """`graphs`, or None if weights are made on demand."""
         return None if self.model.depth.streamed else self.graphs
 
-    @functools.cached_property
+    @cached_property
     def jacobians(self) -> Sensitivities:
         """The instrument of sensitivities by depth in the lane `several`. The backward step adds it
         to the walk.
@@ -190,7 +190,7 @@ class Case:
         whole = None if self.model.depth.streamed else lambda: first_of(self.worst, self.sequences("several"))
         return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole)
 
-    @functools.cached_property
+    @cached_property
     def examination(self) -> Examination:
         """The instruments of the diagnosis, in the lane `text`."""
         return Examination(self.model, sensitivities=self.jacobians)

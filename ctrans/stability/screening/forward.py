@@ -29,9 +29,8 @@ from ctrans.stability.forward.single_entries import (
 from ctrans.stability.screening.case import Case, Reach, StepPlan, StepVerdict, attempt, exponent, found
 from ctrans.stability.screening.screening_checks import judged
 from ctrans.walk import Attempt, Instrument, Model, States, StepContextBack, Turn, own_loss
-from solvers import ConfigError, SolveError, Status
+from solvers import ADVICE, ConfigError, SolveError, Status
 from solvers.run import finite
-from solvers.solution import ADVICE
 
 FOLLOWS = 0.25
 """An exponent in the weights above this means "follows weights", one above 1 + this "outruns
@@ -211,7 +210,7 @@ def plan_forward(case: Case) -> StepPlan:
         bounds = attempt(notes, case.bounds.figures)
         scaling: WeightGrowth | None = found(notes, scaled)
         loss, guessing = found(notes, initial) or (None, None)
-        share: DepthShare = shares.figures()
+        share = shares.figures()
         share = DepthShare(share.added[:reached], share.growth, share.similarity[:reached])
         result = ForwardStep(
             times,

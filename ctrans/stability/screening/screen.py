@@ -26,9 +26,7 @@ from ctrans.stability.screening.forward import plan_forward, plan_well_posedness
 from ctrans.stability.screening.screening_checks import STEP_QUANTITIES, STEPS, ScreeningStep, findings_of, limits_of, measured
 from ctrans.stability.screening.updates import plan_updates
 from ctrans.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
-from solvers import ConfigError, SolveError
-from solvers.checked import checked
-from solvers.errors import look_up, shown
+from solvers import ConfigError, SolveError, checked, look_up, shown
 
 Found = TypeVar("Found")
 

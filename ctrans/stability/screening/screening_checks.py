@@ -18,9 +18,9 @@ against training runs. A screening does not rank models inside the limits.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctrans.findings import OURS, Check, Checks, Finding, Reading, Severity
@@ -36,7 +36,7 @@ STEP = (
 _CURVATURE = f"curvature is a second derivative by the weights, and {STEP}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Quantity:
     """A measured figure: its formula in words, and its format.
 
@@ -61,7 +61,7 @@ class Quantity:
         return f"{number} ± {error:.1g}" if error else number
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class ScreeningStep:
     """A step of the screening: its question, the function that plans its instruments, and its
     quantities by name.
@@ -69,7 +69,7 @@ class ScreeningStep:
 
     question: str
     plan: Callable[[Any], Any]
-    quantities: Mapping[str, Quantity] = dataclasses.field(default_factory=dict)
+    quantities: Mapping[str, Quantity] = field(default_factory=dict)
 
 
 STEPS: dict[str, ScreeningStep] = {}

@@ -39,7 +39,7 @@ def plan_updates(case: Case) -> StepPlan:
     def conclude() -> StepVerdict:
         notes: list[str] = []
         curvature: Curvature | None = found(notes, measured)
-        updates: dict[str, Responses] = response.figures()
+        updates = response.figures()
         adam, sgd = updates["adam"], updates["sgd"]
         quantities = {
             "Adam, least": min(adam.values),

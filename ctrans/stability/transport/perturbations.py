@@ -14,8 +14,7 @@ from ctrans.shapes import SequenceRows
 from ctrans.stability.backward.sensitivity import TOLERANCE, StepGraphs
 from ctrans.stability.backward.singular_values import Singular, compose, leading_singular
 from ctrans.walk import Model, walk_depth
-from solvers import ConfigError
-from solvers.errors import unknown
+from solvers import ConfigError, unknown
 
 SIZE = 0.05
 """Default size of a perturbation: the share of substituted tokens, or its length relative to the

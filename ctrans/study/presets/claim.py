@@ -10,10 +10,10 @@ the loss of a model without depth.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from ctrans.model.config import GPTConfig
@@ -40,16 +40,16 @@ def _best(mine: Values, others: Values) -> float:
 
 
 OVER: dict[str, Callable[[Values, Values], float]] = {
-    "mean": lambda mine, others: statistics.fmean(mine.values()),
+    "mean": lambda mine, others: fmean(mine.values()),
     "best": _best,
-    "sensitivity": lambda mine, others: statistics.fmean(mine.values()) - min(mine.values()),
+    "sensitivity": lambda mine, others: fmean(mine.values()) - min(mine.values()),
 }
 """How the figures of a seed become one: functions of this seed's values by setting (learning rate
 and varied fields), and of the means of other seeds.
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Contrast:
     """The effect sign (figure of `more` - figure of `less` - beyond), which is positive if the
     claim holds.
@@ -83,16 +83,16 @@ class Contrast:
         for run in runs:
             settings = {**vars(run.run.training), **vars(run.run.model)}
             if wanted.items() <= settings.items() and (value := figure(run)) is not None:
-                setting = run.run.model, dataclasses.replace(run.run.training, seed=0)
+                setting = run.run.model, replace(run.run.training, seed=0)
                 if run.run.training.seed == seed:
                     mine[setting] = value
                 else:
                     others.setdefault(setting, []).append(value)
-        means = {setting: statistics.fmean(values) for setting, values in others.items()}
+        means = {setting: fmean(values) for setting, values in others.items()}
         return OVER[self.over](mine, means) if mine else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Effect:
     """The result of a contrast: the number of seeds, the mean and the interval of its effect, and
     how many seeds would decide it, were they like these (`rows_to_decide`).
@@ -114,7 +114,7 @@ class Effect:
         return True if self.low > 0 else False if self.high < 0 else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Verdict:
     """A claim, its source, its effects and the verdict.
 
@@ -134,7 +134,7 @@ class Verdict:
 def effect(contrast: Contrast, runs: FinishedRuns) -> Effect:
     """The contrast over the seeds of these runs."""
     values = list(contrast.by_seed(runs).values())
-    mean = statistics.fmean(values) if values else math.nan
+    mean = fmean(values) if values else math.nan
     return Effect(contrast.says, contrast.figure, len(values), mean, *mean_interval(values), rows_to_decide(values))
 
 
@@ -159,5 +159,5 @@ def _best_loss(runs: FinishedRuns) -> float | None:
     losses: dict[ModelAndTraining, list[float]] = {}
     for run in runs:
         if (loss := FIGURES["loss"](run)) is not None:
-            losses.setdefault((run.run.model, dataclasses.replace(run.run.training, seed=0)), []).append(loss)
-    return min((statistics.fmean(each) for each in losses.values()), default=None)
+            losses.setdefault((run.run.model, replace(run.run.training, seed=0)), []).append(loss)
+    return min((fmean(each) for each in losses.values()), default=None)

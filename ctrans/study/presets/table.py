@@ -4,13 +4,12 @@ the study in the sizes `small` and `paper`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctrans.study.description import Study
 from ctrans.study.presets.claim import Contrast
-from ctrans.training.data_sources import Source
 from solvers import ConfigError
 
 SMALL = {
@@ -82,7 +81,7 @@ VARIANCE_GROWS = Contrast("Pre-LN's variance grows more in training", PRE, PERI,
 ENTRIES_GROW = Contrast("Pre-LN's largest entry grows more beside the median one", PRE, PERI, "massive grown")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Preset:
     """An experiment of a paper.
 
@@ -100,13 +99,13 @@ class Preset:
     contrasts: Sequence[Contrast]
     small: Mapping[str, Any]
     paper: Mapping[str, Any]
-    vary: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     cases: Sequence[Mapping[str, Any]] = ()
     rates: Sequence[float] = ()
     seeds: Sequence[int] = SEEDS
     measure: Sequence[str] = ()
     notes: str = ""
-    paper_vary: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    paper_vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tasks: tuple[str, str] = (TASK, "")
 
     def study(self, name: str, scale: str) -> Study:
@@ -115,7 +114,7 @@ class Preset:
             raise ConfigError(f"scale {scale!r}: choose {' or '.join(SIZES)}")
         base, vary = (self.small, self.vary) if scale == "small" else (self.paper, {**self.vary, **self.paper_vary})
         task = self.tasks[SIZES.index(scale)]
-        source: Source = {"task": task} if task else {"file": None, "bin": None}
+        source = {"task": task} if task else {"file": None, "bin": None}
         return Study(f"{name}-{scale}", base, vary, self.cases, self.rates, self.seeds, self.measure, source=source)
 
 
