@@ -110,9 +110,11 @@ def solve(
     control = (step_control or StepControl()).with_tolerances(rtol, atol)
     chosen, kind = method_of(method, steps), get_gradient(gradient)
     if compiled:
-        if not isinstance(chosen, RungeKutta) or kind.detached:
-            raise ConfigError(f"method {shown(method)} with gradient {shown(gradient)} is not compiled: use tsit5 with backprop")
+        if not isinstance(chosen, RungeKutta):
+            raise ConfigError(f"method {shown(method)} is not compiled: use one as tsit5")
         chosen = dataclasses.replace(chosen, compiled=True)
+    if kind.detached and getattr(chosen, "compiled", False):
+        raise ConfigError(f"gradient {shown(gradient)} calls fields outside of compiled steps: use backprop, or compiled=False")
     # a steady state uses the norm with every method
     limits = control.limits(chosen, method, x, tree, norm_is_used=steady is not None)
     if save not in SAVE:

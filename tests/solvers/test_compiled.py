@@ -1,5 +1,6 @@
 """Compiled steps against the same steps without a compiler."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -98,3 +99,5 @@ def test_methods_that_are_not_compiled_say_so(method):
 def test_gradients_that_are_not_compiled_say_so(gradient):
     with pytest.raises(ConfigError, match=f"{gradient}.*compiled.*backprop"):
         solve([Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", gradient=gradient, compiled=True)
+    with pytest.raises(ConfigError, match=f"{gradient}.*compiled.*backprop"):
+        solve([Segment(0, 1, lambda t, x: -x)], X0, method=replace(METHODS["tsit5"], compiled=True), gradient=gradient)

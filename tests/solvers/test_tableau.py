@@ -9,6 +9,7 @@ from scipy.integrate._ivp import dop853_coefficients as theirs
 from solvers import METHODS, ConfigError, RungeKutta, Segment, Tableau, solve, tableau
 from solvers.dop853 import DOP853
 from solvers.run import Run
+from solvers.runge_kutta import weighted
 from solvers.tableau import DOPRI5, EULER, RK4, TSIT5, density, trees
 
 OWN = [method.tableau for method in METHODS.values() if isinstance(method, RungeKutta)]
@@ -102,7 +103,8 @@ def test_the_error_of_two_parts_is_scipys_and_of_order_8():
     right = peer._estimate_error_norm(np.array(k), h, scale)
     stages = [torch.tensor(s) for s in k]
     run = Run(1, 1e-6, 1e-6, max_steps=1)
-    ours = METHODS["dop853"]._error(torch.tensor(x0), torch.tensor(x1), h, stages, run)
+    states = torch.tensor(x0), torch.tensor(x1)
+    ours = DOP853.error([float(run.size(weighted(h, row, stages), *states)) for row in DOP853.error_weights])
     fine, coarse = (np.abs(weights) @ np.abs(k) for weights in DOP853.error_weights)
     rounding = (
         2**-52 * h * float(((fine + coarse) / scale).max())
