@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
+WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
 """Settings that make threads sleep soon and give their processor away. libgomp, in torch's wheels
-for Linux, counts turns of a loop: these take about 0.1 ms. That is longer than the time between two
-operations, so that a quiet machine loses nothing.
+for Linux, counts turns of a loop: these take about 1 ms. A tenth of it made small models on a quiet
+machine take up to 1.5 times as long, and did not help on a busy one (`benchmarks/threads.py`).
 """
 USERS = (*WAITING, "KMP_BLOCKTIME")
 """Variables by which a user sets the waiting of any OpenMP."""

@@ -194,27 +194,15 @@ def test_a_method_and_a_users_bytes(tmp_path):
 
 @pytest.mark.slow
 def test_a_state_that_overflows_exits_1_says_where_and_keeps_what_it_had(tmp_path):
-    args = [
-        "simulate",
-        "--placement",
-        "none",
-        "--placement",
-        "peri",
-        *QUICK,
-        "--dt",
-        "1e200",
-        "--init",
-        "large",
-        "--out",
-        tmp_path,
-    ]
+    args = ["simulate", "--placement", "none", "--placement", "peri", *QUICK, "--depth", "6", "--dt", "1e37", "--init", "large"]
+    args += ["--no-reference", "--out", tmp_path]
     result = run(*args)
     assert result.exit_code == 1
     assert "ctrans: none: the state became non-finite in segment" in result.stderr
     assert "Traceback" not in result.output
     kept = strict((tmp_path / "simulate.json").read_text())["placements"]["none"]
     assert kept["status"] == "non_finite"
-    assert 1 <= len(kept["mean_abs"]) < 5
+    assert 1 <= len(kept["mean_abs"]) < 13
 
 
 def test_a_state_of_zeros_is_no_error():
