@@ -233,16 +233,16 @@ class Part:
 PARTS = {
     part.name: part
     for part in (
-        Part("tests", "what tests/ enrols for the device", enrolled_tests, 58, (*COMMANDS, "pytest", "hypothesis")),
-        Part("gradients", "the four gradients", four_gradients, 40, COMMANDS),
-        Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 65, COMMANDS),
-        Part("parallel", "DDP and FSDP against one process", parallel_training, 55, COMMANDS),
-        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 80, COMMANDS),
-        Part("foreign", "models of strangers, watched and diagnosed", foreign, 66, (*COMMANDS, "pytest")),
-        Part("solvers", "solvers beside peers", beside_peers, 75, CORE),
-        Part("grids", "the HJB equation on a grid", grids, 50, CORE),
-        Part("populations", "many small runs as one", populations, 20, COMMANDS),
-        Part("screening", "ctrans screen", screening, 24, COMMANDS),
-        Part("streamed", "a model whose weights are made on demand", streamed, 42, (*COMMANDS, "transformers")),
+        Part("tests", "what tests/ enrols for the device", enrolled_tests, 56, (*COMMANDS, "pytest", "hypothesis")),
+        Part("gradients", "the four gradients", four_gradients, 37, COMMANDS),
+        Part("training", "compiled bfloat16 training of 124M beside nanoGPT", training_beside_nanogpt, 60, COMMANDS),
+        Part("parallel", "DDP and FSDP against one process", parallel_training, 53, COMMANDS),
+        Part("monitor", "monitor overhead: a watched training of 124M beside the same unwatched", monitor_overhead, 85, COMMANDS),
+        Part("foreign", "models of strangers, watched and diagnosed", foreign, 64, (*COMMANDS, "pytest")),
+        Part("solvers", "solvers beside peers", beside_peers, 85, CORE),
+        Part("grids", "the HJB equation on a grid", grids, 48, CORE),
+        Part("populations", "many small runs as one", populations, 19, COMMANDS),
+        Part("screening", "ctrans screen", screening, 23, COMMANDS),
+        Part("streamed", "a model whose weights are made on demand", streamed, 41, (*COMMANDS, "transformers")),
     )
 }

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "20000"}
+WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 """Settings that make threads sleep soon and give their processor away. libgomp, in torch's wheels
-for Linux, counts turns of a loop: these take about 1 ms. A tenth of it made small models on a quiet
-machine take up to 1.5 times as long, and did not help on a busy one (`benchmarks/threads.py`).
+for Linux, counts turns of a loop: these take about 0.5 ms. A fifth of it made models take up to 1.5
+times as long on a quiet machine. Longer waiting costs beside busy processes.
 """
 USERS = (*WAITING, "KMP_BLOCKTIME")
 """Variables by which a user sets the waiting of any OpenMP."""

@@ -17,7 +17,7 @@ These combinations work; the others raise ConfigError:
 - half precision: all but `reversible`
 - `torchdiffeq:scipy_solver`: `adjoint` only, since it leaves torch
 - implicit methods: `backprop` and `checkpoint`, first derivatives only
-- second derivatives: `backprop` and `checkpoint`
+- second derivatives: `backprop` and `checkpoint`, not of compiled steps
 - `torch.func.grad` and `vmap` (fixed steps): `backprop`
 
 `checkpoint` recomputes torchdiffeq's methods by whole segments. Forward mode (`torch.func.jvp`,

@@ -20,7 +20,7 @@ from solvers.errors import ConfigError, shown
 from solvers.implicit import NotSolved, implicit_stage
 from solvers.method import BOUNDED, FIXED
 from solvers.reversible_scheme import Finish, ReversibleScheme
-from solvers.run import Accepted, Run, Step, Stopped, finite, real_type
+from solvers.run import Accepted, Run, Step, Stopped, check_like, finite, real_type
 from solvers.segment import Segment
 from solvers.stiffness import STARTED
 from solvers.tableau import Tableau
@@ -228,7 +228,7 @@ class RungeKutta:
     def _compiled(self, step: Step, x: Tensor, run: Run, first: Tensor) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
         """`_attempt` by `torch.compile`, which may not count evaluations, nor see numbers that change."""
         run.stats.evaluations += len(self.tableau.b) - 1
-        numbers = torch.tensor([*step[1:], *run.inside(step.segment, x.dtype)], dtype=torch.float64)
+        numbers = torch.tensor([*step[1:], *run.inside(step.segment, x.dtype)], dtype=torch.float64, device="cpu")
         return _by_compiler()(self, step.segment, numbers, x, run, first)
 
     def _stages(
@@ -292,7 +292,9 @@ def _by_compiler() -> Callable[..., tuple[list[Tensor], Tensor, Tensor, list[Ten
         start, end, h, low, high = numbers.unbind()
 
         def field(t: Tensor, x: Tensor) -> Tensor:
-            return segment.field(t.clamp(low, high).to(real_type(x.dtype)), x)
+            v = segment.field(t.clamp(low, high).to(real_type(x.dtype)), x)
+            check_like("field", v, x)
+            return v
 
         return method._attempt(Step(segment, start, end, h), x, run, first, field)
 

@@ -79,6 +79,13 @@ def test_a_field_sees_its_own_segment_only(traced):
     assert 1.0 not in inside
 
 
+@pytest.mark.parametrize("late", [lambda x: x.mean(-1, keepdim=True), lambda x: x[0, 0], lambda x: x > 0, lambda x: 1.0])
+def test_what_a_field_returns_is_checked_at_every_stage(traced, late):
+    x0 = torch.ones(6, 4, dtype=torch.float64)
+    with pytest.raises(ConfigError, match="the field returned"):
+        solve([Segment(0, 1, lambda t, x: late(x) if t > 0.01 else -x)], x0, method="bosh3", compiled=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_by_the_real_compiler(device):
