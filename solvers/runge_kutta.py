@@ -226,7 +226,9 @@ class RungeKutta:
         return stages, increment, x1, sizes
 
     def _compiled(self, step: Step, x: Tensor, run: Run, first: Tensor) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
-        """`_attempt` by `torch.compile`, which may not count evaluations, nor see numbers that change."""
+        """`_attempt` by `torch.compile`. Evaluations are counted here, and times are in a tensor: a
+        Python number that changes would compile the step again.
+        """
         run.stats.evaluations += len(self.tableau.b) - 1
         numbers = torch.tensor([*step[1:], *run.inside(step.segment, x.dtype)], dtype=torch.float64, device="cpu")
         return _by_compiler()(self, step.segment, numbers, x, run, first)

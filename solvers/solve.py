@@ -84,7 +84,9 @@ def solve(
     - `check`: whether to check the state for non-finite entries, see below
     - `progress(k)`: called when segment k is done
     - `compiled`: each step of an adaptive explicit method runs by `torch.compile`, which takes
-      seconds for each kind of field and each shape, and needs a C++ compiler
+      seconds for each kind of field and each shape, and needs a C++ compiler. Results differ by
+      rounding. It works with `backprop`, and with `checkpoint`, whose repeated steps are not
+      compiled; for first derivatives only
 
     The solution's status, segment, time, event and event_time show how an event or a steady state
     ended it.
