@@ -13,17 +13,17 @@ from pathlib import Path
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
 import torch
 
 from benchmarks.record import keep
+from ctrans.measure.attention.balanced_mass import balanced_mass
+from ctrans.measure.attention.by_depth import attention_layers
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.stability.attention.by_depth import attention_layers
 
 LAYERS, HEADS, TOKENS = 12, 12, 1024
 # standard deviations of the logits, from a fresh model's nearly even rows to sharp ones

@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     given = parser.parse_args()
     sys.path[0] = str(ROOT)
-    from ctrans.threads import wait_passively
+    from ctrans.base.threads import wait_passively
 
     wait_passively()  # and so do the processes that are started, of either checkout
     from benchmarks.record import keep

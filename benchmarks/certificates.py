@@ -13,7 +13,7 @@ from pathlib import Path
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.record import keep
 from ctrans.control import admissible_set, certify
-from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import PLACEMENTS
 
 WIDTH, TOKENS, FEATURES, REPEATS = 768, 128, 3072, 3
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 

@@ -20,7 +20,7 @@ from typing import Any
 # in place of this file's own folder, where `import solvers` would find another file
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -29,9 +29,9 @@ from torch import nn
 
 from benchmarks.record import keep
 from ctrans import GPT, GPTConfig
-from ctrans.findings import Finding
+from ctrans.measure.findings import Finding
 from ctrans.model.text import default_text
-from ctrans.monitor import Monitor
+from ctrans.training.monitor import Monitor
 
 SIZE = {"vocab_size": 256, "context": 32, "depth": 4, "width": 32, "heads": 4, "embedding_std": 0.1}
 STEPS, EVERY, RATE, WARM_UP = 120, 5, 3e-3, 60

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(ROOT)
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 

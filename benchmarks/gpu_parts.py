@@ -158,8 +158,8 @@ def populations(request: Request) -> list[str]:
 def foreign(request: Request) -> list[str]:
     """Models written by strangers: what a monitor and a diagnosis see of each on the device, next to the same on the CPU."""
     import ctrans
-    from ctrans.monitor.gauges import Gauges
-    from ctrans.monitor.sites import sites_of
+    from ctrans.training.monitor.gauges import Gauges
+    from ctrans.training.monitor.sites import sites_of
     from tests.interop.test_strangers import STRANGERS, backward, opened_of
 
     def figures(name: str, device: str) -> dict[str, list[float]]:

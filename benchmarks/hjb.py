@@ -20,7 +20,7 @@ import numpy as np
 # in place of this file's own folder, where `import hjb` would find this file
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -31,7 +31,7 @@ from benchmarks.record import keep
 from ctrans.control.hjb import SCHEMES, Grid, ValueFunction, solve_hjb
 from ctrans.control.hjb_study import NearestTarget
 from ctrans.control.hopf_lax import BallImage, Terminal, hopf_lax, velocity_hull
-from ctrans.norm import RMSNorm
+from ctrans.dynamics.norm import RMSNorm
 
 GAMMA = (1.0, 0.5)
 HALF_WIDTH, CFL = 2.0, 0.75

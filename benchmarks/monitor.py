@@ -29,7 +29,7 @@ from typing import Any
 # in place of this file's own folder, where `import solvers` would find another file
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -37,9 +37,9 @@ import torch
 
 from benchmarks.record import keep
 from ctrans import GPT, GPTConfig
-from ctrans.monitor import Monitor, read_log
-from ctrans.monitor.log import LOG, LogWriter
-from ctrans.monitor.log_lines import Header, Report
+from ctrans.training.monitor import Monitor, read_log
+from ctrans.training.monitor.log import LOG, LogWriter
+from ctrans.training.monitor.log_lines import Header, Report
 
 EVERY = 50
 PEAK_STEPS = 6

@@ -13,7 +13,7 @@ from pathlib import Path
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -22,8 +22,8 @@ from torch import nn
 
 from benchmarks.record import keep
 from ctrans import GPT, GPTConfig
-from ctrans.monitor import Monitor
-from ctrans.monitor.log import LOG
+from ctrans.training.monitor import Monitor
+from ctrans.training.monitor.log import LOG
 
 STEPS, FIRST = 100_000, 10
 """The steps of the whole, and the share of them before which memory may grow: one of ten."""

@@ -29,11 +29,11 @@ import click
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
-    "norm": ("ctrans/norm", ["tests/ctrans/test_norm.py", "tests/theory"]),
+    "norm": ("ctrans/dynamics/norm", ["tests/dynamics/test_norm.py", "tests/theory"]),
     "control": ("ctrans/control", ["tests/control", "tests/theory"]),
     "solvers": ("solvers", ["tests/solvers", "tests/convergence"]),
-    "monitor": ("ctrans/monitor", ["tests/monitor"]),
-    "checks": ("ctrans/stability/*/*_checks.py", ["tests/stability", "tests/test_recipes.py"]),
+    "monitor": ("ctrans/training/monitor", ["tests/training/monitor"]),
+    "checks": ("ctrans/measure/*/*_checks.py", ["tests/measure", "tests/test_recipes.py"]),
 }
 """For each part: its files, and the tests of what it does when it is imported."""
 NOT_MUTATED = ("statements", "_statements.py", "__init__.py")
@@ -137,7 +137,10 @@ def main() -> None:
 def cover(python: str, data: Path) -> None:
     """Record which quick test reaches which line."""
     data.mkdir(parents=True, exist_ok=True)
-    sources = [f"--cov={name}" for name in ("ctrans/norm", "ctrans/control", "solvers", "ctrans/monitor", "ctrans/stability")]
+    sources = [
+        f"--cov={name}"
+        for name in ("ctrans/dynamics/norm", "ctrans/control", "solvers", "ctrans/training/monitor", "ctrans/measure")
+    ]
     command = [
         python,
         "-m",

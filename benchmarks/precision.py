@@ -24,7 +24,7 @@ from pathlib import Path
 # in place of this file's own folder, where `import solvers` would find a benchmark
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -33,12 +33,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.record import keep
+from ctrans.examine.diagnosis.low_precision import InFormats, low_precision
+from ctrans.examine.diagnosis.number_formats import format_of
+from ctrans.examine.diagnosis.weights_only import parts_of
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, next_token_loss
-from ctrans.stability.diagnosis.low_precision import InFormats, low_precision
-from ctrans.stability.diagnosis.number_formats import format_of
-from ctrans.stability.diagnosis.weights_only import parts_of
 from ctrans.study.bootstrap import gap_over_seeds
 from ctrans.training.tasks import TASKS
 

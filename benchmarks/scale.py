@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 

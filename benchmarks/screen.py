@@ -15,7 +15,7 @@ from pathlib import Path
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import keep
-from ctrans.depth import Depth
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.backward.sensitivity import Sensitivity, backward_sensitivity, sublayer_sensitivity
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.backward.sensitivity import Sensitivity, backward_sensitivity, sublayer_sensitivity
-from ctrans.sublayer import Sublayer
 
 SMALL, LARGE = (128, 64), (768, 256)
 """Width and tokens."""

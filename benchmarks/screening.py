@@ -20,7 +20,7 @@ from typing import Any
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -31,10 +31,10 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.record import keep
 from benchmarks.streaming import resident
 from ctrans import GPT, GPTConfig
+from ctrans.dynamics.weights.on_demand import OnDemand, Piece, watch
+from ctrans.examine.screening.screen import screen
 from ctrans.interop import from_architecture
 from ctrans.model.text import default_text, to_tokens
-from ctrans.stability.screening.screen import screen
-from ctrans.weights.on_demand import OnDemand, Piece, watch
 
 CASES = ("meets", "gpt2", "llama-7b:2", "llama-70b:2")
 SMALL = {

@@ -16,7 +16,7 @@ from typing import NamedTuple
 # in place of this file's own folder, where `import solvers` would find this file
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 # in place of this file's own folder, where `import solvers` would find another file
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 # in place of this file's own folder, where `import solvers` would find a benchmark
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -32,8 +32,8 @@ from ctrans.interop import Imported, from_architecture, from_transformers
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.architecture import skeleton
 from ctrans.interop.find_blocks import find_blocks
+from ctrans.measure.backward.sensitivity import backward_sensitivity
 from ctrans.model.text import default_text, to_tokens
-from ctrans.stability.backward.sensitivity import backward_sensitivity
 
 TOKENS = 32
 CASES = ("llama-7b:32", "llama-70b:8:forward,costate", "shards:llama-7b:4")

@@ -4,7 +4,7 @@ python benchmarks/threads.py [ROUNDS]
 
 - default: torch's own settings
 - passive: OMP_WAIT_POLICY=passive
-- chosen: what the command `ctrans` sets (`ctrans.threads`)
+- chosen: what the command `ctrans` sets (`ctrans.base.threads`)
 
 Each is a process of its own, because OpenMP reads its settings once. They take turns, quiet and next to the busy processes, round by
 round. Targets for `chosen`: next to busy processes at most 2.5 times its quiet time, and quiet at most 1.03 times the time of `default`.
@@ -26,7 +26,7 @@ from typing import NamedTuple
 # in place of this file's own folder, as in the other benchmarks
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import USERS, WAITING, choose_threads, flops
+from ctrans.base.threads import USERS, WAITING, choose_threads, flops
 
 BUSY = 2
 ROUNDS = 15

@@ -23,7 +23,7 @@ from types import ModuleType
 # in place of this file's own folder, so that imports find the packages
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 

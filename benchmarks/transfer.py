@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -32,10 +32,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ctrans.measure.forward.weight_scaling import log_slope
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, next_token_loss
 from ctrans.model.parametrisation import PARAMETRISATIONS, STANDARD, Parametrisation
-from ctrans.stability.forward.weight_scaling import log_slope
 from ctrans.training.coordinate_check import FLAT, SMALL_HEAD, Transfer, transfer_check
 from ctrans.training.data_sources import source_of
 from ctrans.training.schedule import learning_rate

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).parents[1])  # in place of this file's own folder
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 
@@ -39,10 +39,10 @@ import torch
 from benchmarks.record import keep
 from ctrans import GPT, GPTConfig
 from ctrans.model.text import default_text
-from ctrans.monitor import Monitor, read_log
-from ctrans.monitor.alarms import Watch
-from ctrans.monitor.past import Past
-from ctrans.monitor.past_checks import gradient_spike, loss_spike
+from ctrans.training.monitor import Monitor, read_log
+from ctrans.training.monitor.alarms import Watch
+from ctrans.training.monitor.past import Past
+from ctrans.training.monitor.past_checks import gradient_spike, loss_spike
 
 STEPS, WARM_UP, EVERY, BATCH = 300, 150, 5, 8
 SIZE = {"vocab_size": 256, "context": 32, "depth": 4, "width": 32, "heads": 4}

@@ -9,58 +9,61 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ctrans.base import old_names
+
 if TYPE_CHECKING:  # the same names, for type checkers and editors
-    from ctrans.analysis import diagnose, screen, simulate
     from ctrans.control.certificate import certify
     from ctrans.control.costate import costate
-    from ctrans.depth import Depth
-    from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward
+    from ctrans.dynamics.depth import Depth
+    from ctrans.dynamics.fields import ATTENTIONS, FFNS, Attention, FeedForward
+    from ctrans.dynamics.norm import LayerNorm, RMSNorm
+    from ctrans.dynamics.ode_block import ODEBlock
+    from ctrans.dynamics.placement import PLACEMENTS
+    from ctrans.dynamics.scheme import Scheme
+    from ctrans.dynamics.sublayer import Sublayer
+    from ctrans.examine.analysis import diagnose, screen, simulate
+    from ctrans.examine.diagnosis.low_precision import low_precision
     from ctrans.interop import from_nanogpt, from_transformers, open_model
     from ctrans.model.checkpoint import load, save
     from ctrans.model.config import GPTConfig
     from ctrans.model.gpt import GPT
-    from ctrans.monitor import Monitor, largest_rate
-    from ctrans.norm import LayerNorm, RMSNorm
-    from ctrans.ode_block import ODEBlock
-    from ctrans.placement import PLACEMENTS
-    from ctrans.scheme import Scheme
-    from ctrans.stability.diagnosis.low_precision import low_precision
-    from ctrans.sublayer import Sublayer
+    from ctrans.study.rate_sweep import largest_rate
+    from ctrans.training.monitor import Monitor
     from ctrans.training.settings import TrainConfig
     from ctrans.training.train import resume, train
     from solvers import ConfigError, SolveError
 
 _HOMES = {
-    "ATTENTIONS": "ctrans.fields",
-    "Attention": "ctrans.fields",
+    "ATTENTIONS": "ctrans.dynamics.fields",
+    "Attention": "ctrans.dynamics.fields",
     "ConfigError": "solvers",
-    "Depth": "ctrans.depth",
-    "FFNS": "ctrans.fields",
-    "FeedForward": "ctrans.fields",
+    "Depth": "ctrans.dynamics.depth",
+    "FFNS": "ctrans.dynamics.fields",
+    "FeedForward": "ctrans.dynamics.fields",
     "GPT": "ctrans.model.gpt",
     "GPTConfig": "ctrans.model.config",
-    "LayerNorm": "ctrans.norm",
-    "Monitor": "ctrans.monitor",
-    "ODEBlock": "ctrans.ode_block",
-    "PLACEMENTS": "ctrans.placement",
-    "RMSNorm": "ctrans.norm",
-    "Scheme": "ctrans.scheme",
+    "LayerNorm": "ctrans.dynamics.norm",
+    "Monitor": "ctrans.training.monitor",
+    "ODEBlock": "ctrans.dynamics.ode_block",
+    "PLACEMENTS": "ctrans.dynamics.placement",
+    "RMSNorm": "ctrans.dynamics.norm",
+    "Scheme": "ctrans.dynamics.scheme",
     "SolveError": "solvers",
-    "Sublayer": "ctrans.sublayer",
+    "Sublayer": "ctrans.dynamics.sublayer",
     "TrainConfig": "ctrans.training.settings",
     "certify": "ctrans.control.certificate",
     "costate": "ctrans.control.costate",
-    "diagnose": "ctrans.analysis",
+    "diagnose": "ctrans.examine.analysis",
     "from_nanogpt": "ctrans.interop",
     "from_transformers": "ctrans.interop",
-    "largest_rate": "ctrans.monitor",
+    "largest_rate": "ctrans.study.rate_sweep",
     "load": "ctrans.model.checkpoint",
-    "low_precision": "ctrans.stability.diagnosis.low_precision",
+    "low_precision": "ctrans.examine.diagnosis.low_precision",
     "open_model": "ctrans.interop",
     "resume": "ctrans.training.train",
     "save": "ctrans.model.checkpoint",
-    "screen": "ctrans.analysis",
-    "simulate": "ctrans.analysis",
+    "screen": "ctrans.examine.analysis",
+    "simulate": "ctrans.examine.analysis",
     "train": "ctrans.training.train",
 }
 """The module of each name. A test compares it with the imports above."""
@@ -111,3 +114,6 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
+
+
+old_names.install()

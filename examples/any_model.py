@@ -34,7 +34,7 @@ import transformers
 from torch import nn
 
 import ctrans
-from ctrans.as_found import as_found
+from ctrans.base.as_found import as_found
 from ctrans.interop.block_calls import is_state
 
 logging.getLogger("transformers").setLevel(logging.ERROR)

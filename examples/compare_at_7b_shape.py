@@ -18,9 +18,9 @@ import matplotlib.pyplot as plt
 
 from ctrans.control import costate
 from ctrans.interop import PRESETS, from_architecture
+from ctrans.measure.backward.sensitivity import sublayer_sensitivity
 from ctrans.model.text import default_text, to_tokens
 from ctrans.report.placement_style import colour, marker
-from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 
 TOKENS = 32
 SHAPE = PRESETS["llama-7b"]

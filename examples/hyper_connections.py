@@ -11,7 +11,7 @@ import sys
 import torch
 
 from ctrans import GPT, GPTConfig
-from ctrans.stability.forward.mixing import mixing_gains
+from ctrans.measure.forward.mixing import mixing_gains
 
 BLOCKS, MOVED = 64, (0.03, 0.1, 0.3)
 

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from ctrans import GPT, GPTConfig
 from ctrans.model.text import default_text
-from ctrans.monitor import LightningCallback
+from ctrans.training.monitor import LightningCallback
 
 STEPS = int(os.environ.get("STEPS", "100"))
 

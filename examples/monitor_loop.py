@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ctrans.model.text import default_text
-from ctrans.monitor import Monitor
+from ctrans.training.monitor import Monitor
 
 STEPS = int(os.environ.get("STEPS", "300"))
 

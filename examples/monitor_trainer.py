@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from ctrans.model.text import default_text
-from ctrans.monitor import TrainerCallback
+from ctrans.training.monitor import TrainerCallback
 
 STEPS = int(os.environ.get("STEPS", "200"))
 

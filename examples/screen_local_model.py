@@ -17,12 +17,12 @@ import torch
 import transformers
 from rich.console import Console
 
+from ctrans.base.json_values import plain
+from ctrans.examine.screening.screen import EFFORTS, Screening, as_result, screen
 from ctrans.interop import open_model
-from ctrans.json_values import plain
 from ctrans.model.text import default_text, windows
 from ctrans.report.contents import page_of
 from ctrans.report.terminal import show
-from ctrans.stability.screening.screen import EFFORTS, Screening, as_result, screen
 
 VOCABULARY, LENGTH, SEQUENCES = 512, 24, 2
 

@@ -4,8 +4,8 @@ python examples/simulate.py
 """
 
 from ctrans import GPT, GPTConfig
+from ctrans.measure.forward.simulation import simulate
 from ctrans.model.text import default_text, to_tokens
-from ctrans.stability.forward.simulation import simulate
 
 tokens = to_tokens(default_text(), batch=2, length=64)
 print(f"{'dt':>6} {'placement':>10} {'mean |x|':>9} {'bound':>7} {'discrete - ODE':>15}")

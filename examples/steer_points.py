@@ -26,11 +26,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ctrans.depth import Depth
-from ctrans.fields import Attention, FeedForward
-from ctrans.norm import LayerNorm
-from ctrans.placement import PLACEMENTS
-from ctrans.sublayer import Sublayer
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.fields import Attention, FeedForward
+from ctrans.dynamics.norm import LayerNorm
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.sublayer import Sublayer
 from solvers import Solution, solve
 
 WIDTH, BLOCKS, DT, POINTS = 8, 2, 0.5, 96

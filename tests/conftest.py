@@ -15,7 +15,7 @@ from tests.cases import covering, evenly_spread
 if typecheck.beartype is not None:
     install_import_hook(["solvers", "ctrans"], f"{typecheck.__name__}.check")
 
-from ctrans import as_found
+from ctrans.base import as_found
 from tests.guests import checking_as_found
 
 as_found.leaving_as_found = checking_as_found(as_found.leaving_as_found, as_found._HELD)

@@ -5,16 +5,16 @@ import sys
 import torch
 
 import solvers
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.measure.backward.parameter_gradients import ParameterGradients
+from ctrans.measure.forward.carried import CarriedStates
+from ctrans.measure.forward.conservation import DriftByDepth
+from ctrans.measure.transport.perturbations import SIZE, perturbed
+from ctrans.measure.transport.transport import distances
+from ctrans.measure.transport.wasserstein import ORDERS
+from ctrans.measure.walk import observe, walk, walk_depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.placement import PLACEMENTS
-from ctrans.stability.backward.parameter_gradients import ParameterGradients
-from ctrans.stability.forward.carried import CarriedStates
-from ctrans.stability.forward.conservation import DriftByDepth
-from ctrans.stability.transport.perturbations import SIZE, perturbed
-from ctrans.stability.transport.transport import distances
-from ctrans.stability.transport.wasserstein import ORDERS
-from ctrans.walk import observe, walk, walk_depth
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NAMES = list(PLACEMENTS)

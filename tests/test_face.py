@@ -103,7 +103,7 @@ def test_a_users_types_are_checked(tmp_path):
         '6: note: Revealed type is "ctrans.model.gpt.GPT"',
         '7: note: Revealed type is "ctrans.model.gpt.GPT"',
     ], done.stdout + done.stderr
-    assert "ctrans.stability.forward.simulation.Simulation" in lines[3]
+    assert "ctrans.measure.forward.simulation.Simulation" in lines[3]
     assert 'Unexpected keyword argument "dept"' in lines[4]
     assert '"screem"' in lines[5]
     misspelt = [line for line in lines if "Unexpected keyword argument" in line]
@@ -111,9 +111,9 @@ def test_a_users_types_are_checked(tmp_path):
 
 
 LOOKING = {
-    "diagnose": "ctrans.stability.diagnosis.diagnose",
-    "screen": "ctrans.stability.screening.screen",
-    "simulate": "ctrans.stability.forward.simulation",
+    "diagnose": "ctrans.examine.diagnosis.diagnose",
+    "screen": "ctrans.examine.screening.screen",
+    "simulate": "ctrans.measure.forward.simulation",
 }
 """What opens any model, and where the function of that name is that then looks at it."""
 

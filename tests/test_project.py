@@ -66,7 +66,8 @@ def test_an_editable_install_is_found_from_the_folder_that_holds_the_clone(tmp_p
     for package in ("ctrans", "solvers"):
         (clone / package).mkdir(parents=True)
         (clone / package / "__init__.py").write_text((ROOT / package / "__init__.py").read_text())
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    (clone / "ctrans" / "base").mkdir()
+    for name in ("ctrans/base/__init__.py", "ctrans/base/old_names.py", "pyproject.toml", "README.md", "LICENSE"):
         (clone / name).write_bytes((ROOT / name).read_bytes())
     assert backend is not None
     build = "import setuptools.build_meta as b; print(b.build_editable('built'))"

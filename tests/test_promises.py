@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ctrans import given_files
+from ctrans.base import given_files
 from ctrans.interop import tokens
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import FILE, open_store

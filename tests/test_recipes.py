@@ -19,22 +19,22 @@ from torch import nn
 
 from ctrans import GPT, GPTConfig
 from ctrans.cli import main
-from ctrans.fields import ATTENTIONS, FFNS, Matrix, reference_kernels
-from ctrans.findings import Check, Reading
+from ctrans.dynamics.fields import ATTENTIONS, FFNS, Matrix, reference_kernels
+from ctrans.dynamics.norm import NORMS, SphereNorm, SquashNorm
+from ctrans.dynamics.placement import PLACEMENTS, Placement
+from ctrans.dynamics.residual import RESIDUALS, Residual, ResidualEntry
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
+from ctrans.examine.screening.case import StepPlan, StepVerdict
+from ctrans.examine.screening.screen import STEPS, ScreeningStep, screen
+from ctrans.examine.screening.screening_checks import CHECKS as SCREENED
+from ctrans.examine.screening.screening_checks import Quantity
+from ctrans.measure.backward.sensitivity import sublayer_sensitivity
+from ctrans.measure.findings import Check, Reading
+from ctrans.measure.walk import Instrument, walk
 from ctrans.model.orders import substep_convergence
-from ctrans.monitor import ALARMS, GAUGES, Monitor, read_log
-from ctrans.monitor.gauge_table import Gauge
-from ctrans.monitor.past_checks import beyond
-from ctrans.norm import NORMS, SphereNorm, SquashNorm
-from ctrans.placement import PLACEMENTS, Placement
-from ctrans.residual import RESIDUALS, Residual, ResidualEntry
-from ctrans.stability.backward.sensitivity import sublayer_sensitivity
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
-from ctrans.stability.screening.case import StepPlan, StepVerdict
-from ctrans.stability.screening.screen import STEPS, ScreeningStep, screen
-from ctrans.stability.screening.screening_checks import CHECKS as SCREENED
-from ctrans.stability.screening.screening_checks import Quantity
-from ctrans.walk import Instrument, walk
+from ctrans.training.monitor import ALARMS, GAUGES, Monitor, read_log
+from ctrans.training.monitor.gauge_table import Gauge
+from ctrans.training.monitor.past_checks import beyond
 from solvers import METHODS, ConfigError, RungeKutta, solve, tableau
 
 ROOT = Path(__file__).parents[1]
@@ -333,10 +333,10 @@ def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_p
 
 
 MINE = """
-from ctrans.placement import PLACEMENTS, Placement
-from ctrans.stability.screening.case import StepPlan, StepVerdict
-from ctrans.stability.screening.screen import STEPS, ScreeningStep
-from ctrans.walk import Instrument
+from ctrans.dynamics.placement import PLACEMENTS, Placement
+from ctrans.examine.screening.case import StepPlan, StepVerdict
+from ctrans.examine.screening.screen import STEPS, ScreeningStep
+from ctrans.measure.walk import Instrument
 from solvers import METHODS, RungeKutta, tableau
 
 

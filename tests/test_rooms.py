@@ -11,46 +11,12 @@ import typing_extensions
 
 import ctrans
 import solvers
-from ctrans.protocol import AsksTheInstance
+from ctrans.base.protocol import AsksTheInstance
 
 ROOT = Path(__file__).parent.parent
 SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 # Rooms on one row may import each other only if listed before.
-ROOMS = [
-    "threads",
-    "pages",
-    "memory",
-    "as_found",
-    "shapes",
-    "protocol",
-    "statement",
-    "option",
-    "json_values",
-    "printable",
-    "norm",
-    "placement",
-    "findings",
-    "residual",
-    "fields",
-    "weights",
-    "given_files",
-    "sublayer",
-    "depth",
-    "scheme",
-    "model",
-    "walk",
-    "ode_block",
-    "control",
-    "stability",
-    "training",
-    "study",
-    "interop",
-    "analysis",
-    "monitor",
-    "verify",
-    "report",
-    "cli",
-]
+ROOMS = ["base", "dynamics", "model", "measure", "control", "interop", "examine", "training", "study", "theory", "report", "cli"]
 FILES = sorted([*(ROOT / "solvers").rglob("*.py"), *(ROOT / "ctrans").rglob("*.py")])
 
 
@@ -68,18 +34,17 @@ def room(module):
     return parts[1] if parts[0] == "ctrans" and len(parts) > 1 and parts[1] in ROOMS else None
 
 
-IN_STABILITY = ["forward", "backward", "attention", "transport", "initialisation", "diagnosis", "screening"]
+IN_MEASURE = ["walk", "forward", "backward", "attention", "transport", "initialisation"]
 
 
-def test_the_rooms_of_stability_import_earlier_ones_only():
-    where = ROOT / "ctrans" / "stability"
-    assert {path.name for path in where.iterdir() if (path / "__init__.py").exists()} == set(IN_STABILITY)
-    assert [path.name for path in where.glob("*.py")] == ["__init__.py"]
+def test_the_topics_of_measures_import_earlier_ones_only():
+    where = ROOT / "ctrans" / "measure"
+    assert {path.name for path in where.iterdir() if (path / "__init__.py").exists()} == set(IN_MEASURE)
     for path in where.rglob("*/*.py"):
         for imported in imports(path):
             parts = imported.split(".")
-            if parts[:2] == ["ctrans", "stability"]:
-                assert IN_STABILITY.index(parts[2]) <= IN_STABILITY.index(path.parent.name), f"{path}: {imported}"
+            if parts[:2] == ["ctrans", "measure"] and parts[2] in IN_MEASURE:
+                assert IN_MEASURE.index(parts[2]) <= IN_MEASURE.index(path.parent.name), f"{path}: {imported}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -158,7 +123,11 @@ def test_a_name_means_one_type_in_a_package(package):
     assert several == {}, several
 
 
-OF_MAPS = ("fields", "interop")
+OF_MAPS = (Path("ctrans/dynamics/fields"), Path("ctrans/interop"))
+
+
+def is_of_maps(path):
+    return any(path.relative_to(ROOT).is_relative_to(room) for room in OF_MAPS)
 
 
 def concrete_maps():
@@ -166,7 +135,7 @@ def concrete_maps():
     classes = {
         node.name: node
         for path in FILES
-        if path.relative_to(ROOT).parts[1] in OF_MAPS
+        if is_of_maps(path)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     }
@@ -200,7 +169,7 @@ def test_no_room_but_fields_and_interop_asks_for_a_concrete_map():
     assert {"Attention", "FeedForward", "MixtureOfExperts", "ModuleChain", "AttentionInModel", "UnfoldedAttention"} <= concrete
     assert not {"Opened", "HasOutputProjection", "HasBound"} & concrete, "models and protocols may be asked for"
     for path in FILES:
-        if path.relative_to(ROOT).parts[1] not in OF_MAPS:
+        if not is_of_maps(path):
             asked = names_asked_for(ast.parse(path.read_text())) & concrete
             assert not asked, f"{path}: asks for {asked}"
 

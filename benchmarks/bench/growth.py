@@ -13,12 +13,12 @@ import torch
 from benchmarks.bench.measure import Products, timed
 from benchmarks.training import Case, our_iteration, ours
 from ctrans import GPT, GPTConfig
+from ctrans.examine.diagnosis.diagnose import diagnose
+from ctrans.examine.screening.screen import screen
+from ctrans.measure.forward.simulation import simulate
 from ctrans.model.text import default_text
-from ctrans.monitor import Monitor
-from ctrans.stability.diagnosis.diagnose import diagnose
-from ctrans.stability.forward.simulation import simulate
-from ctrans.stability.screening.screen import screen
 from ctrans.training.data import from_text
+from ctrans.training.monitor import Monitor
 from ctrans.training.settings import TrainConfig
 
 BASE = {"depth": 2, "width": 64, "tokens": 64, "heads": 4}

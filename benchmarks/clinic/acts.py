@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import Tensor
 
-from ctrans.findings import Finding
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
-from ctrans.stability.diagnosis.treatment import TREATED, size_of_neighbours
-from ctrans.stability.diagnosis.weights_only import GAIN, WeightReaders
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.treatment import TREATED, size_of_neighbours
+from ctrans.examine.diagnosis.weights_only import GAIN, WeightReaders
+from ctrans.measure.findings import Finding
 
 
 @dataclasses.dataclass(frozen=True)

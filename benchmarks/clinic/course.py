@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.clinic.bodies import CONTEXT, MASK_ID, Body, make
-from ctrans.findings import Finding
+from ctrans.measure.findings import Finding
 from ctrans.model.text import default_text
-from ctrans.monitor import Monitor
 from ctrans.training.digits import LEVELS, PIXELS
+from ctrans.training.monitor import Monitor
 from ctrans.training.tasks import TASKS
 
 STEPS, WARM_UP, RATE, BATCH, EVERY, ROWS = 240, 24, 3e-3, 16, 5, 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ctrans.findings import Finding
+from ctrans.measure.findings import Finding
 
 ADVICE: dict[str, str] = {
     # of ctrans diagnose

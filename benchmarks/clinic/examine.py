@@ -18,10 +18,10 @@ from benchmarks.clinic.judging import shows, six_sigma
 from benchmarks.clinic.seal import Patient
 from benchmarks.clinic.treatments import TREATMENTS, Case
 from ctrans import GPT, open_model
-from ctrans.findings import Finding, as_object
-from ctrans.monitor import ALARMS, Monitor
-from ctrans.stability.diagnosis.diagnose import diagnose
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.diagnose import diagnose
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.measure.findings import Finding, as_object
+from ctrans.training.monitor import ALARMS, Monitor
 from solvers import ConfigError
 
 KEPT = Path("out/clinic")

@@ -17,7 +17,7 @@ from benchmarks.clinic.course import STEPS, course
 from benchmarks.clinic.examine import monitor_of
 from benchmarks.clinic.faults import EVENT, MODEL_FAULTS
 from benchmarks.clinic.seal import of_half, task_of
-from ctrans.monitor.past_checks import outgrown
+from ctrans.training.monitor.past_checks import outgrown
 
 FAULTS = ("", "FFN output 50 times too large", "attention output 50 times too large")
 

@@ -27,8 +27,8 @@ from benchmarks.clinic.examine import MORE, findings_of, number, trained_on
 from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS
 from benchmarks.clinic.judging import outcome, wilson
 from benchmarks.clinic.seal import of_half, task_of
-from ctrans.monitor import Monitor
-from ctrans.stability.diagnosis.weights_only import BLOCK
+from ctrans.examine.diagnosis.weights_only import BLOCK
+from ctrans.training.monitor import Monitor
 from solvers import ConfigError
 
 ROWS = Path(__file__).parents[1] / "results" / "clinic" / "treatment.jsonl"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.clinic.bodies import Parts, redraw
 from benchmarks.clinic.course import Course, cross_entropy, held_out
-from ctrans.findings import Finding
+from ctrans.measure.findings import Finding
 
 
 @dataclasses.dataclass

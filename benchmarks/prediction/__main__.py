@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 

@@ -17,15 +17,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctrans.fields import ATTENTIONS, FFNS
-from ctrans.given_files import read_json
+from ctrans.base.given_files import read_json
+from ctrans.dynamics.fields import ATTENTIONS, FFNS
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.residual import RESIDUALS
+from ctrans.dynamics.weights.functions_of_depth import BASES
 from ctrans.model.config import GPTConfig
 from ctrans.model.initialisation import INITIALISATIONS
-from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
-from ctrans.residual import RESIDUALS
 from ctrans.study.description import Study
-from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from solvers.errors import look_up
 

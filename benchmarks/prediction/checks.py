@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from ctrans.threads import wait_passively
+from ctrans.base.threads import wait_passively
 
 wait_passively()
 

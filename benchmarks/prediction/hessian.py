@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ctrans.fields import reference_kernels
+from ctrans.dynamics.fields import reference_kernels
+from ctrans.measure.backward.curvature import ADAM_EPS
+from ctrans.measure.backward.singular_values import second_derivatives
 from ctrans.model.gpt import GPT
-from ctrans.stability.backward.curvature import ADAM_EPS
-from ctrans.stability.backward.singular_values import second_derivatives
 
 STEPS = 12
 """Lanczos steps: a largest eigenvalue apart from the rest is found to a few percent in as many."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ctrans.given_files import read_json
+from ctrans.base.given_files import read_json
 from solvers import ConfigError
 
 FILE = Path(__file__).parent / "predictor.json"

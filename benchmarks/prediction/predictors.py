@@ -14,9 +14,9 @@ from torch.func import functional_call
 
 from benchmarks.prediction.hessian import hessian_edges
 from benchmarks.prediction.scores import gradient_scores, naswot, synflow
+from ctrans.examine.screening.screen import EFFORTS, screen
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.screening.screen import EFFORTS, screen
 from ctrans.training.data import Data
 from solvers import ConfigError, SolveError
 

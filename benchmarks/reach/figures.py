@@ -19,10 +19,10 @@ from benchmarks.prediction.hessian import hessian_edges
 from benchmarks.prediction.predictors import descent
 from benchmarks.prediction.scores import gradient_scores, naswot, synflow
 from benchmarks.reach.cases import SETTINGS
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.measure.forward.moments import moments
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.placement import PLACEMENTS
-from ctrans.stability.forward.moments import moments
 from ctrans.training.data import Data
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError, SolveError

@@ -26,8 +26,8 @@ from benchmarks.reach.report import DRAWS, ends, of_placement, rho
 from ctrans import screen
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.monitor import largest_rate
 from ctrans.study.outcomes import Floor, rate_by_floor
+from ctrans.training.monitor import largest_rate
 from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS
 from solvers import ConfigError

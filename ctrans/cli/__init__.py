@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ctrans import __version__
+from ctrans.base.pages import take_huge_pages
+from ctrans.base.threads import wait_passively
 from ctrans.cli.exits import Terminated
 from ctrans.cli.say import discard_stdout, end_stdout, say_last
 from ctrans.cli.signals import ending_by_signals, words_of
-from ctrans.pages import take_huge_pages
-from ctrans.threads import wait_passively
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -1,4 +1,4 @@
-"""Click options and commands, made from the fields of dataclasses (`ctrans.option`)."""
+"""Click options and commands, made from the fields of dataclasses (`ctrans.base.option`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from ctrans.option import OWN, FieldType, Option, defaults_of, field_types, option, options_of
-from ctrans.placement import PLACEMENTS, spell
+from ctrans.base.option import OWN, FieldType, Option, defaults_of, field_types, option, options_of
+from ctrans.dynamics.placement import PLACEMENTS, spell
 from solvers import ConfigError, unknown
 
 OptionValues = Mapping[str, Any]
@@ -157,6 +157,6 @@ def expand(names: Sequence[str], table: Mapping[str, Any], what: str) -> list[st
 
 
 def expand_placements(names: Sequence[str]) -> list[str]:
-    """The same for placements, as `ctrans.placement.spell` writes mixed ones."""
+    """The same for placements, as `ctrans.dynamics.placement.spell` writes mixed ones."""
     mixed = {name: spell(name) for name in names if set("/*+") & set(name)}
     return [mixed.get(name, name) for name in expand(names, {**PLACEMENTS, **mixed} if mixed else PLACEMENTS, "placement")]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ctrans.base.option import defaults_of, field_types, options_of
 from ctrans.cli.click_options import expand, expand_placements
 from ctrans.model.architectures import GROUPS, differences
 from ctrans.model.config import GPTConfig
-from ctrans.option import defaults_of, field_types, options_of
 from solvers import ConfigError, look_up
 
 SWITCH = {"no": False, "yes": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
@@ -12,7 +13,6 @@ from ctrans.cli.model_sources import check_loss, find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.control import Attained, MaximumPrinciple, attained, maximum_principle
 from ctrans.control.costate import continuous_or_discrete
-from ctrans.option import option
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 from solvers.request import check_solver

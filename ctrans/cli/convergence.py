@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ctrans.base.option import option
+from ctrans.base.threads import choose_threads
 from ctrans.cli.click_options import expand, expand_placements, placements_option
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
-from ctrans.norm import NORMS
-from ctrans.option import option
-from ctrans.placement import PLACEMENTS
 from ctrans.report.progress import progress_bar
-from ctrans.threads import choose_threads
 from solvers import METHODS, ConfigError, fixed_step
 
 LIMITS = ("substeps", "depth")

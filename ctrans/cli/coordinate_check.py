@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from ctrans.base.option import Range, option
+from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import command_of
 from ctrans.cli.train_options import OfTraining
-from ctrans.option import Range, option
 from ctrans.report.pages.coordinate_page import transfer_words
 from ctrans.report.progress import progress_bar
-from ctrans.threads import choose_threads, flops
 from ctrans.training.coordinate_check import coordinate_check
 from ctrans.training.data_sources import source_of
 from ctrans.training.settings import TrainConfig

@@ -8,20 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ctrans.base.option import NOT_NEGATIVE, Range, option, options_of
 from ctrans.cli.ending import check_file_of, directory_of, end
 from ctrans.cli.inputs import Batch, read_batch
 from ctrans.cli.model_sources import ModelSource, find_models, labels
 from ctrans.cli.request import ComparisonRequest, WrittenRequest, command_of
-from ctrans.findings import SEVERITIES, as_object, limits_in_words
-from ctrans.interop.checkpoint_weights import checkpoint_weights, to_treat, treat
-from ctrans.option import NOT_NEGATIVE, Range, option, options_of
+from ctrans.examine.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.low_precision import PRECISION_CHECKS, PrecisionDiagnosis, weights_in
+from ctrans.examine.diagnosis.treated_copy import to_treat, treat
+from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.examine.diagnosis.weights_only import Change, WeightReaders, change, updates, weight_diagnosis
+from ctrans.interop.checkpoint_weights import checkpoint_weights
+from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
 from ctrans.report.progress import progress_bar
-from ctrans.stability.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
-from ctrans.stability.diagnosis.low_precision import PRECISION_CHECKS, PrecisionDiagnosis, weights_in
-from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
-from ctrans.stability.diagnosis.weights_only import Change, WeightReaders, change, updates, weight_diagnosis
 from solvers import ConfigError
 
 STOPPED = 3

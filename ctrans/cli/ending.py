@@ -14,13 +14,13 @@ import torch
 from rich.console import Console
 
 from ctrans import __version__
+from ctrans.base.printable import printable
 from ctrans.cli.exits import Exit
 from ctrans.cli.inputs import Batch
 from ctrans.cli.model_sources import resolved
 from ctrans.cli.plugins import LOADED
 from ctrans.cli.request import STDOUT, Request, WrittenRequest
 from ctrans.cli.say import say
-from ctrans.printable import printable
 from ctrans.report.contents import page_of
 from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ctrans.base.option import REQUIRED, option
 from ctrans.cli.click_options import once
 from ctrans.cli.ending import check_json, end
 from ctrans.cli.request import Request, command_of
@@ -16,7 +17,6 @@ from ctrans.interop.nanogpt import CHECKPOINT, to_nanogpt
 from ctrans.interop.to_transformers import target_of, write_transformers
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
-from ctrans.option import REQUIRED, option
 from ctrans.report.files import write_atomic
 from solvers import ConfigError
 

@@ -12,10 +12,10 @@ from contextlib import suppress
 
 import click
 
+from ctrans.base.printable import text_of
 from ctrans.cli.plugins import FILES
 from ctrans.cli.say import say
 from ctrans.cli.signals import words_of
-from ctrans.printable import text_of
 
 UNEXPECTED = 70
 """The exit code of an error that ctrans did not expect: EX_SOFTWARE of sysexits.h."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from ctrans.base.threads import choose_threads
 from ctrans.cli.click_options import argument
 from ctrans.cli.ending import check_json, end
 from ctrans.cli.request import Request, command_of
 from ctrans.interop.families import FAMILIES, found_family
 from ctrans.interop.transformers_library import quiet
 from ctrans.report.progress import progress_bar
-from ctrans.threads import choose_threads
 from solvers import look_up
 
 

@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
+from ctrans.base.option import COUNT, REQUIRED, option
+from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import once
 from ctrans.cli.ending import check_json, result_of, write_result
 from ctrans.cli.request import Request, command_of
 from ctrans.cli.say import say
+from ctrans.dynamics.scheme import DISCRETE, Scheme
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
-from ctrans.option import COUNT, REQUIRED, option
 from ctrans.report.progress import progress_bar
-from ctrans.scheme import DISCRETE, Scheme
-from ctrans.threads import choose_threads, flops
 from ctrans.training.processes import get_device
 from ctrans.training.training_state import read_state
 from solvers import ConfigError

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
@@ -16,10 +17,9 @@ from ctrans.control.hjb_study import pde_study
 from ctrans.control.hopf_lax import velocity_hull
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
+from ctrans.dynamics.norm import NORMS, RMSNorm
+from ctrans.dynamics.placement import get_placement
 from ctrans.model.config import GPTConfig
-from ctrans.norm import NORMS, RMSNorm
-from ctrans.option import option
-from ctrans.placement import get_placement
 from ctrans.report import hjb_figure
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar

@@ -11,10 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.memory import too_large_to_stay
+from ctrans.base.option import options_of
+from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import OptionValues, expand, expand_placements, one_model_only
 from ctrans.cli.plugins import called, function_of
 from ctrans.cli.request import ModelRequest, get_dtype
-from ctrans.depth import check_dt
+from ctrans.dynamics.depth import check_dt
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import placements_in
 from ctrans.interop import Opened
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import PRESETS, from_architecture, skeleton
@@ -24,17 +29,12 @@ from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelWithLoss
 from ctrans.interop.module_adapter import Example
 from ctrans.interop.open_model import open_imported, open_model
 from ctrans.interop.transformers_library import quiet
-from ctrans.memory import too_large_to_stay
+from ctrans.measure.walk import Described
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.text import VOCABULARY
-from ctrans.norm import NORMS
-from ctrans.option import options_of
-from ctrans.placement import placements_in
-from ctrans.threads import choose_threads, flops
 from ctrans.training.processes import get_device
-from ctrans.walk import Described
 from solvers import ConfigError
 
 ARCHITECTURE_OPTIONS = ("placements", "norms", "seed", *options_of(GPTConfig))
@@ -315,7 +315,7 @@ def _check_alone(option: str, request: ModelRequest, *, but: Sequence[str]) -> N
 
 def settle_threads(found: Sequence[ModelSource], tokens: Tensor, dtype: torch.dtype) -> None:
     """On the CPU, sets the number of threads that the largest model needs on these tokens
-    (`ctrans.threads`).
+    (`ctrans.base.threads`).
     """
     if tokens.device.type == "cpu":
         sizes = (flops(source.config.width, len(tokens), tokens_of(source, tokens)) for source in found)

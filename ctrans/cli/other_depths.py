@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctrans.depth import MOST_BLOCKS, check_count
-from ctrans.memory import memory
+from ctrans.base.memory import memory
+from ctrans.dynamics.depth import MOST_BLOCKS, check_count
 from ctrans.model.checkpoint import LAST, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import check_buildable

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 import click
 
+from ctrans.base.printable import text_of
 from ctrans.cli.exits import Exit
 from ctrans.cli.say import stdout_apart
-from ctrans.printable import text_of
 
 LOADED: list[str] = []
 """The plugins that were imported, as named. Results depend on them and show them."""

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ctrans.base.option import Range, option
+from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import command_of
 from ctrans.cli.train_options import OfTraining
 from ctrans.model.gpt import GPT
-from ctrans.monitor.rate_sweep import RATES, largest_rate
-from ctrans.option import Range, option
 from ctrans.report.progress import progress_bar
 from ctrans.study.outcomes import Floor
-from ctrans.threads import choose_threads, flops
+from ctrans.study.rate_sweep import RATES, largest_rate
 from ctrans.training.data import Data
 from ctrans.training.data_sources import source_of
 from ctrans.training.settings import TrainConfig

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ctrans.base.given_files import read_json
+from ctrans.base.option import option
 from ctrans.cli.click_options import argument
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.model_sources import labels
 from ctrans.cli.request import WrittenRequest, command_of
-from ctrans.given_files import read_json
-from ctrans.option import option
 from ctrans.report.contents import page_of
 from ctrans.report.html import check_libraries, render
 from solvers import ConfigError

@@ -16,6 +16,7 @@ import click
 import torch
 from click.core import ParameterSource
 
+from ctrans.base.option import COUNT, check_options, option, options_of
 from ctrans.cli.click_options import (
     GroupedCommand,
     OptionValues,
@@ -31,7 +32,6 @@ from ctrans.interop import PRESETS
 from ctrans.interop.losses import LOSS_NAMES
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
-from ctrans.option import COUNT, check_options, option, options_of
 from ctrans.training.processes import get_device
 from solvers import ConfigError, look_up
 

@@ -10,7 +10,7 @@ from typing import IO
 
 import click
 
-from ctrans.printable import printable
+from ctrans.base.printable import printable
 
 
 def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None = None) -> None:

@@ -7,19 +7,19 @@ import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from ctrans.base.option import option
 from ctrans.cli.click_options import expand, expand_placements
 from ctrans.cli.comparison import SETTINGS, architectures_of, axes_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_models, seeded
 from ctrans.cli.request import ComparisonRequest, command_of
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.weights.on_demand import watch
+from ctrans.examine.screening.screen import EFFORTS, Screening, as_result, screen
 from ctrans.model.architectures import ARCHITECTURES, PLAIN
-from ctrans.norm import NORMS
-from ctrans.option import option
 from ctrans.report.axes import MOST_LINES
 from ctrans.report.progress import progress_bar
-from ctrans.stability.screening.screen import EFFORTS, Screening, as_result, screen
-from ctrans.weights.on_demand import watch
 from solvers import ConfigError
 
 

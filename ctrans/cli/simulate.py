@@ -8,20 +8,20 @@ from typing import Any
 import click
 import torch
 
+from ctrans.base.option import Range, option
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_sources import find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
+from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.interop.losses import AnyModel, ModelWithLoss
+from ctrans.measure.backward.token_exponents import token_exponents
+from ctrans.measure.forward.contributions import contributions_by_depth
+from ctrans.measure.forward.simulation import Simulation, simulate
+from ctrans.measure.forward.spectra import Spectra
+from ctrans.measure.walk import walk
 from ctrans.model.gpt import GPT
-from ctrans.option import Range, option
 from ctrans.report.progress import progress_bar
-from ctrans.scheme import METHOD_WORDS, Scheme
-from ctrans.stability.backward.token_exponents import token_exponents
-from ctrans.stability.forward.contributions import contributions_by_depth
-from ctrans.stability.forward.simulation import Simulation, simulate
-from ctrans.stability.forward.spectra import Spectra
-from ctrans.walk import walk
 from solvers import ERROR_NORMS, ConfigError, Status
 from solvers.methods import get_method
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from ctrans.base.option import Range, option
 from ctrans.cli.click_options import argument
 from ctrans.cli.request import WrittenRequest
-from ctrans.option import Range, option
 from ctrans.report.progress import duration, progress_bar
 from ctrans.study.carry_out import Prospect, carry_out_study
 from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate

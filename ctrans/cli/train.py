@@ -13,25 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.ending import check_json, print_page, result_of, save_json, write_result
 from ctrans.cli.exits import Exit
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import check_exclusive, command_of
 from ctrans.cli.say import discard_stdout, say
 from ctrans.cli.train_options import TrainRequest
-from ctrans.findings import Finding
+from ctrans.measure.findings import Finding
 from ctrans.model.gpt import GPT
-from ctrans.monitor import Monitor
-from ctrans.monitor.memory import MEMORY, memory_in
-from ctrans.monitor.reactions import check_reactions
 from ctrans.report.contents import page_of
 from ctrans.report.files import to_json, write_atomic
 from ctrans.report.picture import pictures
 from ctrans.report.progress import bar_words, evaluation_line, progress_bar
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
-from ctrans.threads import choose_threads, flops
 from ctrans.training import log
 from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, Watcher, carry_out
+from ctrans.training.monitor import Monitor
+from ctrans.training.monitor.memory import MEMORY, memory_in
+from ctrans.training.monitor.reactions import check_reactions
 from ctrans.training.processes import get_device, restarts
 from ctrans.training.run_directory import KEEP, RunDirectory
 from ctrans.training.start_from import start_from

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ctrans.base.option import COUNT, Range, option
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.request import Request, WrittenRequest, absolute_paths
 from ctrans.model.config import GPTConfig
 from ctrans.model.text import VOCABULARY
-from ctrans.monitor import REACTIONS
-from ctrans.option import COUNT, Range, option
+from ctrans.training.monitor import REACTIONS
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS, Task

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from ctrans.base.option import COUNT, option
+from ctrans.base.threads import choose_threads
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
-from ctrans.option import COUNT, option
 from ctrans.report.progress import progress_bar
-from ctrans.threads import choose_threads
-from ctrans.verify.run import Result
-from ctrans.verify.table import SECTIONS, select, verify_all
-from ctrans.verify.theory_checks import findings_of
+from ctrans.theory.all_statements import SECTIONS, select, verify_all
+from ctrans.theory.run import Result
+from ctrans.theory.theory_checks import findings_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ctrans.base.option import LARGEST, Range, option
 from ctrans.cli.click_options import argument
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
-from ctrans.monitor import MonitorLog, read_log
-from ctrans.monitor.history import history
-from ctrans.monitor.post_mortem import post_mortem
-from ctrans.option import LARGEST, Range, option
 from ctrans.report.contents import page_of
 from ctrans.report.files import to_json
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
+from ctrans.training.monitor import MonitorLog, read_log
+from ctrans.training.monitor.history import history
+from ctrans.training.monitor.post_mortem import post_mortem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

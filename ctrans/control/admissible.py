@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import AnyShape, BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows, Vectors
 from ctrans.control.ascent import Chart
-from ctrans.norm.norm import row_length
-from ctrans.shapes import AnyShape, BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows, Vectors
+from ctrans.dynamics.norm.norm import row_length
 from solvers import ConfigError, shown
 
 Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]

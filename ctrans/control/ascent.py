@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.shapes import AnyShape, UnbatchedRows
+from ctrans.base.shapes import AnyShape, UnbatchedRows
 
 Map = Callable[[Tensor], Tensor]
 

@@ -35,8 +35,8 @@ from ctrans.control.costate import Costate, costate, places
 from ctrans.control.last_map import projected_field
 from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.sublayer import Sublayer
-from ctrans.walk import Model, SegmentCallback
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.walk import Model, SegmentCallback
 from solvers import ConfigError, checked
 
 Parameters = dict[str, Tensor]

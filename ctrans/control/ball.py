@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import math
 
+from ctrans.base.shapes import TokenRows, UnbatchedRows
 from ctrans.control.admissible import length
 from ctrans.control.ascent import Map
 from ctrans.control.norm_image import NormImage
-from ctrans.norm import ClipLength
-from ctrans.shapes import TokenRows, UnbatchedRows
+from ctrans.dynamics.norm import ClipLength
 
 
 class Ball(NormImage):

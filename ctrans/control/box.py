@@ -8,12 +8,12 @@ import math
 
 import torch
 
+from ctrans.base.shapes import TokenRows, UnbatchedRows
 from ctrans.control.admissible import GainSlope, no_ties, ratio, rounding_of
 from ctrans.control.ascent import Map, identity
 from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset, unit
 from ctrans.control.norm_image import NormImage
-from ctrans.norm import ClipEntries, SquashNorm
-from ctrans.shapes import TokenRows, UnbatchedRows
+from ctrans.dynamics.norm import ClipEntries, SquashNorm
 
 NEARLY = 1 - 5e-6
 """The |u_i| that stands for 1 where only infinite inputs attain 1: typical inputs lose the same

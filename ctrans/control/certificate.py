@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.option import Count, Seed
+from ctrans.base.shapes import UnbatchedRows
 from ctrans.control.admissible import ROUNDING, GainSlope, Posedness, Supremum, VelocitySet, check_costate
 from ctrans.control.ascent import STEPS
 from ctrans.control.certificate_ascents import PAIRS, VelocityAscent, WeightAscent, climb_velocities, climb_weights, share_of
@@ -25,9 +27,7 @@ from ctrans.control.rank_gap import gap_of_rank
 from ctrans.control.regularization import KineticCost
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.tangent import LinearSpace
-from ctrans.norm import NORMS, Norm
-from ctrans.option import Count, Seed
-from ctrans.shapes import UnbatchedRows
+from ctrans.dynamics.norm import NORMS, Norm
 from solvers import ConfigError, checked, look_up
 
 LINEAR, SATURATED = 0.01, 0.05

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.base.shapes import UnbatchedRows
 from ctrans.control.admissible import length, ratio
 from ctrans.control.ascent import STEPS, Chart, ascend, balanced, noise
 from ctrans.control.last_map import Features
-from ctrans.shapes import UnbatchedRows
 
 PAIRS = 2
 """Starts come in pairs z and -z: a quadratic on a sphere has at most one local maximum besides the

@@ -6,7 +6,7 @@ import math
 
 from ctrans.control.model_check import ModelCheck
 from ctrans.control.segment_check import SegmentCheck
-from ctrans.findings import OURS, Check, Checks, Finding, Reading
+from ctrans.measure.findings import OURS, Check, Checks, Finding, Reading
 
 CHECKS = Checks(
     "control",

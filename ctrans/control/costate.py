@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.as_found import leaving_as_found
-from ctrans.depth import Depth
-from ctrans.shapes import TokenRows
-from ctrans.walk import (
+from ctrans.base.as_found import leaving_as_found
+from ctrans.base.shapes import TokenRows
+from ctrans.dynamics.depth import Depth
+from ctrans.measure.walk import (
     Instrument,
     Model,
     StepContext,

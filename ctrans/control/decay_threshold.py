@@ -34,11 +34,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import SequenceRows, UnbatchedRows
 from ctrans.control.admissible import Posedness, length, ratio, verdict_of
 from ctrans.control.ascent import BoundedAscent, ascend, noise
-from ctrans.fields import Activation, ExposesHeads, HasUnits, why_not
-from ctrans.fields.scaled_linear import scaled_parts
-from ctrans.shapes import SequenceRows, UnbatchedRows
+from ctrans.dynamics.fields import Activation, ExposesHeads, HasUnits, why_not
+from ctrans.dynamics.fields.scaled_linear import scaled_parts
 from solvers import ConfigError, checked
 
 STARTS = 16

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import GainSlope, check_costate, length, no_ties, ratio, rounding_of
 from ctrans.control.ascent import Chart, Map
 from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, best_gains, gain_slope, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.trust_region import in_ball, on_sphere
-from ctrans.norm import GroupRMSNorm, SphereNorm
-from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
+from ctrans.dynamics.norm import GroupRMSNorm, SphereNorm
 from solvers import ConfigError, checked
 
 CLOSENESS = 1e-11

@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.base.shapes import BatchMask, PerBatch, TokenRows, UnbatchedRows, Vectors
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio, rounding_of
 from ctrans.control.ascent import noise
-from ctrans.norm import Norm, SphereNorm
-from ctrans.shapes import BatchMask, PerBatch, TokenRows, UnbatchedRows, Vectors
+from ctrans.dynamics.norm import Norm, SphereNorm
 from solvers import checked
 
 STARTS = 32

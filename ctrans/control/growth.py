@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import UnbatchedRows
 from ctrans.control.ascent import BoundedAscent, Chart, balanced, frobenius, identity, noise
 from ctrans.control.last_map import Features, LastMapDecay
 from ctrans.control.tangent import LinearSpace
-from ctrans.shapes import UnbatchedRows
 
 PerRadius = Float[Tensor, " radii"]
 """A number for each radius."""

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import PerBatch, Vectors
 from ctrans.control.admissible import length
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
 from ctrans.control.hopf_lax import BallImage, hopf_lax, velocity_ball
-from ctrans.shapes import PerBatch, Vectors
 from solvers import ConfigError
 
 HORIZON, HALF_WIDTH, SCHEME = 1.0, 2.0, "weno5"

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import PerBatch, PerChannel, TokenRows, Vectors
 from ctrans.control.admissible import length
-from ctrans.norm import SphereNorm
-from ctrans.shapes import PerBatch, PerChannel, TokenRows, Vectors
+from ctrans.dynamics.norm import SphereNorm
 from solvers import ConfigError
 
 PerProblem = Float[Tensor, " rows"]

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import (
     AdmissibleSet,
     Posedness,
@@ -26,10 +27,9 @@ from ctrans.control.admissible import (
 from ctrans.control.ascent import Chart, frobenius
 from ctrans.control.regularization import Regularization
 from ctrans.control.trust_region import in_ball
-from ctrans.fields import HasOutputProjection
-from ctrans.fields.scaled_linear import scaled_parts
-from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from ctrans.sublayer import Sublayer
+from ctrans.dynamics.fields import HasOutputProjection
+from ctrans.dynamics.fields.scaled_linear import scaled_parts
+from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError, checked
 
 FeatureRows = Float[Tensor, "*batch tokens features"]

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ctrans.as_found import leaving_as_found
+from ctrans.base.as_found import leaving_as_found
+from ctrans.base.shapes import TokenRows
 from ctrans.control.costate import Costate, places
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.depth import Depth
-from ctrans.shapes import TokenRows
-from ctrans.sublayer import Sublayer
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError, checked, unknown
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.as_found import leaving_as_found
+from ctrans.base.as_found import leaving_as_found
 from ctrans.control.admissible import VERDICTS, Posedness
 from ctrans.control.certificate import weakest
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
@@ -19,10 +19,10 @@ from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
 from ctrans.control.segment_check import SegmentCheck, admissible_at, at_field, check_segment, check_step
 from ctrans.control.tangent import LinearSpace
-from ctrans.depth import Depth
-from ctrans.norm import RMSNorm
-from ctrans.placement import Placement
-from ctrans.walk import Model, SegmentCallback
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.norm import RMSNorm
+from ctrans.dynamics.placement import Placement
+from ctrans.measure.walk import Model, SegmentCallback
 from solvers import ConfigError, SolveError
 
 

@@ -9,11 +9,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import Posedness, VelocitySet, check_costate, ratio, verdict_of
 from ctrans.control.ascent import Chart, Gains, Map, identity
 from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset
-from ctrans.norm import Norm
-from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
+from ctrans.dynamics.norm import Norm
 from solvers import ConfigError
 
 

@@ -22,10 +22,10 @@ import math
 import torch
 from torch import Tensor
 
+from ctrans.base.shapes import UnbatchedRows
 from ctrans.control.admissible import length, rounding_of
 from ctrans.control.last_map import Features
-from ctrans.norm import SphereNorm
-from ctrans.shapes import UnbatchedRows
+from ctrans.dynamics.norm import SphereNorm
 from solvers import checked
 
 SUBSETS = 8

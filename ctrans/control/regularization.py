@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ctrans.base.option import Range
+from ctrans.base.shapes import BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import AdmissibleSet, Posedness, Supremum, VelocitySet, check_positive, length, ratio, verdict_of
 from ctrans.control.ascent import Chart
 from ctrans.control.gains import has_offset, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
-from ctrans.norm import Norm
-from ctrans.option import Range
-from ctrans.shapes import BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows
+from ctrans.dynamics.norm import Norm
 from solvers import ConfigError, checked
 
 RUNNING_COSTS = Range(1e-12, 1e12, "a positive number from 1e-12 to 1e+12")

@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.base.shapes import StreamRows, TokenRows, UnbatchedRows
 from ctrans.control.admissible import VelocitySet, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.regularization import Regularization
 from ctrans.control.section import SectionImage
 from ctrans.control.sets_by_norm import image_of, reachable
 from ctrans.control.tangent import LinearSpace
-from ctrans.norm import SphereNorm
-from ctrans.shapes import StreamRows, TokenRows, UnbatchedRows
-from ctrans.sublayer import Sublayer
+from ctrans.dynamics.norm import SphereNorm
+from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError
 
 

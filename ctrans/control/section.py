@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import Posedness, length, ratio, rounding_of
 from ctrans.control.ascent import Chart
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.tangent import AtState, TangentSpace
-from ctrans.norm import SphereNorm
-from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
+from ctrans.dynamics.norm import SphereNorm
 from solvers import ConfigError
 
 NO_DIRECTION = 1e-6

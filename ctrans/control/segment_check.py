@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Posedness, Supremum, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Point
@@ -31,10 +32,9 @@ from ctrans.control.residual_pullback import (
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
 from ctrans.control.tangent import LinearSpace
-from ctrans.norm import Norm
-from ctrans.placement import Placement
-from ctrans.shapes import TokenRows
-from ctrans.sublayer import Sublayer
+from ctrans.dynamics.norm import Norm
+from ctrans.dynamics.placement import Placement
+from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError
 
 

@@ -8,15 +8,15 @@ from typing import Annotated, TypeVar
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Supremum, VelocitySet
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.regularization import GainDecay, KineticCost
 from ctrans.control.section import TangentSection
 from ctrans.control.sets_by_norm import image_of, reachable
 from ctrans.control.tangent import TangentSpace, WholeSpace
-from ctrans.norm import Norm
-from ctrans.placement import Placement, get_placement
-from ctrans.shapes import TokenRows
+from ctrans.dynamics.norm import Norm
+from ctrans.dynamics.placement import Placement, get_placement
 from solvers import ConfigError, Finite, checked
 
 Given = TypeVar("Given")

@@ -8,7 +8,7 @@ from ctrans.control.ball import Ball
 from ctrans.control.box import Box
 from ctrans.control.ellipsoid import Ellipsoid, EllipsoidProduct, EllipsoidSlice
 from ctrans.control.norm_image import NormImage
-from ctrans.norm import Norm
+from ctrans.dynamics.norm import Norm
 from solvers import look_up
 
 IMAGES: dict[str, Callable[..., NormImage]] = {

@@ -8,9 +8,9 @@ import dataclasses
 
 from torch import Tensor
 
+from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import GainSlope, Posedness, VelocitySet, check_costate, check_positive
 from ctrans.control.ascent import Chart
-from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from solvers import checked
 
 

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import Posedness, VelocitySet, check_costate, length, ratio, rounding_of, verdict_of
 from ctrans.control.ascent import Chart
-from ctrans.norm import Norm
-from ctrans.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
+from ctrans.dynamics.norm import Norm
 from solvers import ConfigError, checked
 
 

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.shapes import BatchMask
 from ctrans.control.admissible import ratio, rounding_of
-from ctrans.shapes import BatchMask
 from solvers import SolveError
 
 Coordinates = Float[Tensor, "*batch rank"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ctrans.given_files import read_toml
+from ctrans.base.given_files import read_toml
 from ctrans.interop.module_chain import ModuleChain
 from solvers import ConfigError, shown, unknown
 

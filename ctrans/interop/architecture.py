@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.depth import check_count
+from ctrans.base.memory import check_fits, too_large_to_stay
+from ctrans.dynamics.depth import check_count
+from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import MOST_PARTS, check_names, check_size, neutral
 from ctrans.interop.hugging_face import (
@@ -23,9 +25,7 @@ from ctrans.interop.hugging_face import (
 from ctrans.interop.imported import Imported
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
 from ctrans.interop.transformers_library import import_transformers, reading
-from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.config import check_seed
-from ctrans.weights.on_demand import skeletons
 from solvers import checked, unknown
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ctrans.fields import HasReferenceKernel, HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
-from ctrans.fields.joined_heads import for_each_head, matrices_by_head
+from ctrans.base.shapes import AttentionRows, TokenRows
+from ctrans.dynamics.fields import HasReferenceKernel, HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
+from ctrans.dynamics.fields.joined_heads import for_each_head, matrices_by_head
 from ctrans.interop.attention_reading import AttentionReading
 from ctrans.interop.attention_rows import seeing_rows, showing_rows
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
-from ctrans.shapes import AttentionRows, TokenRows
 
 ROLES: tuple[Role, ...] = ("query", "key", "value", "out")
 

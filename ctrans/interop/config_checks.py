@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.depth import MOST_BLOCKS
-from ctrans.memory import check_fits, memory
+from ctrans.base.memory import check_fits, memory
+from ctrans.dynamics.depth import MOST_BLOCKS
 from solvers import ConfigError
 
 MOST_PARTS = MOST_BLOCKS

@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ctrans.as_found import as_found
-from ctrans.depth import Depth
+from ctrans.base.as_found import as_found
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.ode_block import in_context
+from ctrans.dynamics.scheme import Scheme
+from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import StateForm, bind, own_context, recorded
 from ctrans.interop.example_inputs import example_of
 from ctrans.interop.find_blocks import find_blocks
 from ctrans.interop.recognise import recognise
-from ctrans.ode_block import in_context
-from ctrans.scheme import Scheme
-from ctrans.weights.on_demand import check_present
 from solvers import ConfigError, Gradient, Method, checked
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.given_files import check_file, read_file, read_json
+from ctrans.base.given_files import check_file, read_file, read_json
+from ctrans.base.printable import one_line
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.streamed import Stored, stored_tensor
-from ctrans.printable import one_line
 from solvers import ConfigError
 
 METADATA, MEGATRON = ".metadata", "metadata.json"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.fields import ExposesHeads, ExposesWeights, HasBound, HasOutputProjection
+from ctrans.dynamics.fields import ExposesHeads, ExposesWeights, HasBound, HasOutputProjection
 from ctrans.interop.example_inputs import main_input
 from ctrans.interop.imported import Imported
 from ctrans.interop.transformers_library import import_transformers

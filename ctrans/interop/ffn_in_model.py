@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctrans.fields import ACTIVATIONS, Activation, Matrix, Role, Units
-from ctrans.fields.ffn_bounds import BoundedFFN, FFNMaps
+from ctrans.dynamics.fields import ACTIVATIONS, Activation, Matrix, Role, Units
+from ctrans.dynamics.fields.ffn_bounds import BoundedFFN, FFNMaps
 from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, unit

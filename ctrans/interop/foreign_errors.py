@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctrans.printable import one_line
+from ctrans.base.printable import one_line
 
 FOREIGN_ERRORS = (Exception,)
 """A model's code may raise any exception on inputs that it was not written for."""

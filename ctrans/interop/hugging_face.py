@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.given_files import read_json
+from ctrans.base.given_files import read_json
+from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
@@ -24,7 +25,6 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.streamed import Stored, check_floating, check_tied, put_model_on_demand, read, stored_dtype, stored_weights
 from ctrans.interop.transformers_library import import_transformers, reading
-from ctrans.weights.on_demand import skeletons
 from solvers import ConfigError, checked, unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
@@ -57,7 +57,7 @@ def from_transformers(
     - `anatomy`: paths of the parts of a model whose names are not known
     - `dtype`: to load in. Default: the dtype of the config, or of the files
     - `on_demand`: reads matrices by memory map when they are used and drops them afterwards. The
-      numbers are the same, and only one sublayer is in memory (see `ctrans.weights.on_demand`)
+      numbers are the same, and only one sublayer is in memory (see `ctrans.dynamics.weights.on_demand`)
     - `allow_pickle`: also reads `pytorch_model.bin`, by torch's restricted unpickler
     - `images`: of a model with two towers (CLIP, SigLIP), the image tower or the text tower
 

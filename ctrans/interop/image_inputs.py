@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctrans.depth import check_count
-from ctrans.given_files import check_file, read_array, read_json
+from ctrans.base.given_files import check_file, read_array, read_json
+from ctrans.base.option import WEIGHT
+from ctrans.base.printable import one_line
+from ctrans.dynamics.depth import check_count
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.option import WEIGHT
-from ctrans.printable import one_line
 from solvers import ConfigError, shown
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}

@@ -17,9 +17,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from ctrans.as_found import as_found
-from ctrans.depth import Depth, check_dt
-from ctrans.fields import ParallelMaps
+from ctrans.base.as_found import as_found
+from ctrans.base.shapes import TokenIds, TokenRows
+from ctrans.dynamics.depth import Depth, check_dt
+from ctrans.dynamics.fields import ParallelMaps
+from ctrans.dynamics.scheme import trajectory
+from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, read_attention
@@ -34,9 +37,6 @@ from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.transformers_adapter import TransformersAdapter
 from ctrans.model.gpt import check_range, next_token_loss
-from ctrans.scheme import trajectory
-from ctrans.shapes import TokenIds, TokenRows
-from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError, Solution, checked
 
 MOST_LENGTHS = 6
@@ -169,7 +169,7 @@ class Imported(nn.Module):
 
     def trajectory(self, tokens: Tensor, **options: Any) -> Solution:
         """X at depth-time 0 and at the end of each segment, from X_0 = embed(tokens). Takes the
-        options of `ctrans.scheme.trajectory`. Euler with one step is the model itself.
+        options of `ctrans.dynamics.scheme.trajectory`. Euler with one step is the model itself.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
 

@@ -13,16 +13,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ctrans.depth import Depth
+from ctrans.base.shapes import TokenRows
+from ctrans.dynamics.depth import Depth
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.imported import Imported
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
+from ctrans.measure.walk import kept_of
 from ctrans.model.gpt import GPT, counted
-from ctrans.shapes import TokenRows
-from ctrans.walk import kept_of
 from solvers import ConfigError, Solution
 
 Loss = Callable[[Any, Any], Tensor]

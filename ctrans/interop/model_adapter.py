@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.as_found import as_found
-from ctrans.depth import Depth
+from ctrans.base.as_found import as_found
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_rows import IMPLEMENTATION
 from ctrans.interop.block_calls import Call, StateForm, recorded_until
 from ctrans.interop.find_blocks import blocks_at
 from ctrans.interop.recognise import Structure, alike, make_of, recognise
 from ctrans.interop.recorded_calls import watched, without_fast_path
-from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError
 
 REMEMBERED = 8

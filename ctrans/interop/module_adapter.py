@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.depth import Depth
+from ctrans.dynamics.depth import Depth
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import Call, Running, StateForm, intercepted, observed, recorded_until, tensors_in, without_cache
 from ctrans.interop.block_parts import token_axis_is_first

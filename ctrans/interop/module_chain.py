@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from ctrans.fields import Matrix, Role
-from ctrans.fields.ffn_bounds import Affine
-from ctrans.fields.scaled_linear import ScaledLinear
+from ctrans.base.shapes import Vectors, WeightMatrix
+from ctrans.dynamics.fields import Matrix, Role
+from ctrans.dynamics.fields.ffn_bounds import Affine
+from ctrans.dynamics.fields.scaled_linear import ScaledLinear
 from ctrans.interop.recorded_calls import first_tensor, watched
-from ctrans.shapes import Vectors, WeightMatrix
 from solvers import ConfigError
 
 

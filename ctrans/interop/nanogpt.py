@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.dynamics.placement import spell
+from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.weight_names import GPT2_NAMES
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.placement import spell
-from ctrans.weights.on_demand import check_present
 from solvers import ConfigError, checked, shown, unknown
 
 Settings = Mapping[str, Any]

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctrans.fields import BranchGains
+from ctrans.base.shapes import PerChannel, Vectors
+from ctrans.dynamics.fields import BranchGains
+from ctrans.dynamics.norm import SphereNorm, check_norm
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.tolerances import likely_number, unit
-from ctrans.norm import SphereNorm, check_norm
-from ctrans.shapes import PerChannel, Vectors
 
 EPS_NAMES = ("eps", "variance_epsilon")
 """Attributes under which norms keep eps."""

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ctrans.as_found import keep_as_found, leaving_as_found
-from ctrans.depth import Depth, check_dt
+from ctrans.base.as_found import keep_as_found, leaving_as_found
+from ctrans.base.memory import check_fits, too_large_to_stay
+from ctrans.base.printable import one_line
+from ctrans.dynamics.depth import Depth, check_dt
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.example_inputs import example_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
@@ -40,9 +42,7 @@ from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import probe_weights, random_states
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.transformers_library import quiet, reading
-from ctrans.memory import check_fits, too_large_to_stay
 from ctrans.model.gpt import GPT
-from ctrans.printable import one_line
 from solvers import ConfigError, checked, shown
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
@@ -78,7 +78,7 @@ def open_model(
       dtype is copied and then converted
     - `dt`: multiplies the length of each segment; 1 is the model
     - `on_demand`: reads a directory's weights when they are used. Default: if they take more than a
-      quarter of this machine's memory (see `ctrans.weights.on_demand`)
+      quarter of this machine's memory (see `ctrans.dynamics.weights.on_demand`)
     - `blocks`, `attention`, `ffn`: paths of attributes, from the module to its list of blocks, and
       from a block to its attention and FFN (several modules act in sequence). By default they are
       found by what they do in a forward pass
@@ -93,7 +93,7 @@ def open_model(
     - `heads`: the number of heads of a nanoGPT model stored as a bare state dict
 
     A module stays as it was found. What the opened model computes, it computes with the module in
-    evaluation mode and without gradients of weights (`ctrans.as_found`). States are (batch, tokens,
+    evaluation mode and without gradients of weights (`ctrans.base.as_found`). States are (batch, tokens,
     width) whatever the module's own order. The rebuilt blocks are compared with the module's
     output.
 

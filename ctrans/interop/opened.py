@@ -15,7 +15,7 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
 from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelAround, ModelWithLoss, with_loss
 from ctrans.interop.tokens import Tokeniser, find_tokeniser
-from ctrans.walk import own_loss
+from ctrans.measure.walk import own_loss
 from solvers import checked
 
 HIDDEN_EVERY = 7

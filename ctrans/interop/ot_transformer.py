@@ -10,12 +10,12 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.depth import Depth, check_count, check_dt
+from ctrans.base.shapes import Scalar, TokenIds, TokenRows
+from ctrans.dynamics.depth import Depth, check_count, check_dt
+from ctrans.dynamics.scheme import trajectory
 from ctrans.interop.config_checks import MOST_PARTS
 from ctrans.model.gpt import GPT
 from ctrans.model.stack import stacked
-from ctrans.scheme import trajectory
-from ctrans.shapes import Scalar, TokenIds, TokenRows
 from solvers import ConfigError, Solution, checked
 
 
@@ -122,6 +122,6 @@ class OTTransformer(nn.Module):
 
     def trajectory(self, tokens: TokenIds, **options: Any) -> Solution:
         """X at the end of each step, from X_0 = embed(tokens). Takes the options of
-        `ctrans.scheme.trajectory`.
+        `ctrans.dynamics.scheme.trajectory`.
         """
         return trajectory(self.depth, self.embed(tokens), **options)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.given_files import cannot_read, check_file
+from ctrans.base.given_files import cannot_read, check_file
+from ctrans.base.memory import check_fits
 from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.streamed import Stored, stored_tensor
 from ctrans.interop.subprocess_guard import run_guarded
-from ctrans.memory import check_fits
 from solvers import ConfigError
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "module")

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ctrans.depth import Depth
-from ctrans.fields import Kind, ParallelMaps
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.fields import Kind, ParallelMaps
+from ctrans.dynamics.ode_block import in_context
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.block_calls import Call, Running, StateForm
 from ctrans.interop.block_parts import BlockRun, Parts, check_roles, named_parts, run_of, seen_parts
@@ -30,8 +32,6 @@ from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
 from ctrans.interop.tolerances import difference, tolerance, unit
-from ctrans.ode_block import in_context
-from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 ROLES = ("input_norm", "output_norm", "state_norm")

@@ -18,8 +18,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ctrans.as_found import as_found
-from ctrans.depth import Depth
+from ctrans.base.as_found import as_found
+from ctrans.base.shapes import TokenRows
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_parts import mixes_tokens
@@ -28,8 +30,6 @@ from ctrans.interop.operations import CallSite, Graph, Operations
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.recognise import Structure
 from ctrans.interop.tolerances import difference, tolerance
-from ctrans.shapes import TokenRows
-from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 
 FEWEST = 2

@@ -19,11 +19,11 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from ctrans.given_files import check_safetensors
+from ctrans.base.given_files import check_safetensors
+from ctrans.base.printable import one_line
+from ctrans.dynamics.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from ctrans.interop.anatomy import Anatomy, fields
 from ctrans.interop.find_blocks import find_blocks
-from ctrans.printable import one_line
-from ctrans.weights.on_demand import KnownPieces, Piece, Shelf, put_on_demand
 from solvers import ConfigError
 
 Modules = Mapping[str, nn.Module]

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ctrans.printable import one_line
+from ctrans.base.printable import one_line
 from solvers import ConfigError
 
 WAIT = 3

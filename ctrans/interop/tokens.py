@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from ctrans.given_files import read_array, read_json
+from ctrans.base.given_files import cannot_read, check_file, read_array, read_json
 from ctrans.interop.subprocess_guard import run_guarded
 from ctrans.interop.transformers_library import import_transformers, quiet
 from ctrans.model.text import VOCABULARY
-from ctrans.training.data import map_tokens
 from solvers import ConfigError
 
 WHOLE = "tokenizer.json"
@@ -107,6 +106,17 @@ def _read_ids(path: Path) -> Ids:
 
     ids: Ids = read_array(path, fits, "a row of integers, as numpy.save(path, ids) writes it")
     return ids
+
+
+def map_tokens(path: Path) -> Ids:
+    """The token ids of a file of nanoGPT, memory-mapped. Raises ConfigError for an invalid file."""
+    size = check_file(path)
+    if size % 2 or not size:
+        raise ConfigError(f"{str(path)!r} has {size} bytes: give a file of tokens, which take two bytes each")
+    try:
+        return np.memmap(path, dtype=np.dtype("<u2"), mode="r")
+    except OSError as error:
+        raise cannot_read(path, error) from None
 
 
 IDS: dict[str, Callable[[Path], Ids]] = {".bin": map_tokens, ".npy": _read_ids}

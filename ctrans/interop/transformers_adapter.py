@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.block_calls import Call, intercepted, recorded, recorded_until
 from ctrans.interop.example_inputs import example_of, main_input, reads_tokens, stand_in
 from ctrans.interop.find_blocks import block_list_by_calls, block_list_by_name, form_of_blocks
 from ctrans.interop.model_adapter import ModelAdapter
-from ctrans.weights.on_demand import has_weights_on_demand
 from solvers import ConfigError
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ctrans.base.printable import one_line
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.printable import one_line
 from solvers import ConfigError
 
 

@@ -1,9 +1,13 @@
-"""Names of our GPT's weights in other libraries' checkpoints."""
+"""Names of weights in other libraries' checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
+
+GAIN = re.compile(r"((norm|(^|[._])ln)[^.]*\.(weight|gamma|scale|g)|norm_weight)$", re.I)
+"""Names of a norm's gains."""
 
 
 @dataclasses.dataclass(frozen=True)

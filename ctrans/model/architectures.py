@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.placement import PLACEMENTS
 from solvers import look_up
 
 PLAIN: Mapping[str, Any] = MappingProxyType({"placement": "pre"})

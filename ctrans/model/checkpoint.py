@@ -5,7 +5,7 @@ Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, u
 their names. The file's metadata hold a digest of the configuration, because the same weights with
 another dt are another model.
 
-A model with low-rank updates (`ctrans.weights.low_rank`) has its A and B in `adapter.safetensors`.
+A model with low-rank updates (`ctrans.dynamics.weights.low_rank`) has its A and B in `adapter.safetensors`.
 The weights that they update are in the directory `base` next to its own, once for any number of
 such models. The adapter's metadata hold the SHA-256 of the base's weights, because the same updates
 of other weights are another model.
@@ -27,13 +27,13 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from ctrans.given_files import read_json
+from ctrans.base.given_files import read_json
+from ctrans.dynamics.weights.low_rank import before_updates, factors, merge_updates, update_like
+from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.sums import check_bound
 from ctrans.model.weights_file import read_weights, sha256_of, write_durably, write_weights
-from ctrans.weights.low_rank import before_updates, factors, merge_updates, update_like
-from ctrans.weights.on_demand import check_present
 from solvers import ConfigError, checked, unknown
 
 CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"

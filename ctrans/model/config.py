@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar
 
-from ctrans.depth import MOST_BLOCKS, check_count, check_dt
-from ctrans.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, ExpertOptions, MapSettings
-from ctrans.fields.attention import check_temperature, qk_norm_name
-from ctrans.fields.tables import check_maps, takes, usual_hidden_width
+from ctrans.base.option import COUNT, FINITE, POSITIVE, SEED, WEIGHT, Range, check_options, option, part_of
+from ctrans.dynamics.depth import MOST_BLOCKS, check_count, check_dt
+from ctrans.dynamics.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, ExpertOptions, MapSettings
+from ctrans.dynamics.fields.attention import check_temperature, qk_norm_name
+from ctrans.dynamics.fields.tables import check_maps, takes, usual_hidden_width
+from ctrans.dynamics.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
+from ctrans.dynamics.placement import PLACEMENTS, BlockPlacement, Placement, arrange, placements_in, spell_for
+from ctrans.dynamics.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
+from ctrans.dynamics.weights.functions_of_depth import BASES
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.parametrisation import PARAMETRISATIONS, STANDARD, Parametrisation
 from ctrans.model.stack import MOST_STEPS, check_stack
-from ctrans.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
-from ctrans.option import COUNT, FINITE, POSITIVE, SEED, WEIGHT, Range, check_options, option, part_of
-from ctrans.placement import PLACEMENTS, BlockPlacement, Placement, arrange, placements_in, spell_for
-from ctrans.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
-from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError, checked
 
 FREE = "free"
@@ -29,7 +29,7 @@ KNOTS = 4
 DEPTH_WEIGHTS = {FREE: None, **BASES}
 """How weights depend on depth."""
 MIXED = "post/pre for attention and FFN, post*3+pre*9 block by block"
-"""How to write placements that differ within a model (`ctrans.placement.spell`)."""
+"""How to write placements that differ within a model (`ctrans.dynamics.placement.spell`)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GPTConfig(MapSettings, NormOptions):
     - `vocab_size`, `context`: the number of tokens, and the longest sequence
     - `placement`: a name of `PLACEMENTS`; ("post", "pre") for attention and FFN (HybridNorm); or a
       list with one of these for each block (Mix-LN). It is kept as one text, such as "post*3+pre*9"
-      (see `ctrans.placement.spell`)
+      (see `ctrans.dynamics.placement.spell`)
     - `ffn_width`: the FFN's features, with `ffn="moe"` those of each expert. None: 4 width; 8/3
       width, rounded up to a multiple of 8, if gated; the features of a token's experts add up to
       those of one plain FFN

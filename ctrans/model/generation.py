@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ctrans.depth import check_count
+from ctrans.base.option import LARGEST, Range
+from ctrans.base.shapes import TokenIds
+from ctrans.dynamics.depth import check_count
+from ctrans.dynamics.scheme import DISCRETE, Scheme
 from ctrans.model.config import check_seed
 from ctrans.model.gpt import GPT
-from ctrans.option import LARGEST, Range
-from ctrans.scheme import DISCRETE, Scheme
-from ctrans.shapes import TokenIds
 from solvers import ConfigError, SolveError, checked
 
 

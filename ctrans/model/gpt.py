@@ -18,21 +18,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ctrans.depth import Depth, Sublayers, check_matches
-from ctrans.fields import FIELDS, Kind, OwnGains, ParallelMaps
-from ctrans.memory import SHARE, check_fits, memory
+from ctrans.base.memory import SHARE, check_fits, memory
+from ctrans.base.shapes import Scalar, StreamRows, TokenIds
+from ctrans.dynamics.depth import Depth, Sublayers, check_matches
+from ctrans.dynamics.fields import FIELDS, Kind, OwnGains, ParallelMaps
+from ctrans.dynamics.norm import NORMS, WITHOUT_GAINS, Norm, make_norm
+from ctrans.dynamics.placement import BlockPlacement, Placement
+from ctrans.dynamics.residual import RESIDUALS
+from ctrans.dynamics.scheme import trajectory
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.dynamics.weights.functions_of_depth import blocks_through
+from ctrans.dynamics.weights.on_demand import Piece, Shelf, put_on_demand, skeletons
 from ctrans.model.config import FREE, GPTConfig, check_seed
 from ctrans.model.initialisation import initialise
 from ctrans.model.stack import stacked
 from ctrans.model.unit_weights import put_on_spheres
-from ctrans.norm import NORMS, WITHOUT_GAINS, Norm, make_norm
-from ctrans.placement import BlockPlacement, Placement
-from ctrans.residual import RESIDUALS
-from ctrans.scheme import trajectory
-from ctrans.shapes import Scalar, StreamRows, TokenIds
-from ctrans.sublayer import Sublayer
-from ctrans.weights.functions_of_depth import blocks_through
-from ctrans.weights.on_demand import Piece, Shelf, put_on_demand, skeletons
 from solvers import ConfigError, Solution, checked, is_dense, shown
 
 TOKEN_TYPES = (torch.int64, torch.int32)
@@ -46,7 +46,7 @@ class GPT(nn.Module):
     `config.positions` sets the positional encoding. The head shares the token embedding's weights
     unless `config.tied` is False. `model.depth` is the `Depth`. With `on_demand`, the weights of
     each attention and FFN are drawn when they are used and dropped when the next map is used. They
-    are the same weights, but need the memory of one sublayer only (see `ctrans.weights.on_demand`).
+    are the same weights, but need the memory of one sublayer only (see `ctrans.dynamics.weights.on_demand`).
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0, on_demand: bool = False):
@@ -141,7 +141,7 @@ class GPT(nn.Module):
 
     def trajectory(self, tokens: TokenIds, **options: Any) -> Solution:
         """X at depth-time 0 and at the end of each segment, from X_0 = embed(tokens). Options and
-        errors are those of `ctrans.scheme.trajectory`.
+        errors are those of `ctrans.dynamics.scheme.trajectory`.
         """
         return trajectory(self.depth, self.embed(tokens), **options)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from ctrans.fields import ExposesWeights, Role
-from ctrans.sublayer import Sublayer
-from ctrans.weights.functions_of_depth import coefficients_of
-from ctrans.weights.on_demand import check_present
+from ctrans.dynamics.fields import ExposesWeights, Role
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.dynamics.weights.functions_of_depth import coefficients_of
+from ctrans.dynamics.weights.on_demand import check_present
 from solvers import ConfigError, look_up
 
 PATH_LENGTH: dict[Role, float] = {

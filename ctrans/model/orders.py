@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ctrans.depth import Depth
+from ctrans.base.draw import Draw
+from ctrans.base.shapes import SequenceRows
+from ctrans.dynamics.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.shapes import SequenceRows
-from ctrans.statement import Draw
 from solvers import METHODS, HasReversibleForm, Segment, fixed_step, solve
 
 # Enough steps to be asymptotic, few enough to stay above rounding.

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctrans.depth import Depth, check_count
-from ctrans.fields import HasOutputProjection, why_not
-from ctrans.norm import Norm
-from ctrans.placement import Placement
-from ctrans.sublayer import Sublayer
+from ctrans.dynamics.depth import Depth, check_count
+from ctrans.dynamics.fields import HasOutputProjection, why_not
+from ctrans.dynamics.norm import Norm
+from ctrans.dynamics.placement import Placement
+from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError
 
 MOST_STEPS = 10_000

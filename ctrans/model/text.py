@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from jaxtyping import Integer
 
-from ctrans.given_files import read_file
-from ctrans.memory import check_fits
-from ctrans.shapes import TokenBatch
+from ctrans.base.given_files import read_file
+from ctrans.base.memory import check_fits
+from ctrans.base.shapes import TokenBatch
 from solvers import ConfigError
 
 VOCABULARY = 256

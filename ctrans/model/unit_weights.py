@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from ctrans.fields import ExposesWeights
-from ctrans.sublayer import Sublayer
+from ctrans.dynamics.fields import ExposesWeights
+from ctrans.dynamics.sublayer import Sublayer
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ctrans.given_files import check_safetensors, read_file
+from ctrans.base.given_files import check_safetensors, read_file
 from solvers import ConfigError
 
 CHECKSUM = "crc32"

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ctrans.json_values import plain
+from ctrans.base.json_values import plain
 from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 

@@ -14,13 +14,13 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from ctrans import __version__
-from ctrans.findings import SEVERITIES, Finding, in_a_paragraph
-from ctrans.given_files import read_json
-from ctrans.json_values import is_number, plain
-from ctrans.printable import printable
+from ctrans.base.given_files import read_json
+from ctrans.base.json_values import is_number, plain
+from ctrans.base.printable import printable
+from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.measure.findings import SEVERITIES, Finding, in_a_paragraph
 from ctrans.report.contents import page_of
 from ctrans.report.sections import decoded
-from ctrans.stability.diagnosis.diagnose import Diagnosis
 from solvers import ConfigError, shown
 
 LEVELS = {"broken": "error", "serious": "error", "note": "note"}

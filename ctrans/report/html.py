@@ -16,8 +16,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ctrans.json_values import plain
-from ctrans.printable import UNSAFE
+from ctrans.base.json_values import plain
+from ctrans.base.printable import UNSAFE
 from ctrans.report.placement_style import looks_of
 from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
 from solvers import ConfigError, checked

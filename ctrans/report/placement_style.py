@@ -8,7 +8,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.placement import PLACEMENTS
 
 MIXED_COLOUR, MIXED_MARKER = "0.4", "*"
 """Grey and a star, for a model whose sublayers differ in their placement."""

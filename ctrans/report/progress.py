@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ctrans.printable import printable
+from ctrans.base.printable import printable
 
 PATIENCE = 1.0
 """Seconds before the bar appears."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ctrans.findings import in_words
-from ctrans.printable import printable
+from ctrans.base.printable import printable
+from ctrans.measure.findings import in_words
 from solvers import AnyFloat, ConfigError, checked, shown
 
 JSONObject = Mapping[str, Any]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ctrans.printable import printable
+from ctrans.base.printable import printable
 from ctrans.report.fit import groups_of, shown_rows
 from ctrans.report.sections import (
     EMPTY,

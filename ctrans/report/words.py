@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ctrans.stability.screening.screening_checks import CHECKS
+from ctrans.examine.screening.screening_checks import CHECKS
 
 JUDGED = {
     "held": "a norm limits it, so larger weights hardly change it; for attention: it is within its limit",

@@ -24,9 +24,9 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ctrans.given_files import check_file
+from ctrans.base.given_files import check_file
+from ctrans.base.printable import printable
 from ctrans.model.config import GPTConfig
-from ctrans.printable import printable
 from ctrans.study.description import PlannedRun
 from ctrans.study.run_key import BEFORE, run_key
 from ctrans.study.training import FAILED, RunResult

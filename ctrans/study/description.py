@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ctrans.base.option import LARGEST, POSITIVE, SEED, SMALLEST, Range
 from ctrans.model.config import GPTConfig
-from ctrans.option import LARGEST, POSITIVE, SEED, SMALLEST, Range
 from ctrans.study.measures import MEASURES
 from ctrans.study.run_key import run_key
 from ctrans.training.data import Data

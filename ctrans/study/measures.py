@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ctrans.measure.attention.by_depth import AttentionByDepth
+from ctrans.measure.backward.parameter_gradients import ParameterGradients
+from ctrans.measure.forward.moments import moments
+from ctrans.measure.forward.single_entries import largest_entry, massive_activations
+from ctrans.measure.walk import States, walk
 from ctrans.model.gpt import GPT
-from ctrans.stability.attention.by_depth import AttentionByDepth
-from ctrans.stability.backward.parameter_gradients import ParameterGradients
-from ctrans.stability.forward.moments import moments
-from ctrans.stability.forward.single_entries import largest_entry, massive_activations
 from ctrans.training.data import Data
-from ctrans.walk import States, walk
 from solvers import ConfigError, SolveError
 
 WINDOWS = 4

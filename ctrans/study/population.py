@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ctrans.fields import ATTENTIONS, FFNS, MapEntry, reference_kernels
+from ctrans.dynamics.fields import ATTENTIONS, FFNS, MapEntry, reference_kernels
 from ctrans.model.gpt import GPT
 from ctrans.model.parametrisation import STANDARD
 from ctrans.study.description import PlannedRun

@@ -21,7 +21,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ctrans.given_files import read_toml
+from ctrans.base.given_files import read_toml
 from ctrans.study.description import Study
 from ctrans.training.data_sources import Source
 from solvers import ConfigError, shown, unknown

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctrans.depth import Depth
-from ctrans.fields import ExposesHeads
+from ctrans.base.shapes import TokenIds
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.fields import ExposesHeads
+from ctrans.measure.attention.balanced_mass import balanced_mass
+from ctrans.measure.walk import Instrument, StepContext, walk
 from ctrans.model.gpt import GPT
-from ctrans.shapes import TokenIds
-from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.walk import Instrument, StepContext, walk
 from solvers import ConfigError
 
 TOLERANCE = 1e-3

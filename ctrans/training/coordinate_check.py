@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ctrans.measure.forward.weight_scaling import log_slope
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, next_token_loss
 from ctrans.model.parametrisation import STANDARD
-from ctrans.stability.forward.weight_scaling import log_slope
 from ctrans.training.data import Data
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
-from ctrans.given_files import cannot_read, check_file
-from ctrans.option import COUNT, Count, Range, Seed
+from ctrans.base.option import COUNT, Count, Range, Seed
+from ctrans.interop.tokens import map_tokens
 from solvers import ConfigError, checked
 
 SHARE = 10
@@ -214,14 +214,3 @@ def from_bin(directory: str | Path, context: Count) -> Data:
     """
     train, validation = (map_tokens(Path(directory) / name) for name in (TRAIN, VALIDATION))
     return Data(train, validation, context, repr(str(directory)))
-
-
-def map_tokens(path: Path) -> Tokens:
-    """The token ids of a file of nanoGPT, memory-mapped. Raises ConfigError for an invalid file."""
-    size = check_file(path)
-    if size % 2 or not size:
-        raise ConfigError(f"{str(path)!r} has {size} bytes: give a file of tokens, which take two bytes each")
-    try:
-        return np.memmap(path, dtype=np.dtype("<u2"), mode="r")
-    except OSError as error:
-        raise cannot_read(path, error) from None

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctrans.given_files import read_lines
-from ctrans.json_values import is_number, is_step, plain
+from ctrans.base.given_files import read_lines
+from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ctrans.fields import Balances, HasTemperature
+from ctrans.dynamics.fields import Balances, HasTemperature
 from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.attention_theta import mean_theta

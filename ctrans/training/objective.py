@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.fields import Balances, HasAuxiliary
+from ctrans.base.shapes import Scalar, TokenBatch
+from ctrans.dynamics.fields import Balances, HasAuxiliary
 from ctrans.model.gpt import GPT
-from ctrans.shapes import Scalar, TokenBatch
 from ctrans.training.settings import TrainConfig
 from solvers import Map, Save, Segment, solve
 

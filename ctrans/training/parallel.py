@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ctrans.dynamics.weights.functions_of_depth import coefficients_of
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig, attached_gradients
-from ctrans.weights.functions_of_depth import coefficients_of
 from solvers import GRADIENTS, ConfigError, look_up
 
 

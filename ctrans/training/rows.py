@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
-from ctrans.option import Count
+from ctrans.base.option import Count
 from ctrans.training.data import Data, Tokens
 from solvers import checked
 

@@ -17,9 +17,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.printable import printable
 from ctrans.model import checkpoint
 from ctrans.model.gpt import GPT
-from ctrans.printable import printable
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.training_state import State

@@ -29,7 +29,7 @@ from typing import IO
 
 import safetensors
 
-from ctrans.given_files import no_regular_file
+from ctrans.base.given_files import no_regular_file
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import SUMS, damage, sums
 from ctrans.model.weights_file import flush

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ctrans.fields.tables import takes
+from ctrans.base.option import defaults_of
+from ctrans.dynamics.fields.tables import takes
+from ctrans.dynamics.residual import RESIDUALS
 from ctrans.model.checkpoint import BEST, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.option import defaults_of
-from ctrans.residual import RESIDUALS
 from ctrans.training import log
 from ctrans.training.data import Data, share_of
 from ctrans.training.loop import TrainingRun

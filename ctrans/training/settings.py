@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ctrans.fields.attention import check_temperature
+from ctrans.base.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
+from ctrans.dynamics.fields.attention import check_temperature
+from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.model.gpt import GPT
 from ctrans.model.parametrisation import STANDARD, WeightGroup
-from ctrans.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
-from ctrans.scheme import METHOD_WORDS, Scheme
 from ctrans.training.optimiser import EPS, OPTIMISERS
 from solvers import GRADIENTS, ConfigError, shown, unknown
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ctrans.dynamics.weights.low_rank import adapt
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable
@@ -27,7 +28,6 @@ from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, check_continues, check_experts, check_low_rank, check_warm_up, resumed, with_settings
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
-from ctrans.weights.low_rank import adapt
 from solvers import checked
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctrans.given_files import read_json
-from ctrans.json_values import is_step
+from ctrans.base.given_files import read_json
+from ctrans.base.json_values import is_step
 from ctrans.model.sums import STATE
 from ctrans.training.settings import TrainConfig, check_names, from_saved
 from solvers import ConfigError, shown

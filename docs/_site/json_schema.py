@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ctrans.option import options_of
+from ctrans.base.option import options_of
 
 Schema = dict[str, Any]
 
@@ -30,7 +30,7 @@ SIMPLE: dict[Any, Schema] = {
 
 
 def schema_of(kind: Any, /, **instead: Any) -> Schema:
-    """What `ctrans.json_values.plain` makes of a value of that type. `instead` has types or schemas
+    """What `ctrans.base.json_values.plain` makes of a value of that type. `instead` has types or schemas
     in the place of fields' own.
 
     A dataclass is an object with exactly its fields, described by its docstring; None is null, an

@@ -15,29 +15,29 @@ from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.maximum_principle import MaximumPrinciple
 from ctrans.control.model_check import ModelCheck
 from ctrans.control.segment_check import SegmentCheck
-from ctrans.findings import Check, Finding
+from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.screening.attention import AttentionStep, InitialisationStep
+from ctrans.examine.screening.backward import BackwardStep, TransportStep
+from ctrans.examine.screening.case import StepVerdict
+from ctrans.examine.screening.forward import ForwardStep
+from ctrans.examine.screening.screen import Screening
+from ctrans.examine.screening.screening_checks import STEPS, Quantity
+from ctrans.examine.screening.updates import UpdateStep
 from ctrans.interop.families import FoundFamily
+from ctrans.measure.backward.token_exponents import TokenExponents
+from ctrans.measure.findings import Check, Finding
+from ctrans.measure.forward.contributions import ContributionsByDepth
+from ctrans.measure.forward.simulation import Simulation
+from ctrans.measure.forward.spectra import SpectrumFigures
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
-from ctrans.monitor.log_lines import Header
-from ctrans.monitor.post_mortem import PostMortem
-from ctrans.monitor.rate_sweep import Rung
-from ctrans.stability.backward.token_exponents import TokenExponents
-from ctrans.stability.diagnosis.diagnose import Diagnosis
-from ctrans.stability.forward.contributions import ContributionsByDepth
-from ctrans.stability.forward.simulation import Simulation
-from ctrans.stability.forward.spectra import SpectrumFigures
-from ctrans.stability.screening.attention import AttentionStep, InitialisationStep
-from ctrans.stability.screening.backward import BackwardStep, TransportStep
-from ctrans.stability.screening.case import StepVerdict
-from ctrans.stability.screening.forward import ForwardStep
-from ctrans.stability.screening.screen import Screening
-from ctrans.stability.screening.screening_checks import STEPS, Quantity
-from ctrans.stability.screening.updates import UpdateStep
 from ctrans.study.presets.claim import Verdict
+from ctrans.study.rate_sweep import Rung
+from ctrans.theory.run import Result
 from ctrans.training.coordinate_check import PlaceGrowth
+from ctrans.training.monitor.log_lines import Header
+from ctrans.training.monitor.post_mortem import PostMortem
 from ctrans.training.settings import TrainConfig
-from ctrans.verify.run import Result
 from docs._site.json_schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
 
 DOCUMENTS = Path(__file__).parents[1] / "schemas"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from benchmarks.bench.report import newest
 from benchmarks.bench.report import table as measured_table
-from ctrans.findings import Check
-from ctrans.monitor.alarms import ALARMS
-from ctrans.monitor.gauge_table import GAUGES
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.low_precision import PRECISION_CHECKS
+from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.measure.findings import Check
 from ctrans.report.words import verdicts
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
-from ctrans.stability.diagnosis.low_precision import PRECISION_CHECKS
-from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.training.monitor.alarms import ALARMS
+from ctrans.training.monitor.gauge_table import GAUGES
 
 DOCS = Path(__file__).parents[1]
 

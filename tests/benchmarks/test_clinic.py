@@ -9,9 +9,9 @@ import pytest
 from benchmarks.clinic.cures import ADVICE
 from benchmarks.clinic.report import count, found, needs_cure, outcome_of
 from benchmarks.clinic.treatments import TREATMENTS
-from ctrans.findings import tried
-from ctrans.monitor import ALARMS
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.measure.findings import tried
+from ctrans.training.monitor import ALARMS
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,9 +20,9 @@ from benchmarks.prediction.hessian import PARTS, hessian_edges, largest_eigenval
 from benchmarks.prediction.predicted_rate import SEALED, TERMS, TRIED, predicted_rate, read_predictor
 from benchmarks.prediction.predictors import BASELINES, predictors, response
 from benchmarks.prediction.scores import gradient_scores, naswot, synflow
+from ctrans.measure.backward.curvature import ADAM_EPS
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.backward.curvature import ADAM_EPS
 from ctrans.study.database import open_store
 from ctrans.study.training import RunResult
 from ctrans.training.data import from_text

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.clinic import treatment
 from benchmarks.clinic.acts import acts_for
-from ctrans.findings import Finding
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.measure.findings import Finding
 
 PAGE = Path(__file__).parents[2] / "docs" / "why" / "clinic.md"
 

@@ -30,13 +30,15 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
+from ctrans.base.given_files import read_json
+from ctrans.base.option import options_of
+from ctrans.base.printable import UNSAFE
 from ctrans.cli import COMMANDS
 from ctrans.cli.comparison import architectures_of, axes_of
 from ctrans.cli.plugins import function_of, import_named
 from ctrans.cli.request import request_of
 from ctrans.cli.watch import findings
-from ctrans.findings import Finding
-from ctrans.given_files import read_json
+from ctrans.dynamics.placement import spell
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import skeleton
 from ctrans.interop.distributed_checkpoint import distributed_weights
@@ -45,16 +47,12 @@ from ctrans.interop.image_inputs import images_for
 from ctrans.interop.nanogpt import read_nanogpt
 from ctrans.interop.streamed import stored_weights
 from ctrans.interop.tokens import read_ids
+from ctrans.measure.findings import Finding
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import damage, sums
 from ctrans.model.weights_file import read_weights, safetensors_bytes
-from ctrans.monitor.log import LogWriter, read_log
-from ctrans.monitor.log_lines import Header, Report
-from ctrans.option import options_of
-from ctrans.placement import spell
-from ctrans.printable import UNSAFE
 from ctrans.report.contents import page_of
 from ctrans.report.files import to_json
 from ctrans.report.html import render
@@ -65,6 +63,8 @@ from ctrans.study.export import as_csv
 from ctrans.study.study_file import read_study
 from ctrans.study.training import RunResult
 from ctrans.training import log
+from ctrans.training.monitor.log import LogWriter, read_log
+from ctrans.training.monitor.log_lines import Header, Report
 from ctrans.training.run_checkpoint import OPTIMISER, optimiser_tensors, restore
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import Progress, State, read_state

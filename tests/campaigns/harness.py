@@ -21,9 +21,9 @@ from pathlib import Path
 import hypothesis
 from click.testing import CliRunner
 
+from ctrans.base.printable import UNSAFE
 from ctrans.cli import COMMANDS, main
 from ctrans.cli.failures import UNEXPECTED
-from ctrans.printable import UNSAFE
 
 SECONDS, BYTES = 60, 2 << 30
 """No refusal takes longer, or more memory."""

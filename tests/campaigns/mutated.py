@@ -22,13 +22,13 @@ import numpy as np
 import torch
 import transformers
 
+from ctrans.base.printable import UNSAFE
 from ctrans.interop.families import FAMILIES
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.monitor.log import LOG as MONITORED
-from ctrans.printable import UNSAFE
 from ctrans.training.log import LOG
+from ctrans.training.monitor.log import LOG as MONITORED
 from tests.campaigns.damaged import MODEL, SETTINGS, TEXT
 from tests.campaigns.harness import apart, ask
 from tests.campaigns.hostile import LOOK, foreign

@@ -30,9 +30,9 @@ from torch import nn
 import ctrans
 import solvers
 from ctrans import GPT, Attention, FeedForward, RMSNorm, Sublayer, TrainConfig
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.measure.walk import Lane, States
 from ctrans.report.sections import Page
-from ctrans.walk import Lane, States
 from tests.campaigns.harness import BYTES, IMPORTS, SECONDS, memory, reset_memory
 from tests.helpers import small_config, tokens
 
@@ -202,7 +202,7 @@ def states():
 
 
 OWN = {
-    **{f"ctrans.walk.{name}": {"x": states, "x0": states, "function": lambda: lambda x: x.sum()} for name in WALKS},
+    **{f"ctrans.measure.walk.{name}": {"x": states, "x0": states, "function": lambda: lambda x: x.sum()} for name in WALKS},
     "ctrans.train": {"config": lambda: TrainConfig(iterations=1, batch=2, eval_every=1, eval_windows=1, save_every=1, warmup=0)},
 }
 NUMBERS = [0, -1, 1, 2, 1.5, 10**40, 10**5000, -(10**400), math.nan, math.inf, -math.inf, 1e39, 1e-320, True, Fraction(1, 3), 1j]
@@ -341,7 +341,7 @@ def has_nan(value, depth=3):
     return depth > 0 and isinstance(value, Mapping) and any(has_nan(each, depth - 1) for each in value.values())
 
 
-MAY_BE_NAN = ("ctrans.walk.states_of", "ctrans.walk.walk_depth")
+MAY_BE_NAN = ("ctrans.measure.walk.states_of", "ctrans.measure.walk.walk_depth")
 """What walks from an infinite X_0 and says so: states may be non-finite."""
 
 

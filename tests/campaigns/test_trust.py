@@ -24,13 +24,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from ctrans.given_files import read_toml
-from ctrans.memory import memory
+from ctrans.base.given_files import read_toml
+from ctrans.base.memory import memory
+from ctrans.base.printable import UNSAFE, printable
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.weights_file import read_weights, safetensors_bytes
-from ctrans.printable import UNSAFE, printable
 from ctrans.report.contents import page_of
 from ctrans.report.html import render
 from ctrans.report.terminal import show
@@ -108,7 +108,7 @@ def test_what_is_refused_is_what_does_not_fit(tmp_path, monkeypatch):
     config = GPTConfig(width=8, heads=2, depth=1, context=2000, softcap=30.0)
     size = number_of_weights(config) * 8 + 3 * 2 * 2000**2 * 8
     for there, fits in ((size - 1, False), (size, True)):
-        monkeypatch.setattr("ctrans.memory.memory", lambda there=there: there)
+        monkeypatch.setattr("ctrans.base.memory.memory", lambda there=there: there)
         monkeypatch.setattr("ctrans.model.gpt.memory", lambda there=there: there)
         with nullcontext() if fits else pytest.raises(ConfigError, match="lower --batch, --context or --width"):
             check_buildable(config, 0, shape=(3, 2000), dtype=torch.float64)
@@ -118,14 +118,14 @@ def test_what_is_refused_is_what_does_not_fit(tmp_path, monkeypatch):
 def test_the_limit_of_a_control_group_counts_as_memory(limit, tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(limit)
     whole = memory()
-    monkeypatch.setattr("ctrans.memory.LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
+    monkeypatch.setattr("ctrans.base.memory.LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
     assert memory() == (min(whole, 3 * 10**9) if limit[0] == "3" else whole)
 
 
 def test_a_file_is_read_within_the_address_space_that_a_process_has():
     """Half of the machine's memory was reserved to read a few bytes."""
     code = (
-        "import resource; from pathlib import Path; from ctrans.given_files import read_file; from ctrans.memory import memory\n"
+        "import resource; from pathlib import Path; from ctrans.base.given_files import read_file; from ctrans.base.memory import memory\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + (64 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (pages, resource.RLIM_INFINITY)); assert memory() == pages\n"
         f"print(len(read_file(Path({str(ROOT / 'README.md')!r}))))"

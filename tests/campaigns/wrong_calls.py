@@ -6,12 +6,12 @@ import torch
 from hypothesis import strategies as st
 
 from ctrans.control import costate
+from ctrans.dynamics.scheme import Scheme
 from ctrans.interop import from_architecture, from_nanogpt, open_model
 from ctrans.model.checkpoint import load
 from ctrans.model.config import GPTConfig
 from ctrans.model.generation import generate
 from ctrans.model.gpt import GPT
-from ctrans.scheme import Scheme
 from ctrans.training.settings import TrainConfig
 from tests.campaigns.harness import draw_all
 from tests.helpers import small_config, tokens

@@ -2,10 +2,10 @@
 
 import pytest
 
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
 from tests.cli.test_commands import run, strict
 
 SMALL = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "12", "--batch", "1"]

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from tests.cli.test_commands import run, strict
 from tests.interop.test_distributed_checkpoint import save as save_dcp
 from tests.typecheck import allow

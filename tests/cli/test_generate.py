@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ctrans.cli.generate import encode
+from ctrans.dynamics.scheme import Scheme
 from ctrans.model.checkpoint import CONFIG, WEIGHTS, load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.generation import generate
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import SUMS, sums
-from ctrans.scheme import Scheme
 from ctrans.training.loop import carry_out
 from solvers import ConfigError
 from tests.cli.test_commands import run, strict

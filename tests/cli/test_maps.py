@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from ctrans.cli import main
-from ctrans.fields import ATTENTIONS, FFNS, Attention, FeedForward
+from ctrans.dynamics.fields import ATTENTIONS, FFNS, Attention, FeedForward
 from ctrans.model.checkpoint import load
 
 SIZES = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "6"]

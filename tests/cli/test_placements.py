@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from ctrans.cli import main
-from ctrans.placement import PLACEMENTS, Placement
+from ctrans.dynamics.placement import PLACEMENTS, Placement
 from ctrans.report.placement_style import colour, equation, looks_of, marker
 
 SMALL = ["--depth", "2", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]

@@ -8,16 +8,16 @@ from typing import Any
 import click
 import pytest
 
+from ctrans.base.option import Range, option, options_of
 from ctrans.cli import COMMANDS
 from ctrans.cli.click_options import settings_in, settings_of
 from ctrans.cli.comparison import SETTINGS, values_of
 from ctrans.cli.model_sources import find_models, resolved
 from ctrans.cli.request import ModelRequest, Request, command_of
+from ctrans.dynamics.norm import NORMS
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.norm import NORMS
-from ctrans.option import Range, option, options_of
 from ctrans.study.description import MODEL
 from solvers import ConfigError
 

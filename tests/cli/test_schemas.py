@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from ctrans.cli import COMMANDS
+from ctrans.examine.screening.screen import STEPS
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.monitor import Monitor
 from ctrans.report.contents import page_of
 from ctrans.report.html import render
-from ctrans.stability.screening.screen import STEPS
+from ctrans.training.monitor import Monitor
 from docs._site.json_schema import schema_of
 from docs._site.schemas import DOCUMENTS, RESULT_KEYS, RESULTS, as_text, schema
 from tests.cli.test_commands import run, strict

@@ -8,11 +8,11 @@ import torch
 from click.testing import CliRunner
 
 from ctrans.cli import main
+from ctrans.examine.screening.screen import STEPS
 from ctrans.model.architectures import ARCHITECTURES, PLAIN, differences
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.stability.screening.screen import STEPS
 from tests.helpers import learned
 
 SMALL = ["--quick", "--depth", "1", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]

@@ -12,16 +12,16 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from ctrans.findings import Reading
+from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.treated_copy import ACTS, BEFORE, treat
+from ctrans.examine.diagnosis.treatment import PROVED, TREATED
 from ctrans.interop import to_nanogpt
-from ctrans.interop.checkpoint_weights import ACTS, BEFORE, treat
+from ctrans.measure.findings import Reading
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import STATE, SUMS
-from ctrans.stability.diagnosis.diagnose import Diagnosis
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
-from ctrans.stability.diagnosis.treatment import PROVED, TREATED
 from solvers import ConfigError
 from tests.campaigns.disk import BrokenDisk, raising
 from tests.cli.test_commands import run, strict

@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from ctrans.cli import main
-from ctrans.norm import SphereNorm
-from ctrans.verify.table import select
+from ctrans.dynamics.norm import SphereNorm
+from ctrans.theory.all_statements import select
 
 
 def run(*args):

@@ -6,9 +6,9 @@ import re
 import pytest
 from rich.console import Console
 
-from ctrans.json_values import plain
+from ctrans.base.json_values import plain
+from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.model.orders import Convergence
-from ctrans.placement import PLACEMENTS
 from ctrans.report.contents import page_of
 from ctrans.report.fit import shown_rows
 from ctrans.report.sections import Chapter, Page, table

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from ctrans.control.attained import attained
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
+from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.interop import from_transformers
-from ctrans.placement import PLACEMENTS
 from ctrans.report.files import to_json
 from tests.cases import PAPERS
 from tests.helpers import FREE, learned, small_model, tokens

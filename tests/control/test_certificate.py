@@ -12,8 +12,8 @@ from ctrans.control.ascent import Chart, ascend
 from ctrans.control.certificate_ascents import VelocityAscent, WeightAscent, climb_weights
 from ctrans.control.growth import exponent
 from ctrans.control.last_map import Features
-from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import PLACEMENTS
 from solvers import ConfigError
 from tests.cases import PAPERS
 from tests.helpers import learned, unchecked

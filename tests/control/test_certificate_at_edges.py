@@ -9,7 +9,7 @@ import torch
 from ctrans.control import StepImage, admissible_set, certify
 from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
-from ctrans.norm import NORMS, LayerNorm, RMSNorm
+from ctrans.dynamics.norm import NORMS, LayerNorm, RMSNorm
 from tests.cases import PAPERS
 
 every = pytest.mark.parametrize("name", PAPERS)

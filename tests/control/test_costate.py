@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctrans.control.costate import costate
-from ctrans.depth import Depth
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.model.gpt import GPT
 from ctrans.model.orders import own_methods
-from ctrans.placement import PLACEMENTS
-from ctrans.sublayer import Sublayer
 from solvers import METHODS, ConfigError, SolveError, solve
 from tests.cases import PAPERS
 from tests.helpers import small_model

@@ -6,7 +6,7 @@ import torch
 from ctrans.control.costate import continuous_or_discrete, costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.control.model_check import check_model
-from ctrans.stability.forward.simulation import simulate
+from ctrans.measure.forward.simulation import simulate
 from solvers import ConfigError
 from tests.helpers import small_model, tokens
 

@@ -22,8 +22,8 @@ from ctrans.control.decay_threshold import (
 )
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
-from ctrans.fields import ACTIVATIONS, Attention, FeedForward, HasUnits, HeadMatrices
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.fields import ACTIVATIONS, Attention, FeedForward, HasUnits, HeadMatrices
+from ctrans.dynamics.placement import PLACEMENTS
 from solvers import ConfigError
 from tests.helpers import learned, small_model, tokens
 

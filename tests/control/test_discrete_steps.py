@@ -10,8 +10,8 @@ from ctrans.control.costate import costate
 from ctrans.control.last_map import last_features
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
-from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import PLACEMENTS
 from tests.cases import PAPERS
 from tests.helpers import learned, small_model, tokens
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.json_values import plain
 from ctrans.control.costate import Costate, costate
 from ctrans.control.maximum_principle import maximum_principle
-from ctrans.depth import Depth
-from ctrans.fields import FeedForward
-from ctrans.json_values import plain
-from ctrans.norm import NORMS, RMSNorm
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.fields import FeedForward
+from ctrans.dynamics.norm import NORMS, RMSNorm
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.report.contents import page_of
 from ctrans.report.files import png, to_json
 from ctrans.report.picture import draw
-from ctrans.sublayer import Sublayer
 from solvers import ConfigError, Stats
 from tests.cases import PAPERS
 from tests.helpers import small_model, tokens

@@ -12,10 +12,10 @@ from ctrans.control.costate import costate
 from ctrans.control.last_map import last_features
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.placement import PLACEMENTS
-from ctrans.sublayer import Sublayer
 from solvers import ConfigError
 from tests.helpers import learned
 

@@ -11,10 +11,10 @@ from ctrans.control.gains import has_offset
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.control.sets_by_norm import image_of, reachable
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
 from solvers import ConfigError
 from tests.cases import covering
 from tests.helpers import learned, small_model, tokens

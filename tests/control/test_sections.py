@@ -12,7 +12,7 @@ from ctrans.control.regularization import Regularization
 from ctrans.control.section import SectionImage, TangentSection
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.step_image import StepImage
-from ctrans.norm import NORMS
+from ctrans.dynamics.norm import NORMS
 from tests.helpers import learned, small_model, tokens
 
 WIDTH, TOKENS = 7, 3

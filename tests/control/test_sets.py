@@ -19,8 +19,8 @@ from ctrans.control import (
     ellipsoid_value,
 )
 from ctrans.control.trust_region import in_ball, on_sphere
-from ctrans.norm import NORMS, LayerNorm, RMSNorm
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.norm import NORMS, LayerNorm, RMSNorm
+from ctrans.dynamics.placement import PLACEMENTS
 from solvers import ConfigError
 from tests.cases import PAPERS
 from tests.helpers import learned

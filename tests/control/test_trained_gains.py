@@ -14,10 +14,10 @@ from ctrans.control import GainDecay, KineticCost, admissible_set, boxed_value, 
 from ctrans.control.gains import has_offset
 from ctrans.control.model_check import check_model
 from ctrans.control.norm_image import NormImage
+from ctrans.dynamics.norm import NORMS, LayerNorm
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.text import default_text, to_tokens
-from ctrans.norm import NORMS, LayerNorm
 from solvers import ConfigError
 from tests.cases import PAPERS
 from tests.helpers import learned

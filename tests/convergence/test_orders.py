@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from ctrans.dynamics.norm import NORMS
 from ctrans.model.orders import (
     Convergence,
     averaged_segments,
@@ -14,7 +15,6 @@ from ctrans.model.orders import (
     own_methods,
     substep_convergence,
 )
-from ctrans.norm import NORMS
 from solvers import METHODS, ConfigError, Segment, solve
 from tests.helpers import NAMES, small_model
 

@@ -12,7 +12,7 @@ from torch import nn
 import ctrans
 from ctrans.interop.families import VOCABULARY as IDS
 from ctrans.interop.families import small_model
-from ctrans.walk import states_of
+from ctrans.measure.walk import states_of
 from tests.interop.plain_modules import VOCABULARY, LanguageModel, ids
 
 

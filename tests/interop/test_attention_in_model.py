@@ -12,12 +12,20 @@ import transformers
 from click.testing import CliRunner
 
 from ctrans.cli import main
-from ctrans.fields import ExplainsUnsupported, ExposesHeads, ExposesWeights, HasBound, HasLipschitz, MixesTokens, spectral_norm
+from ctrans.dynamics.fields import (
+    ExplainsUnsupported,
+    ExposesHeads,
+    ExposesWeights,
+    HasBound,
+    HasLipschitz,
+    MixesTokens,
+    spectral_norm,
+)
 from ctrans.interop import from_transformers
 from ctrans.interop.families import small_model
-from ctrans.stability.attention.balanced_mass import balanced_mass
-from ctrans.stability.attention.bounds import attention_bound, attention_theta, local_attention_bound
-from ctrans.stability.attention.by_depth import attention_layers
+from ctrans.measure.attention.balanced_mass import balanced_mass
+from ctrans.measure.attention.bounds import attention_bound, attention_theta, local_attention_bound
+from ctrans.measure.attention.by_depth import attention_layers
 from solvers import ConfigError
 from tests.helpers import gradient_norms, learned
 from tests.interop.models import FAMILIES, TEXT, inputs, made

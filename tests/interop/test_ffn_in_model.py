@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from ctrans.fields import ExposesWeights, HasBound, HasLipschitz, MixesTokens, mixes_tokens
+from ctrans.dynamics.fields import ExposesWeights, HasBound, HasLipschitz, MixesTokens, mixes_tokens
 from ctrans.interop import from_transformers
 from ctrans.interop.ffn_in_model import KNOWN, GatedFeedForward, PlainFeedForward, ffn_in_model, read_ffn
 from ctrans.interop.module_chain import ModuleChain
-from ctrans.stability.attention.by_depth import block_layers
-from ctrans.stability.forward.bounds import forward_bounds
-from ctrans.stability.forward.moments import moments
-from ctrans.stability.transport.transport import token_spreads
+from ctrans.measure.attention.by_depth import block_layers
+from ctrans.measure.forward.bounds import forward_bounds
+from ctrans.measure.forward.moments import moments
+from ctrans.measure.transport.transport import token_spreads
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, TEXT
 from tests.interop.test_attention_in_model import NORMALISED, opened

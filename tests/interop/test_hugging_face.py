@@ -12,7 +12,7 @@ import transformers
 
 import ctrans
 from ctrans.interop import from_transformers
-from ctrans.monitor.log import read_log
+from ctrans.training.monitor.log import read_log
 from solvers import ConfigError
 from tests.interop.models import inputs, made
 

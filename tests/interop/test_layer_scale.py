@@ -12,7 +12,7 @@ from torch import nn
 import ctrans
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
-from ctrans.fields.projected_map import scale_linear
+from ctrans.dynamics.fields.projected_map import scale_linear
 from solvers import ConfigError
 from tests.helpers import gradient_norms
 from tests.interop.unusual_modules import Block, TiedGPT

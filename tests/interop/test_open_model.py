@@ -13,23 +13,23 @@ import tokenizers
 import torch
 import transformers
 
+from ctrans.base.json_values import plain
 from ctrans.control import costate
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import check_segment
+from ctrans.dynamics.norm import LayerNorm
+from ctrans.examine.screening.screen import EFFORTS, as_result, screen
 from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model
 from ctrans.interop.tokens import find_tokeniser, read_ids
-from ctrans.json_values import plain
+from ctrans.measure.forward.simulation import simulate
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.norm import LayerNorm
 from ctrans.report.contents import page_of
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Table
-from ctrans.stability.forward.simulation import simulate
-from ctrans.stability.screening.screen import EFFORTS, as_result, screen
 from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, SMALL, TEXT, VOCABULARY, inputs, made
@@ -312,10 +312,10 @@ def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told
     assert not open_model(tmp_path).model.depth.streamed
     assert open_model(tmp_path, on_demand=True).model.depth.streamed
     size = sum(p.numel() for p in made("gpt2").parameters()) * 8
-    monkeypatch.setattr("ctrans.memory.memory", lambda: 2 * size)
+    monkeypatch.setattr("ctrans.base.memory.memory", lambda: 2 * size)
     assert open_model(tmp_path).model.depth.streamed
     assert not open_model(tmp_path, on_demand=False).model.depth.streamed
-    monkeypatch.setattr("ctrans.memory.memory", lambda: size // 2)
+    monkeypatch.setattr("ctrans.base.memory.memory", lambda: size // 2)
     with pytest.raises(ConfigError, match=r"--dtype, or read the weights on demand \(on_demand=True, --stream\)"):
         open_model(tmp_path, on_demand=False)
 

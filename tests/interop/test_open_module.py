@@ -12,10 +12,10 @@ from torch import nn
 
 import ctrans
 from ctrans.control import costate
-from ctrans.fields import ExposesHeads, ExposesWeights, check_map
+from ctrans.dynamics.fields import ExposesHeads, ExposesWeights, check_map
+from ctrans.examine.screening.screen import screen
 from ctrans.interop import Imported
-from ctrans.stability.forward.simulation import simulate
-from ctrans.stability.screening.screen import screen
+from ctrans.measure.forward.simulation import simulate
 from solvers import ConfigError
 from tests.interop import plain_modules
 from tests.interop.plain_modules import HEADS, PLAIN, WIDTH, FusedAttention, ids, numbers, plain

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from ctrans.control import costate
-from ctrans.fields import ExposesHeads
+from ctrans.dynamics.fields import ExposesHeads
+from ctrans.examine.diagnosis.forward_instruments import HeadRows, StatesByDepth
+from ctrans.examine.screening.attention import LastLayerGradient
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.example_inputs import reads_tokens
 from ctrans.interop.families import FAMILIES, small_model
-from ctrans.stability.attention.by_depth import AttentionByDepth, AttentionLayer
-from ctrans.stability.diagnosis.forward_instruments import HeadRows, StatesByDepth
-from ctrans.stability.forward.bounds import BoundsByDepth
-from ctrans.stability.forward.carried import GrowthWithWeights
-from ctrans.stability.forward.depth_share import DepthShares, token_similarity
-from ctrans.stability.forward.moments import moments
-from ctrans.stability.forward.simulation import simulate
-from ctrans.stability.screening.attention import LastLayerGradient
-from ctrans.walk import States, walk
-from ctrans.walk.instrument import Attempt
+from ctrans.measure.attention.by_depth import AttentionByDepth, AttentionLayer
+from ctrans.measure.forward.bounds import BoundsByDepth
+from ctrans.measure.forward.carried import GrowthWithWeights
+from ctrans.measure.forward.depth_share import DepthShares, token_similarity
+from ctrans.measure.forward.moments import moments
+from ctrans.measure.forward.simulation import simulate
+from ctrans.measure.walk import States, walk
+from ctrans.measure.walk.instrument import Attempt
 from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.plain_modules import plain

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from ctrans.depth import Depth
+from ctrans.dynamics.depth import Depth
 from ctrans.interop import continuize, from_transformers
 from ctrans.interop.residual_scale import fitted_scale
 from tests.helpers import learned

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import ctrans
-from ctrans.as_found import as_found
-from ctrans.monitor.gauges import Gauges
-from ctrans.monitor.sites import sites_of
+from ctrans.base.as_found import as_found
+from ctrans.training.monitor.gauges import Gauges
+from ctrans.training.monitor.sites import sites_of
 from examples import unlike_models as unlike
 from examples.unlike_models import UNLIKE, ids, numbers
 from solvers import ConfigError

@@ -10,13 +10,13 @@ import safetensors.torch
 import torch
 
 from ctrans.control.costate import costate
+from ctrans.dynamics.weights.on_demand import weights_of
 from ctrans.interop import continuize, from_architecture, from_transformers
 from ctrans.interop.architecture import PRESETS, skeleton
 from ctrans.interop.families import small_model
 from ctrans.interop.recognise import make_of
 from ctrans.interop.streamed import piece_seed, stored_weights
 from ctrans.interop.streamed import read as read_weights
-from ctrans.weights.on_demand import weights_of
 from solvers import ConfigError
 from tests.interop.models import FAMILIES, inputs, made
 from tests.interop.test_hugging_face import edit
@@ -381,7 +381,7 @@ def test_reading_leaves_the_random_numbers_alone(tmp_path):
 
 
 def test_more_weights_than_memory_are_only_taken_on_demand(monkeypatch):
-    monkeypatch.setattr("ctrans.memory.memory", lambda: 10**8)
+    monkeypatch.setattr("ctrans.base.memory.memory", lambda: 10**8)
     with pytest.raises(ConfigError, match=r"need 0.498 GB and this machine has 0.1: .*--stream"):
         from_architecture("gpt2", on_demand=False)
 

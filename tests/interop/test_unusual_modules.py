@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import ctrans
-from ctrans.as_found import as_found
+from ctrans.base.as_found import as_found
 from solvers import ConfigError
 from tests.interop import unusual_modules as unusual
 from tests.interop.unusual_modules import VOCABULARY, TiedGPT, wrapped

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
-from ctrans.fields import ATTENTIONS, EXPERTS, FFNS, POSITIONS, QK_NORMS, ROUTERS
+from ctrans.dynamics.fields import ATTENTIONS, EXPERTS, FFNS, POSITIONS, QK_NORMS, ROUTERS
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.residual import RESIDUALS
+from ctrans.dynamics.weights.functions_of_depth import BASES
 from ctrans.model.checkpoint import load, save
-from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
-from ctrans.residual import RESIDUALS
-from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from tests.helpers import tokens
 

@@ -11,11 +11,11 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 
+from ctrans.dynamics.weights.functions_of_depth import BASES
 from ctrans.model.checkpoint import CONFIG, WEIGHTS, find_model, load, load_config, save, write_durably
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import SUMS, sums
-from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from tests.campaigns.disk import BrokenDisk
 from tests.helpers import NAMES, learned, small_config, small_model, tokens

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from ctrans.dynamics.scheme import Scheme
 from ctrans.model.generation import Sampling, generate, sample, stream
 from ctrans.model.gpt import GPT
-from ctrans.scheme import Scheme
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError, SolveError, solve

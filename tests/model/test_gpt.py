@@ -8,14 +8,14 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ctrans.fields import ACTIVATIONS
-from ctrans.fields.attention import check_temperature, qk_norm_name
+from ctrans.dynamics.fields import ACTIVATIONS
+from ctrans.dynamics.fields.attention import check_temperature, qk_norm_name
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.norm.norm import DividingNorm
+from ctrans.dynamics.placement import PLACEMENTS, spell
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.initialisation import INITIALISATIONS
-from ctrans.norm import NORMS
-from ctrans.norm.norm import DividingNorm
-from ctrans.placement import PLACEMENTS, spell
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import METHODS, ConfigError, SolveError, Status

@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.weights.functions_of_depth import BASES
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.initialisation import INITIALISATIONS, initialise
-from ctrans.placement import PLACEMENTS
-from ctrans.weights.functions_of_depth import BASES
 from solvers import ConfigError
 from tests.helpers import small_config, small_model
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
+from ctrans.dynamics.norm import NORMS, NormOptions
+from ctrans.measure.backward.sensitivity import sublayer_sensitivity
+from ctrans.measure.forward.bounds import forward_bounds
 from ctrans.model.checkpoint import load, save
-from ctrans.norm import NORMS, NormOptions
-from ctrans.stability.backward.sensitivity import sublayer_sensitivity
-from ctrans.stability.forward.bounds import forward_bounds
 from solvers import GRADIENTS, ConfigError, solve
 from tests.cases import covering
 from tests.helpers import learned, small_config, tokens

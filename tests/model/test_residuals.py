@@ -13,15 +13,15 @@ from ctrans.control.costate import costate
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import check_segment
-from ctrans.fields import reference_kernels
+from ctrans.dynamics.fields import reference_kernels
+from ctrans.dynamics.residual import ALIASES, RESIDUALS, sinkhorn
+from ctrans.measure.attention.block_norm import block_gain
+from ctrans.measure.attention.bounds import step_bound
+from ctrans.measure.backward.sensitivity import sublayer_sensitivity
+from ctrans.measure.forward.bounds import BoundsByDepth
+from ctrans.measure.forward.mixing import mixing_gains, product_gains
+from ctrans.measure.walk import states_of, walk
 from ctrans.model.checkpoint import load, save
-from ctrans.residual import ALIASES, RESIDUALS, sinkhorn
-from ctrans.stability.attention.block_norm import block_gain
-from ctrans.stability.attention.bounds import step_bound
-from ctrans.stability.backward.sensitivity import sublayer_sensitivity
-from ctrans.stability.forward.bounds import BoundsByDepth
-from ctrans.stability.forward.mixing import mixing_gains, product_gains
-from ctrans.walk import states_of, walk
 from solvers import GRADIENTS, ConfigError, solve
 from tests.cases import RESIDUAL_CASES
 from tests.helpers import conservation_drift, learned, small_config, tokens

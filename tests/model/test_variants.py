@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
-from ctrans.fields import AttentionOptions, ExposesHeads, HasDiscontinuities, check_map, reference_kernels
+from ctrans.dynamics.fields import AttentionOptions, ExposesHeads, HasDiscontinuities, check_map, reference_kernels
+from ctrans.measure.attention.block_norm import block_gain
+from ctrans.measure.attention.bounds import local_attention_bound
+from ctrans.measure.backward.sensitivity import sublayer_sensitivity
 from ctrans.model.checkpoint import load, save
-from ctrans.stability.attention.block_norm import block_gain
-from ctrans.stability.attention.bounds import local_attention_bound
-from ctrans.stability.backward.sensitivity import sublayer_sensitivity
 from solvers import GRADIENTS, ConfigError, solve
 from tests.cases import VARIANTS
 from tests.helpers import learned, small_config, tokens

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
-from ctrans.norm import NORMS
-from ctrans.norm.norm import row_length
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.norm.norm import row_length
 
 WIDTH = 4
 each = pytest.mark.parametrize("name", sorted(NORMS))

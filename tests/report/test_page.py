@@ -10,26 +10,26 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ctrans.base.printable import printable
 from ctrans.cli import COMMANDS, main
 from ctrans.control.admissible import VERDICTS
-from ctrans.findings import Reading
-from ctrans.monitor.gauge_table import GAUGES
-from ctrans.monitor.log import LogWriter
-from ctrans.monitor.log_lines import Header, Report
-from ctrans.placement import PLACEMENTS
-from ctrans.printable import printable
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.examine.screening.screen import STEPS
+from ctrans.examine.screening.screening_checks import CHECKS
+from ctrans.measure.findings import Reading
 from ctrans.report import html
 from ctrans.report.contents import SECTIONS, page_of
 from ctrans.report.html import render
 from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
 from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts
-from ctrans.stability.screening.screen import STEPS
-from ctrans.stability.screening.screening_checks import CHECKS
 from ctrans.study.presets.table import PRESETS
+from ctrans.training.monitor.gauge_table import GAUGES
+from ctrans.training.monitor.log import LogWriter
+from ctrans.training.monitor.log_lines import Header, Report
 from docs._site.tables import verdicts_table
 from solvers import ConfigError
 from tests.cli.test_study import kept
-from tests.monitor.test_watch import write
+from tests.training.monitor.test_watch import write
 
 CONVERGED = {
     "limit": "substeps",

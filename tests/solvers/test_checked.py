@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 import ctrans
-from ctrans.option import NOT_NEGATIVE, Count
+from ctrans.base.option import NOT_NEGATIVE, Count
 from ctrans.report.sections import percent
 from ctrans.training.data import share_of
 from solvers import (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ctrans.option import COUNT
+from ctrans.base.option import COUNT
 from solvers import ConfigError, Segment, odeint, solve
 from solvers.errors import shown
 

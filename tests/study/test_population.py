@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from ctrans.fields import FIELDS, MapEntry
-from ctrans.fields.query_key_norm import QK_NORMS
+from ctrans.dynamics.fields import FIELDS, MapEntry
+from ctrans.dynamics.fields.query_key_norm import QK_NORMS
+from ctrans.dynamics.norm import NORMS
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.residual import RESIDUALS
 from ctrans.model.config import GPTConfig
-from ctrans.norm import NORMS
-from ctrans.placement import PLACEMENTS
-from ctrans.residual import RESIDUALS
 from ctrans.study.description import PlannedRun
 from ctrans.study.population import MOST_MEMBERS, grouped, train_population
 from ctrans.study.training import train_run

@@ -1,6 +1,6 @@
 """Theory, section 4, last lines: the value function of bounded velocities is Hopf-Lax; that of the whole space is flat.
 
-Against what ctrans/verify does not look at: orders on the grid, closed forms, dense searches, polynomials' roots.
+Against what ctrans/theory does not look at: orders on the grid, closed forms, dense searches, polynomials' roots.
 """
 
 import math
@@ -15,7 +15,7 @@ from ctrans.control import admissible_set
 from ctrans.control.hjb import SCHEMES, Grid, solve_hjb
 from ctrans.control.hjb_study import NearestTarget
 from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
-from ctrans.norm import LayerNorm, RMSNorm
+from ctrans.dynamics.norm import LayerNorm, RMSNorm
 
 GAMMA = (1.0, 0.5)
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}

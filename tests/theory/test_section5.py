@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
-from ctrans.depth import Depth
-from ctrans.fields import Attention, FeedForward
-from ctrans.norm import NORMS, Norm
-from ctrans.sublayer import Sublayer
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.fields import Attention, FeedForward
+from ctrans.dynamics.norm import NORMS, Norm
+from ctrans.dynamics.sublayer import Sublayer
 from solvers import METHODS, Segment, solve
 
 WIDTH, TOKENS, VOCABULARY = 6, 4, 5

@@ -1,12 +1,12 @@
 """Theory, section 6: forward bounds, printed and corrected. (That no bound is ever exceeded is in
-tests/stability; growth by depth is in ctrans/verify.)"""
+tests/measure; growth by depth is in ctrans/theory.)"""
 
 import math
 
 import pytest
 
-from ctrans.stability.forward.bounds import forward_bounds
-from ctrans.stability.forward.moments import moments
+from ctrans.measure.forward.bounds import forward_bounds
+from ctrans.measure.forward.moments import moments
 from tests.helpers import small_model, tokens
 
 

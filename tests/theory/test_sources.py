@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ctrans.study.presets.table import PRESETS
-from ctrans.verify.table import all_statements
+from ctrans.theory.all_statements import all_statements
 
 PAGE = (Path(__file__).parents[2] / "docs" / "why" / "sources.md").read_text()
 VERDICTS = {"reproduced", "sharpened", "corrected", "refuted at this scale", "undecided"}

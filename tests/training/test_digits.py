@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from ctrans.placement import PLACEMENTS
+from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.training import log
 from ctrans.training.digits import CLASS_TOKEN, CONTEXT, LEVELS, VOCABULARY, digits
 from ctrans.training.tasks import TASKS

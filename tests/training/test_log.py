@@ -7,9 +7,9 @@ import resource
 
 import pytest
 
-from ctrans.monitor import log as monitor_log
-from ctrans.monitor import read_log
 from ctrans.training import log
+from ctrans.training.monitor import log as monitor_log
+from ctrans.training.monitor import read_log
 from solvers import ConfigError
 
 

@@ -8,13 +8,13 @@ import signal
 import pytest
 import torch
 
+from ctrans.dynamics.weights.low_rank import factors
 from ctrans.model.checkpoint import load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.study.run_key import BEFORE
 from ctrans.training.settings import TrainConfig
 from ctrans.training.train import plan, resume, train
-from ctrans.weights.low_rank import factors
 from solvers import ConfigError
 from tests.cli.test_commands import run
 from tests.helpers import tokens

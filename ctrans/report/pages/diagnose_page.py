@@ -8,12 +8,12 @@ import math
 import operator
 from collections.abc import Sequence
 
-from ctrans.findings import SEVERITIES, Checks, Reading, Readings
+from ctrans.examine.diagnosis.diagnose import readings_in
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.low_precision import ROUNDED
+from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.measure.findings import SEVERITIES, Checks, Reading, Readings
 from ctrans.report.sections import Answer, Chapter, Findings, JSONObject, Line, Plot, Section, Words, mark_of, table
-from ctrans.stability.diagnosis.diagnose import readings_in
-from ctrans.stability.diagnosis.diagnostic_checks import CHECKS
-from ctrans.stability.diagnosis.low_precision import ROUNDED
-from ctrans.stability.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 
 REACH = 3.0
 """Powers of ten from a limit at which charts are cut off."""

@@ -10,7 +10,8 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ctrans.findings import SEVERITIES
+from ctrans.examine.screening.screening_checks import STEPS, Quantity
+from ctrans.measure.findings import SEVERITIES
 from ctrans.report.pages import diagnose_page
 from ctrans.report.sections import (
     Answer,
@@ -29,7 +30,6 @@ from ctrans.report.sections import (
     table,
 )
 from ctrans.report.words import terms_in, verdicts
-from ctrans.stability.screening.screening_checks import STEPS, Quantity
 
 QUANTITY = {field.name for field in dataclasses.fields(Quantity)}
 FEW = 3

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from ctrans.report.sections import Answer, Cell, Chapter, Column, Findings, JSONObject, Mark, Table, table
-from ctrans.verify.table import SECTIONS
+from ctrans.theory.all_statements import SECTIONS
 
 MARKS: dict[str, Mark] = {"as printed": "good", "sharpened": "good", "corrected": "note", "new": "good", "violated": "bad"}
 FEW = 12

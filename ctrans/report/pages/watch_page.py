@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ctrans.monitor import GAUGES
-from ctrans.monitor.history import kept_reports
-from ctrans.monitor.post_mortem import LEAST, RULE
 from ctrans.report.progress import duration
 from ctrans.report.sections import (
     MOST_FINDINGS,
@@ -31,6 +28,9 @@ from ctrans.report.sections import (
     mark_of,
     table,
 )
+from ctrans.training.monitor import GAUGES
+from ctrans.training.monitor.history import kept_reports
+from ctrans.training.monitor.post_mortem import LEAST, RULE
 
 OVER_TIME = {
     "loss": ("Loss", "loss, nats a token"),

@@ -1,0 +1,182 @@
+"""Files from users: ctrans reads regular files of bounded size, JSON of bounded depth, and arrays
+without pickles. It raises an error for all others before it reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrans.base.memory import memory
+from ctrans.base.printable import one_line
+from solvers import ConfigError
+
+LARGEST_JSON = 256 << 20
+"""The largest size of a JSON file in bytes; the largest tokenizers have 40 MB."""
+LARGEST_TOML = 8 << 20
+"""The largest size of a TOML file in bytes. Python reads about one million bytes a second."""
+LONGEST_LINE = 16 << 20
+"""The most characters in a line of a log; a monitor's report of 200 sublayers has about 14,000."""
+MOST_NAMES = 1 << 25
+"""The largest size of a safetensors header in bytes; a model of 10,000 blocks has 15 MB."""
+DEEPEST_JSON = 100
+"""The largest nesting depth of objects and lists in JSON."""
+NO_FILE = {
+    stat.S_ISDIR: "a directory",
+    stat.S_ISFIFO: "a pipe, which may never end",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+"""The words for a path that is no regular file."""
+
+
+def check_file(path: Path) -> int:
+    """The size in bytes of a regular, readable file. Raises ConfigError for anything else; reading
+    a pipe could wait forever.
+    """
+    try:
+        # without waiting, as opening a pipe does
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        raise cannot_read(path, error) from None
+    try:
+        status = os.fstat(handle)
+    finally:
+        os.close(handle)
+    what = no_regular_file(status.st_mode)
+    if what:
+        raise ConfigError(f"cannot read {str(path)!r}: it is {what}, and no regular file")
+    return status.st_size
+
+
+def no_regular_file(mode: int) -> str:
+    """What a file of that mode is in words; "" for a regular file."""
+    if stat.S_ISREG(mode):
+        return ""
+    return next((words for kind, words in NO_FILE.items() if kind(mode)), "something else")
+
+
+def read_file(path: Path, limit: int | None = None) -> bytes:
+    """The file's bytes. Raises ConfigError for more than `limit` bytes, by default half of this
+    machine's memory.
+    """
+    size, limit = check_file(path), memory() // 2 if limit is None else limit
+    if size > limit:
+        raise ConfigError(
+            f"cannot read {str(path)!r}: it has {size:,} bytes, and ctrans reads at most {limit:,}: give a smaller file"
+        )
+    try:
+        with path.open("rb") as file:
+            return file.read(size)  # more would reserve memory
+    except OSError as error:
+        raise cannot_read(path, error) from None
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a log, with their ends, one at a time. Raises ConfigError for what is no regular
+    file, and for a line of more than `LONGEST_LINE` characters, as a file of zeros has.
+    """
+    check_file(path)
+    try:
+        with path.open(errors="replace") as file:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE:
+                    raise ConfigError(f"{str(path)!r} has a line of over {LONGEST_LINE:,} characters: it is no log of ctrans")
+                yield line
+    except OSError as error:
+        raise cannot_read(path, error) from None
+
+
+def check_safetensors(path: Path) -> None:
+    """Raises ConfigError unless a safetensors file's header fits in the file, and is no larger than
+    its weights plus 1 MiB and `MOST_NAMES`. Parsing takes 30 times the header's memory.
+    """
+    size = check_file(path)
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    rest = max(0, size - 8)
+    most = min(MOST_NAMES, rest, max(0, rest - header) + (1 << 20))
+    if header > most:
+        raise ConfigError(
+            f"{str(path)!r} is no complete safetensors file: its header has {header:,} bytes, and at most {most:,} are allowed"
+        )
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file. Raises ConfigError for a file that is no JSON, too large or nested
+    too deep.
+    """
+    data = read_file(path, LARGEST_JSON)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
+    if nested_too_deep(found):
+        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
+    return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file. Raises ConfigError for a file that is no TOML, too large or nested
+    too deep.
+    """
+    data = read_file(path, LARGEST_TOML)
+    try:
+        text = data.decode()
+        found = {} if _long_key(text) else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(path)!r} is no TOML: {one_line(error)}") from None
+    if _long_key(text) or nested_too_deep(found):
+        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
+    return found
+
+
+def _long_key(text: str) -> bool:
+    """Whether TOML may have a dotted key of over `DEEPEST_JSON` parts, for which Python needs time by
+    the square. Parts in quotes can look like values, so that all of them count.
+    """
+    bare = max(len(re.findall(r"[\w-][ \t]*\.", piece)) for piece in re.split(r"[,=\[\]{}\n]", text))
+    return bare > DEEPEST_JSON or len(re.findall(r"[\"'][ \t]*\.|\.[ \t]*[\"']", text)) > 10 * DEEPEST_JSON
+
+
+def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> Any:
+    """An array that `numpy.save` wrote, memory-mapped. Raises ConfigError for another file, and,
+    naming what is wanted, for an array that does not fit.
+    """
+    check_file(path)
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    except Exception as error:  # damaged bytes lead numpy to ValueError, SyntaxError, EOFError and more
+        raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
+    if not isinstance(found, np.ndarray) or not fits(found):
+        what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise ConfigError(f"{str(path)!r} holds {what}: give {wanted}")
+    return found
+
+
+def nested_too_deep(found: Any) -> bool:
+    """Whether objects and lists of JSON are nested more than `DEEPEST_JSON` deep, values included."""
+    depth, inside = 0, [found]
+    while inside:
+        depth += 1
+        if depth > DEEPEST_JSON:
+            return True
+        held = [value.values() if isinstance(value, dict) else value for value in inside if isinstance(value, (dict, list))]
+        inside = [value for values in held for value in values]
+    return False
+
+
+def cannot_read(path: Path, error: OSError | ValueError) -> ConfigError:
+    """The error for a file that cannot be opened or read."""
+    return ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}")

@@ -1,0 +1,72 @@
+"""Modules under the names that they had in version 0.3.
+
+Each old name gives the module of today, with a DeprecationWarning. Version 0.5 removes this file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_BASE = ("as_found", "given_files", "json_values", "memory", "option", "pages", "printable", "protocol", "shapes", "threads")
+_DYNAMICS = ("depth", "fields", "norm", "ode_block", "placement", "residual", "scheme", "sublayer", "weights")
+MOVED = {
+    **{f"ctrans.{name}": f"ctrans.base.{name}" for name in _BASE},
+    **{f"ctrans.{name}": f"ctrans.dynamics.{name}" for name in _DYNAMICS},
+    "ctrans.analysis": "ctrans.examine.analysis",
+    "ctrans.findings": "ctrans.measure.findings",
+    "ctrans.monitor": "ctrans.training.monitor",
+    "ctrans.stability": "ctrans.measure",
+    "ctrans.stability.diagnosis": "ctrans.examine.diagnosis",
+    "ctrans.stability.screening": "ctrans.examine.screening",
+    "ctrans.statement": "ctrans.theory.statement",
+    "ctrans.verify": "ctrans.theory",
+    "ctrans.walk": "ctrans.measure.walk",
+}
+"""Old names of modules and packages, with those of today. The rest of a longer name stays."""
+
+
+def name_of_today(name: str) -> str | None:
+    """The module's name of today; None for a name that did not move."""
+    parts = name.split(".")
+    for length in range(len(parts), 1, -1):
+        moved = MOVED.get(".".join(parts[:length]))
+        if moved is not None:
+            return ".".join([moved, *parts[length:]])
+    return None
+
+
+class OldNames(MetaPathFinder, Loader):
+    """Finds the module of today for an old name."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name_of_today(fullname) is None:
+            return None
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        new_name = name_of_today(spec.name)
+        assert new_name is not None, "find_spec gives no other names"
+        warnings.warn(f"{spec.name} is now {new_name}: change the import", DeprecationWarning, stacklevel=2)
+        module = importlib.import_module(new_name)
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Gives the module back its own spec, which the import of the old name replaced."""
+        assert module.__spec__ is not None
+        module.__spec__ = self._specs.pop(module.__spec__.name)
+
+
+def install() -> None:
+    """Makes the old names importable. They come first: an old package has the files of the new one on its path."""
+    if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OldNames())

@@ -1,1 +1,0 @@
-"""Statements about the control problem, as tests on random cases."""

@@ -1,0 +1,131 @@
+"""`ctrans.diagnose`, `ctrans.screen` and `ctrans.simulate`: analyses of any model. A model of
+another library is opened first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from torch import Tensor, nn
+
+from ctrans.dynamics.depth import Depth
+from ctrans.examine.diagnosis import diagnose as diagnosis
+from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.screening import screen as screening
+from ctrans.examine.screening.screen import Effort, Screening
+from ctrans.interop import open_model
+from ctrans.interop.losses import Loss
+from ctrans.measure.forward import simulation
+from solvers import ConfigError, checked
+
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
+
+
+@checked
+def diagnose(
+    model: Any,
+    tokens: Any,
+    targets: Any = None,
+    *,
+    loss: str | Loss | None = None,
+    weight_decay: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Diagnosis:
+    """Findings about a model on a text, the most severe first, from one forward and, with targets,
+    one backward pass.
+
+    It calls `ctrans.examine.diagnosis.diagnose.diagnose`. A model of another library is first
+    opened on these tokens.
+
+    - `model`: a model of ctrans or of another library, any `nn.Module`, or the path of a checkpoint
+    - `tokens`, `targets`: token ids, or whatever the model reads and its loss compares with
+      (images, features). Without targets, `Diagnosis.unknown` lists what needs a loss
+    - `loss`: as in `ctrans.open_model`: a name of its losses, or a function of output and targets.
+      None is the model's own
+    - `weight_decay`: the weight decay of its training, compared with dt lam*
+    - `progress(k)`: called whenever segment k is done, in the forward and in the backward pass
+
+    Raises ConfigError for a model that cannot be opened, as `open_model` does, and for a weight
+    decay that is negative or not finite.
+    """
+    return diagnosis.diagnose(_opened(model, tokens, loss), tokens, targets, weight_decay=weight_decay, progress=progress)
+
+
+@checked
+def screen(
+    model: Any,
+    tokens: Any,
+    targets: Any,
+    effort: str | Effort = "full",
+    *,
+    loss: str | Loss | None = None,
+    other: Any = None,
+    seed: int = 0,
+    trained: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Screening:
+    """All verdicts of the screening at the model's current weights, from one forward and one
+    backward pass.
+
+    It calls `ctrans.examine.screening.screen.screen`. A model of another library is first opened
+    on these tokens.
+
+    - `model`, `tokens`, `targets`, `loss`: as in `diagnose`; targets are needed unless the model
+      has a loss of its own
+    - `effort`: a name in `ctrans.examine.screening.screen.EFFORTS`, or such an object
+    - `other`: another text of the same shape, for the transport step
+    - `seed`: of perturbations and of the start vectors of iterations
+    - `trained`: whether the weights differ from those of the configuration's initialisation
+    - `progress`: called with a word whenever a segment is done in the forward or backward pass.
+      Without a loss there is no backward pass, and it is called for that too
+
+    Raises ConfigError for a model that cannot be opened, if tokens, targets and the other text
+    differ in shape, and for an unknown effort.
+    """
+    model = _opened(model, tokens, loss)
+    return screening.screen(model, tokens, targets, effort, other=other, seed=seed, trained=trained, progress=progress)
+
+
+def _opening(
+    analysis: Callable[Concatenate[Any, Tensor, Options], Result],
+) -> Callable[Concatenate[Any, Tensor, Options], Result]:
+    """The same analysis, with the same options, for any model. A model of another library is first
+    opened on the tokens.
+    """
+
+    @functools.wraps(analysis)
+    def analysis_of_any(model: Any, tokens: Tensor, *args: Options.args, **options: Options.kwargs) -> Result:
+        return analysis(_opened(model, tokens, None), tokens, *args, **options)
+
+    return analysis_of_any  # type: ignore[return-value]  # mypy takes names of arguments for a difference
+
+
+simulate = _opening(simulation.simulate)
+"""X(t) of any model. Takes the options of `ctrans.measure.forward.simulation.simulate`.
+
+`model` and `tokens` are as in `diagnose`. A model of another library is first opened on these
+tokens. Raises ConfigError for a model that cannot be opened.
+"""
+
+
+def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
+    """The model itself if it has a `Depth` and no other loss is given; any other model opened on
+    these tokens.
+
+    Some modules have an attribute `depth` that counts blocks. A Hugging Face model states what it
+    reads, so it is opened by its family.
+    """
+    if isinstance(tokens, Mapping):
+        raise ConfigError(
+            f"the inputs are a {type(tokens).__name__}: open the module first, open_model(module, example=inputs, loss=..), then pass the "
+            "tensor of its first argument alone"
+        )
+    if isinstance(getattr(model, "depth", None), Depth) and loss is None:
+        return model
+    if not isinstance(model, nn.Module):
+        return open_model(model, loss=loss)  # a path, or an error that says what is allowed
+    family = isinstance(tokens, Tensor) and hasattr(getattr(model, "config", None), "model_type")
+    return open_model(model, example=None if family else tokens, loss=loss)

@@ -1,0 +1,231 @@
+"""Diagnosis of a model from one walk: findings in words, most severe first.
+
+>>> for finding in diagnose(model, tokens[:, :-1], tokens[:, 1:]).findings:
+...     print(finding.check, finding.place, finding.figure, finding.remediation)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+from ctrans.base.as_found import leaving_as_found
+from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
+from ctrans.examine.diagnosis.forward_instruments import sensitivity_readings
+from ctrans.examine.diagnosis.instruments import INSTRUMENTS
+from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
+from ctrans.examine.diagnosis.reading import cut, place_of
+from ctrans.examine.diagnosis.weight_readings import weight_readings
+from ctrans.measure.backward.sensitivity import NOT_FINITE, Sensitivities
+from ctrans.measure.findings import SEVERITIES, Checks, Finding, Reading, Readings, in_words
+from ctrans.measure.walk import Attempt, Instrument, Lane, Model, SegmentCallback, loss_refusal, walk_lanes
+from solvers import ConfigError, checked, shown
+
+JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
+"""Number of tokens of a Jacobian, and number of sequences of which the worst counts."""
+WIDTH = 80
+"""Columns of a diagnosis as text."""
+TOLERANCE = 0.02
+"""Relative error of a Jacobian's norm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """The findings of a model on a text. All fields can be written as JSON.
+
+    - `findings`: figures outside their limits, most severe first; empty for a healthy model
+    - `readings`: all figures by quantity
+    - `unknown`: the reason why something was not measured, by quantity or instrument
+    - `texts`: number of walks
+    """
+
+    findings: list[Finding]
+    readings: Readings
+    unknown: dict[str, str]
+    texts: int = 1
+
+    checks: ClassVar[Checks] = CHECKS
+
+    @property
+    def healthy(self) -> bool:
+        return not self.findings
+
+    @property
+    def examined(self) -> list[str]:
+        """The checks whose quantity has a reading."""
+        return [name for name, check in self.checks.items() if self.readings.get(check.quantity)]
+
+    @property
+    def unexamined(self) -> list[str]:
+        """The checks whose quantity has no reading: the model has no such part, or it was not
+        measured (`unknown`).
+        """
+        return [name for name in self.checks if name not in self.examined]
+
+    @property
+    def near(self) -> dict[str, Reading]:
+        """By check, the reading closest to its limit from inside, if within the factor `Check.near`
+        of it.
+
+        Without checks that are findings or that findings suppress.
+        """
+        return self.checks.near(self.readings, [finding.check for finding in self.findings])
+
+    @property
+    def summary(self) -> str:
+        """The number of findings by severity, and the number of checks that were measured."""
+        looked = f"{len(self.examined)} of {len(self.checks)} kinds of finding were examined"
+        if self.unexamined:
+            looked += ", the others need parts or options that are not here"
+        if self.healthy:
+            return f"nothing found in single parts; {looked}"
+        severities = [each.severity for each in self.findings]
+        words = ", ".join(f"{severities.count(each)} {each}" for each in SEVERITIES if each in severities)
+        return f"{len(severities)} finding{'s' * (len(severities) > 1)} ({words}); {looked}"
+
+    def __str__(self) -> str:
+        """The diagnosis as text of `WIDTH` columns."""
+        lines = textwrap.wrap(f"diagnosis: {self.summary}", WIDTH)
+        for i, finding in enumerate(self.findings, 1):
+            lines += ["", f"{i}. {finding.check} ({finding.severity})"]
+            for word, text in in_words(dataclasses.asdict(finding)).items():
+                lines += textwrap.wrap(text, WIDTH, initial_indent=f"   {word:<7}", subsequent_indent=" " * 10)
+        close = [
+            f"close to a limit: {name}: {r.place}: {r.figure} (a finding {self.checks[name].limit})"
+            for name, r in self.near.items()
+        ]
+        missing = [f"not measured: {name}: {why}" for name, why in self.unknown.items()]
+        if self.unexamined:
+            needs = [f"{name} (needs {self.checks[name].requires or 'a walk'})" for name in self.unexamined]
+            missing.append(f"not examined, so neither found nor ruled out: {'; '.join(needs)}")
+        for part in (close, missing):
+            lines += ["", *(line for each in part for line in textwrap.wrap(each, WIDTH, subsequent_indent="  "))] if part else []
+        return "\n".join(lines)
+
+
+@checked
+def readings_in(model: Mapping[str, Any]) -> Readings:
+    """The readings of a diagnosis from its JSON object. Raises ConfigError for another object."""
+    try:
+        return {quantity: [Reading(**each) for each in found] for quantity, found in model["readings"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigError(f"model = {shown(model)} has no readings: give the object of a model in a diagnosis's JSON") from None
+
+
+@checked
+class Examination:
+    """Instruments of a diagnosis, for the whole text (`whole`) and for the tokens of Jacobians
+    (`part`), in a walk of their own or together with others. Call `conclude` after the walk.
+
+    `sensitivities` is an instrument of the sublayers' sensitivities, if the walk has one already.
+    """
+
+    def __init__(self, model: Model, *, weight_decay: float | None = None, sensitivities: Sensitivities | None = None):
+        if weight_decay is not None and not 0 <= weight_decay < math.inf:
+            raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's weight decay, a finite number of at least 0")
+        self.model = model
+        self.whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
+        if weight_decay is not None:
+            self.whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
+        self.sensitivities = sensitivities or Sensitivities(tolerance=TOLERANCE, starts=0)
+        self.part = [] if sensitivities else [Attempt(self.sensitivities)]
+
+    def conclude(self) -> Diagnosis:
+        """The diagnosis after the walk."""
+        depth, unknown = self.model.depth, dict[str, str]()
+        own = weight_readings(self.model, depth) if isinstance(self.model, nn.Module) and not depth.streamed else {}
+        # non-finite weights come before their effect on states
+        sources = [{name: own.pop(name) for name in ("entries that are not finite",) if name in own}]
+        for name, instrument in self.whole.items():
+            sources.append(instrument.figures() or {})
+            if instrument.note is not None:
+                unknown[name] = instrument.note
+        each = self.sensitivities.sublayers
+        sources += [own, sensitivity_readings(depth, each)]
+        readings: Readings = {}
+        for source in sources:
+            for quantity, several in source.items():
+                readings.setdefault(quantity, []).extend(several)
+        refused = [(k, s.note) for k, s in enumerate(each) if s.value is None and s.note != NOT_FINITE]
+        if len(each) < len(depth.sublayers):
+            unknown["sensitivities"] = "left out"
+        elif refused:
+            (k, note), count = refused[0], len(each)
+            some = (
+                f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}: {note}; those of the others are known"
+            )
+            unknown["sensitivities"] = note if len(refused) == count else some
+        unread = getattr(getattr(self.model, "config", None), "unread", ())
+        if depth.sublayers[0].kind == "part" and unread:
+            unknown["model"] = "; ".join(unread)
+        if not readings.get("least entropy of a head"):
+            unknown.setdefault("heads", "this model's attention does not expose the rows of its heads")
+        return Diagnosis(CHECKS.judge(readings), readings, unknown)
+
+
+@checked
+def lane_of_attempts(model: Model, tokens: Tensor, targets: Any, instruments: Sequence[Instrument]) -> Lane:
+    """A lane with each instrument in an `Attempt`. Without a loss those that look back say why."""
+    attempts = [each if isinstance(each, Attempt) else Attempt(each) for each in instruments]
+    back = [each for each in attempts if each.looks_back]
+    if not back:
+        return Lane(tokens, None, attempts)
+    refusal = "no targets were given, so there is no loss" if targets is None else loss_refusal(model, tokens, targets)
+    for each in back:
+        each.note = refusal or each.note
+    return Lane(tokens, targets if refusal is None else None, attempts)
+
+
+@leaving_as_found
+@checked
+def diagnose(
+    model: Model,
+    tokens: Shaped[Tensor, "*batch tokens"],
+    targets: Any = None,
+    *,
+    weight_decay: float | None = None,
+    progress: SegmentCallback | None = None,
+) -> Diagnosis:
+    """Finds faults of a model on a text, from one forward walk and, with targets, one backward
+    walk.
+
+    `weight_decay` is that of the training, compared with dt lam*. Jacobians use the first 64 tokens
+    of up to 4 sequences, or of one if weights are made on demand. Without targets, or if the model
+    has no loss for them, checks that need a loss are in `unknown`.
+    """
+    examination = Examination(model, weight_decay=weight_decay)
+    several = 1 if model.depth.streamed else JACOBIAN_SEQUENCES
+    lanes = [
+        lane_of_attempts(model, tokens, targets, list(examination.whole.values())),
+        Lane(cut(tokens, several, JACOBIAN_TOKENS), None, examination.part),
+    ]
+    walk_lanes(model, lanes, progress=progress)
+    return examination.conclude()
+
+
+@checked
+def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
+    """Merges diagnoses of several texts or seeds. A finding of any walk counts, with the number of
+    walks that saw it and each walk's value.
+
+    `readings` are those of the first walk.
+    """
+    if not diagnoses:
+        raise ConfigError("diagnoses = []: give at least one")
+    first, count = diagnoses[0], len(diagnoses)
+    findings = []
+    for name, check in CHECKS.items():
+        own = [finding for each in diagnoses for finding in each.findings if finding.check == name]
+        if own:
+            readings = [each.readings.get(check.quantity, []) for each in diagnoses]
+            values = [max(row, key=lambda r: check.excess(r.value)).value for row in readings if row]
+            worst = max(own, key=lambda finding: check.excess(finding.value))
+            findings.append(dataclasses.replace(worst, seen=len(own), texts=count, values=values))
+    unknown = {name: why for each in diagnoses for name, why in each.unknown.items()}
+    return Diagnosis(CHECKS.ordered(findings), first.readings, unknown, count)

@@ -1,0 +1,164 @@
+"""The diagnosis' instruments that need a loss: log Z, costates, the weight decay threshold, and
+tied matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from ctrans.control.segment_check import threshold_at
+from ctrans.examine.diagnosis.reading import DiagnosticInstrument
+from ctrans.measure.backward.parameter_gradients import leaves, outside, pulled, tracked
+from ctrans.measure.findings import Readings
+from ctrans.measure.walk import Model, ModelOfModules, StepContextBack, Turn, own_loss, terminal_loss
+from solvers import ConfigError
+from solvers.run import finite
+
+HEAD = "the head"
+
+
+class Logits(DiagnosticInstrument):
+    """|log Z - log V|, loss - log V, and whether the loss is finite.
+
+    The first two need logits. For a model's own loss only the last is known.
+    """
+
+    offers = ("entries that are not finite", "log Z", "loss over guessing")
+
+    def head(self, model: Model, at: Turn) -> None:
+        if not math.isfinite(at.loss):
+            self.add("entries that are not finite", 1.0, f"the loss is {at.loss}", place=HEAD)
+            return
+        if own_loss(model) is not None:
+            raise ConfigError("log Z and guessing need a cross-entropy of logits, and this model has another loss")
+        logits = model.head(at.x).double()
+        guessing = math.log(logits.shape[-1])
+        drift = float(torch.logsumexp(logits, -1).mean()) - guessing
+        excess = at.loss - guessing
+        self.add("log Z", abs(drift), f"log Z = {drift + guessing:.3g} in the mean, log V = {guessing:.3g}", place=HEAD)
+        figure = f"the loss is {at.loss:.3g} nats, and guessing has {guessing:.3g}"
+        self.add("loss over guessing", excess, figure, place=HEAD)
+
+
+class CostatesByDepth(DiagnosticInstrument):
+    """Costates dL/dX_k with entries that are not finite."""
+
+    offers = ("entries that are not finite",)
+
+    def backward(self, at: StepContextBack) -> None:
+        bad = int((~at.before.isfinite()).sum())
+        if bad and finite(at.p) and finite(at.x):  # the segment where it starts
+            figure = f"{bad} of {at.before.numel()} entries of the costate dL/dX at its start"
+            self.add("entries that are not finite", float(bad), figure, at.k)
+
+
+class LossOfLess(DiagnosticInstrument):
+    """dL/da of each sublayer at a = 1, for a step that is a times as long: <p, X_{k+1} - X_k>, with the
+    costate p = dL/dX_{k+1}, or before the norm around the state.
+
+    It is the fall of the loss, in nats for a share of the step. A trained sublayer has nearly none.
+    """
+
+    offers = ("loss of less of a sublayer",)
+
+    def backward(self, at: StepContextBack) -> None:
+        if not (finite(at.x) and finite(at.y) and finite(at.p)):
+            return
+        norm, entered = at.sublayer.state_norm, at.entered.detach()
+        if norm is None:
+            less = float((at.p * (at.y - entered)).double().sum())
+        else:
+            with torch.enable_grad():
+                a = torch.ones((), dtype=entered.dtype, device=entered.device, requires_grad=True)
+                y = norm(entered + a * at.h * at.sublayer(entered).detach())
+                less = float(torch.autograd.grad((at.p * y).sum(), a)[0])
+        figure = f"a step shorter by 10% lowers the loss by {0.1 * less:.2g} nats to first order"
+        self.add("loss of less of a sublayer", less, figure, at.k)
+
+
+class DecayOverThreshold(DiagnosticInstrument):
+    """The weight decay over dt lam* of each sublayer without an output or state norm, at the
+    discrete model's costates.
+    """
+
+    offers = ("decay over dt lam*",)
+
+    def __init__(self, weight_decay: float):
+        self.weight_decay = weight_decay
+
+    def start(self, x0: Tensor) -> None:
+        self._bounded, self._unknown = 0, 0
+
+    def backward(self, at: StepContextBack) -> None:
+        if at.sublayer.output_norm is not None or at.sublayer.state_norm is not None:
+            self._bounded += 1
+            return
+        if not (finite(at.x) and finite(at.before)):
+            return
+        x, p = at.met
+        threshold = threshold_at(at.sublayer, x, at.h * at.sublayer.pulled(p.flatten(0, -2)))
+        if threshold is None:
+            self._unknown += 1
+            return
+        share = self.weight_decay / threshold.lower if threshold.lower else math.inf
+        figure = f"dt lam* is at least {threshold.lower:.3g}, and the decay is {self.weight_decay:g}"
+        self.add("decay over dt lam*", share, figure, at.k)
+
+    def figures(self) -> Readings:
+        if not self.found:
+            reasons = {
+                "have a norm behind or around them": self._bounded,
+                "show no path of two factors (a gate or a scale by channel makes a third)": self._unknown,
+            }
+            why = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+            raise ConfigError(f"no sublayer has a known dt lam*: {why or 'states are not finite'}")
+        return self.found
+
+
+class TiedGradients(DiagnosticInstrument):
+    """Cosine between the two gradients of a matrix that embedding and head share: through the head,
+    and through X_0.
+
+    It counts the rows that the embedding uses on this text; the others have the head's gradient
+    alone.
+    """
+
+    offers = ("cosine of tied gradients",)
+
+    def head(self, model: Model, at: Turn) -> None:
+        self._head: dict[Hashable, Tensor] = {}
+        if self.depth.streamed or not isinstance(model, ModelOfModules):
+            return
+        self._parts = outside(model)
+        with tracked(self._parts) as weights:
+            with torch.enable_grad():
+                used = leaves(model.embed(at.tokens))
+            shared = {key: weight for key, weight in weights.items() if id(weight) in used and weight.dim() == 2}
+            gradients = pulled(lambda x: terminal_loss(model, x, at.targets), at.x, None, shared)
+        self._head = {key: gradient for key, gradient in gradients.items() if gradient.any()}
+
+    def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
+        if not self._head or not isinstance(model, ModelOfModules):
+            return
+        with tracked(self._parts) as weights:
+            shared = {key: weight for key, weight in weights.items() if key in self._head}
+            through = pulled(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, shared)
+        named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+        names: dict[Hashable, str] = {id(weight): name for name, weight in named}
+        for key, before in self._head.items():
+            after = through[key]
+            rows = after.abs().sum(-1) > 0
+            a, b = after[rows].double().flatten(), before[rows].double().flatten()
+            size = float(a.norm() * b.norm())
+            if size:
+                cosine = float(a @ b) / size
+                figure = (
+                    f"the gradients through the embedding (length {float(a.norm()):.2g}) and through the head "
+                    f"({float(b.norm()):.2g}) have a cosine of {cosine:.2f} over {int(rows.sum())} rows"
+                )
+                place = f"the tied matrix {names.get(key, '')}".rstrip()
+                self.add("cosine of tied gradients", cosine, figure, place=place)

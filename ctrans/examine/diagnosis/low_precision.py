@@ -1,0 +1,217 @@
+"""What weights, activations, gradients and updates would lose in a format of low precision, from one
+pass in float32.
+
+>>> with low_precision(model, "bf16,e4m3:tensor") as step:
+...     loss_of(model(x), y).backward()
+...     optimizer.step()
+>>> print(step.diagnoses()["bf16"])
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+
+from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.diagnosis.number_formats import FORMATS, Format, format_of
+from ctrans.examine.diagnosis.weights_only import WeightReaders, chunks, parts_of, place_and_block
+from ctrans.measure.findings import OURS, Check, Checks, Reading, Readings
+from solvers import checked
+
+ROUNDED = ("rounding error", "entries that overflow", "entries that become zero")
+"""The quantities of every tensor."""
+SAMPLE = 2**16
+"""Entries of a weight whose updates are compared; drawn with a seed where there are more."""
+_SCALE = "Give the tensor a scale, or each block of it (e4m3:tensor, e4m3:128); scale the loss for gradients; or keep it in bf16."
+
+PRECISION_CHECKS = Checks(
+    "precision",
+    {
+        "overflow": Check(
+            "entries that overflow",
+            "share of the entries that round to more than the format's largest number",
+            "broken",
+            "a format has no such number",
+            "They become inf or nan, or the largest number where the cast saturates.",
+            _SCALE,
+            high=0.0,
+            near=None,
+        ),
+        "range too small": Check(
+            "rounding error",
+            "|fl(x) - x|/|x| of a tensor, without entries that overflow",
+            "serious",
+            "where no entry is subnormal or becomes 0 it is at most 2^-p: 0.0625 in E4M3, 0.125 in E5M2, less in others",
+            "The tensor loses more than the digits that the format lacks: its small entries are rounded to few values, or to 0.",
+            _SCALE,
+            high=0.125,
+            near=None,
+        ),
+        "entries become zero": Check(
+            "entries that become zero",
+            "share of the entries other than 0 that round to 0",
+            "note",
+            f"{OURS}. Micikevicius et al. 2018 (arXiv 1710.03740) lost a training to gradients that became 0",
+            "Small entries have no effect. A tensor's size may hardly change by it.",
+            _SCALE,
+            high=0.1,
+            near=None,
+        ),
+        "updates lost": Check(
+            "lost updates",
+            "share of the updates other than 0 that do not change a weight stored in the format, fl(w + dw) = w",
+            "serious",
+            f"{OURS}. In benchmarks/precision.py a mean share of 0.38 cost less than seeds do, and one of 0.51 cost 0.18 nats",
+            "These weights stand still until an update is large enough. A small learning rate makes it worse.",
+            "Keep the weights of the optimiser in float32, as mixed precision does, or round stochastically.",
+            requires="a step of an optimiser",
+            high=0.5,
+            near=None,
+        ),
+    },
+)
+"""The checks of a format by name."""
+
+
+class PrecisionDiagnosis(Diagnosis):
+    """Findings and readings of tensors in a format; `segment` of a reading is its block."""
+
+    checks: ClassVar[Checks] = PRECISION_CHECKS
+
+
+@checked
+class InFormats:
+    """What tensors would lose in formats, named with commas between them."""
+
+    def __init__(self, formats: str) -> None:
+        self.formats = {name: format_of(name) for name in formats.replace(" ", "").split(",")}
+        self.sums: dict[Any, Any] = defaultdict(int)
+        self.readings: dict[str, Readings] = {name: defaultdict(list) for name in self.formats}
+
+    def add(self, place: str, block: int | None, tensor: Tensor) -> None:
+        """Counts the entries of a tensor; of one at the same place together with those before."""
+        numbers = _numbers(tensor)
+        for name, form in self.formats.items() if numbers.numel() else ():
+            self.sums[name, place, block] += _sums(numbers, form)
+
+    def diagnoses(self) -> dict[str, PrecisionDiagnosis]:
+        """The diagnosis by format."""
+        for (name, place, block), sums in self.sums.items():
+            entries, over, kept, normal, missed, size = sums.tolist()
+            shares = [count / (entries or 1) for count in (over, entries - kept, kept - normal)]
+            error = math.sqrt(missed / (size or 1))
+            words = "relative error {:.2g}; of the entries other than 0 {:.2%} overflow, {:.2%} become 0, {:.2%} are subnormal"
+            for quantity, value in zip(ROUNDED, (error, *shares), strict=False):
+                self.readings[name][quantity].append(Reading(value, place, words.format(error, *shares), block))
+        self.sums.clear()
+        return {name: PrecisionDiagnosis(PRECISION_CHECKS.judge(each), each, {}) for name, each in self.readings.items()}
+
+
+def weights_in(formats: str, weights: WeightReaders, progress: Callable[[int], None]) -> dict[str, PrecisionDiagnosis]:
+    """What weights would lose, by format. One tensor is in memory at a time. Raises ConfigError for an
+    unknown format.
+    """
+    found = InFormats(formats)
+    for name, read in weights.items():
+        for part in parts_of(name, read()):
+            found.add(*part)
+        progress(1)
+    return found.diagnoses()
+
+
+@contextlib.contextmanager
+@checked
+def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterator[InFormats]:
+    """Inside, it measures a step of your training in float32: weights before it, outputs of all
+    modules, the gradients of both, and the optimiser's updates. It changes none of them.
+
+    An update dw of a weight w that the format has is lost if |dw| < ulp(w)/4, and kept if |dw| >
+    ulp(w)/2, where ulp(w) is the distance to the next number above |w|. Between them it is lost
+    unless |w| is a power of 2 above the smallest normal number and becomes smaller. Of a large
+    weight it takes a sample of about `SAMPLE` updates. Formats with scales have no updates.
+
+    `formats` are names of `FORMATS`, with :tensor or :N for scales. What a module does not return,
+    such as attention scores, is not seen. Raises ConfigError for other formats.
+    """
+    found, handles = InFormats(formats), list[Any]()
+
+    def measure(what: str, name: str, tensor: Tensor) -> None:
+        found.add(*place_and_block(f"{what} {name}", name), tensor)
+
+    def see(name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        for output in tree_leaves(outputs):
+            if isinstance(output, Tensor):
+                measure("the output of", name, output)
+                if output.requires_grad:
+                    handles.append(output.register_hook(partial(measure, "the gradient of the output of", name)))
+
+    weights = {name: weight for name, weight in model.named_parameters() if not is_lazy(weight)}
+    before = {name: _sample(weight) for name, weight in weights.items()}
+    try:
+        for name, weight in weights.items():
+            measure("the weight", name, weight)
+            if weight.requires_grad:
+                handles.append(weight.register_hook(partial(measure, "the gradient of", name)))
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_hook(partial(see, name or "the model")))
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, weight in weights.items():
+        old, new = before[name], _sample(weight)
+        for each, form in found.formats.items():
+            if form.block is not None or old.shape != new.shape:
+                continue
+            low = form.rounded(old)
+            real = (new != old) & low.isfinite()
+            lost = form.rounded(low + new - old)[real] == low[real]
+            if len(lost):
+                place, block = place_and_block(f"the update of {name}", name)
+                share = float(lost.double().mean())
+                words = f"{share:.2%} of {len(lost)} updates do not change the weight"
+                found.readings[each]["lost updates"].append(Reading(share, place, words, block))
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """The entries of this process; none of integers and complex numbers, and of numbers that are not
+    at hand.
+    """
+    local: Tensor = getattr(tensor, "to_local", lambda: tensor)().detach()
+    return local if local.is_floating_point() and local.layout == torch.strided and not local.is_meta else torch.empty(0)
+
+
+def _sample(weight: Tensor) -> Tensor:
+    numbers = _numbers(weight)
+    return _finite(numbers.reshape(-1)[:: numbers.numel() // SAMPLE | 1]).cpu()
+
+
+def _finite(chunk: Tensor) -> Tensor:
+    """The chunk in float64, with 0 for entries that are not finite."""
+    return chunk.double().nan_to_num(0.0, 0.0, 0.0)
+
+
+def _sums(numbers: Tensor, form: Format) -> Tensor:
+    """How many finite entries are not 0, overflow, stay other than 0, and become normal, and the sums of
+    squares of errors and entries, without those that overflow.
+    """
+    rows = numbers.reshape(-1, numbers.shape[-1]) if numbers.dim() > 1 else numbers
+    peaks = [_finite(chunk).abs().max() for chunk in chunks(rows)] if form.block == 0 else [torch.zeros(())]
+    found = torch.zeros(6, dtype=torch.float64)
+    for chunk in chunks(rows):
+        x, scale = form.scaled(_finite(chunk), max(peaks))
+        near = form.rounded(x / scale)
+        over = near.isinf()
+        squares = [each.masked_fill(over, 0).square() for each in (near * scale - x, x)]
+        parts = [x != 0, over, near != 0, near.abs() >= 2.0**form.least, *squares]
+        found += torch.stack([part.sum().double().cpu() for part in parts])
+    return found

@@ -1,0 +1,56 @@
+"""Base of the diagnosis' instruments: readings of quantities by place, and a place in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ctrans.dynamics.depth import Depth
+from ctrans.measure.findings import Reading, Readings
+from ctrans.measure.walk import Instrument
+
+WORDS = {"attention": "attention", "ffn": "FFN", "parallel": "attention and FFN", "part": "part"}
+NAMED = 4
+"""Number of channels or heads that a text names; it counts the rest."""
+
+
+class DiagnosticInstrument(Instrument):
+    """An instrument with readings of the quantities in `offers`."""
+
+    offers: tuple[str, ...] = ()
+    found: Readings
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self.depth, self.found = depth, Readings()
+        self.start(x0)
+
+    def start(self, x0: Tensor) -> None:
+        """Sets what the passes collect, before the first segment. X_0 is the embedded text."""
+
+    def add(self, quantity: str, value: float, figure: str, segment: int | None = None, place: str = "") -> None:
+        """Adds a reading. The default place is that of the segment."""
+        place = place or place_of(self.depth, segment or 0)
+        self.found.setdefault(quantity, []).append(Reading(value, place, figure, segment))
+
+
+def place_of(depth: Depth, k: int) -> str:
+    """Segment k in words: "block 5, FFN (segment 11)". Blocks and segments count from 0."""
+    kind = depth.sublayers[k].kind
+    return f"block {k // depth.per_block}, {WORDS.get(kind, kind)} (segment {k})"
+
+
+def rms(x: Tensor) -> float:
+    """The root mean square of all entries, in float64."""
+    return float(x.detach().double().square().mean().sqrt())
+
+
+def named(each: Sequence[str]) -> str:
+    """The first few, and the number of the rest."""
+    more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""
+    return ", ".join(each[:NAMED]) + more
+
+
+def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
+    """The first sequences, and of token ids the first tokens. Images and features keep all tokens."""
+    return x[:sequences, :tokens] if x.dim() == 2 and not x.is_floating_point() else x[:sequences]

@@ -1,0 +1,83 @@
+"""Readings from the weights alone: zero matrices, non-finite entries, gains of norms outside the
+depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.dynamics.depth import Depth
+from ctrans.examine.diagnosis.forward_instruments import smallest_gain
+from ctrans.examine.diagnosis.reading import place_of
+from ctrans.measure.findings import Reading, Readings
+from solvers.run import finite
+
+OFFERS = ("entries that are not finite", "largest entry of a matrix", "largest gain of a norm", "gain outside the depth")
+
+
+@torch.no_grad()
+def weight_readings(model: nn.Module, depth: Depth) -> Readings:
+    """Readings of the quantities in `OFFERS`, placed by the weight's name and its sublayer.
+
+    For a stack of matrices, such as experts, the matrix with the smallest largest entry counts.
+    """
+    found: Readings = {quantity: [] for quantity in OFFERS}
+    places = {id(weight): k for k, part in enumerate(depth.sublayers) for weight in part.parameters()}
+    for name, weight in own_parameters(model):
+        k = places.get(id(weight))
+        place = f"the weight {name}" if k is None else f"{place_of(depth, k)}: the weight {name}"
+        bad = int((~weight.isfinite()).sum())
+        if bad:
+            figure = f"{bad} of {weight.numel()} entries of the weight {name} are inf or nan"
+            found["entries that are not finite"].append(Reading(float(bad), place, figure, k))
+        if weight.dim() in (2, 3) and not weight.is_meta and weight.numel() > 1:
+            each = weight.detach().abs().amax((-2, -1))
+            largest, which = float(each.min()), f"[{int(each.argmin())}]" if weight.dim() == 3 else ""
+            figure = f"largest entry {largest:.2g}" if largest else "every entry is 0, so its output is 0"
+            found["largest entry of a matrix"].append(Reading(largest, place + which, figure, k))
+    sublayer = depth.sublayers[0]
+    norm = sublayer.input_norm or sublayer.output_norm or sublayer.state_norm
+    for name, gains in [] if norm is None else _norms_outside(opened(model), depth, norm.width):
+        largest = float(gains.abs().max())
+        found["largest gain of a norm"].append(Reading(largest, name, f"its largest |gamma| is {largest:.2g}"))
+        if largest:
+            share, figure = smallest_gain(gains)
+            found["gain outside the depth"].append(Reading(share, name, figure))
+    return {quantity: each for quantity, each in found.items() if each}
+
+
+def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple[str, Tensor]]:
+    """The gains, by name, of each norm outside the sublayers, of any library.
+
+    A module counts as a norm if all its parameters are vectors of the token's width, and if it maps
+    a large state and twice that state to the same output. Its gains come from a token of signs s,
+    half of them -1, and its opposite: for an even width (N(s) - N(-s))/2 = gamma s, up to eps.
+    """
+    inside = set(depth.modules())
+    signs = torch.ones(width)
+    signs[1::2] = -1
+    for name, part in model.named_modules():
+        weights = list(part.parameters())
+        if part in inside or not weights or any(weight.shape != (width,) for weight in weights):
+            continue
+        s = signs.to(weights[0]).view(1, 1, width)
+        try:
+            gains, twice = ((part(c * s) - part(-c * s)).flatten().double() / 2 for c in (1e3, 2e3))
+        except Exception:  # foreign code may raise any error for this input
+            continue
+        if torch.allclose(gains, twice, rtol=1e-2, atol=0) and finite(gains):
+            yield name, gains
+
+
+def own_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters by their names in the user's model."""
+    yield from opened(model).named_parameters()
+
+
+def opened(model: nn.Module) -> nn.Module:
+    """The user's own module, inside the wrappers that have a `Depth`."""
+    inner = getattr(model, "model", None)
+    return opened(inner) if isinstance(inner, nn.Module) and isinstance(getattr(model, "depth", None), Depth) else model

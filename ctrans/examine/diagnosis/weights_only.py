@@ -1,0 +1,234 @@
+"""Diagnosis of weights alone, one tensor in memory at a time, and of what changed between two
+checkpoints.
+
+>>> before, after = weight_diagnosis(first), weight_diagnosis(second)
+>>> print(change(before.readings, after.readings, updates(first, second)))
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ctrans.dynamics.fields import spectral_norm
+from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.diagnosis.forward_instruments import smallest_gain
+from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.interop.weight_names import GAIN
+from ctrans.measure.findings import Checks, Reading, Readings
+
+WeightReaders = Mapping[str, Callable[[], Tensor]]
+"""Functions that read the weights, by name."""
+BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+"""The number of the block in a weight's name."""
+EXACT, AT_ONCE = 2**18, 2**20
+"""Up to so many entries the spectral norm is exact; so many entries are converted at once."""
+VECTORS, PASSES = 8, 6
+"""Vectors of the power iteration, and passes over the matrix."""
+SMALLEST, KERNEL = 16, 16
+"""The smaller side of a matrix whose stable rank says something; a last axis that is no longer is
+that of a kernel, and not of a stack of matrices.
+"""
+
+
+class WeightDiagnosis(Diagnosis):
+    """Findings and readings of a checkpoint's weights; `segment` of a reading is its block."""
+
+    checks: ClassVar[Checks] = WEIGHT_CHECKS
+
+
+class Change(Diagnosis):
+    """What changed from one checkpoint to another; `segment` of a reading is its block."""
+
+    checks: ClassVar[Checks] = CHANGE_CHECKS
+
+
+@torch.no_grad()
+def weight_diagnosis(weights: WeightReaders, progress: Callable[[int], None] | None = None) -> WeightDiagnosis:
+    """The findings of these weights, from one pass over their numbers and three for the spectra."""
+    found: Readings = {}
+    for name, read in weights.items():
+        for place, block, part in parts_of(name, read()):
+            finite = all(
+                math.isfinite(torch.linalg.vector_norm(chunk)) for chunk in chunks(part)
+            )  # fast; inf also if it overflows
+            bad = 0 if finite else sum(int((~chunk.isfinite()).sum()) for chunk in chunks(part))
+            figures = [("entries that are not finite", float(bad), f"{bad} of {part.numel()} entries are inf or nan")]
+            if part.numel() and not bad and part.dim() == 2:
+                figures += _figures(part, block)
+            elif part.numel() and not bad and GAIN.search(name):
+                figures += _gain(part)
+            for quantity, value, figure in figures:
+                found.setdefault(quantity, []).append(Reading(value, place, figure, block))
+        if progress is not None:
+            progress(1)
+    without = {"all that needs a text": "--weights-only reads weights alone: states, heads and the loss were not measured"}
+    return WeightDiagnosis(WEIGHT_CHECKS.judge(found), found, without)
+
+
+@torch.no_grad()
+def updates(before: WeightReaders, after: WeightReaders, progress: Callable[[int], None] | None = None) -> list[Reading]:
+    """|W' - W|/|W| of each weight that both have, in the Frobenius norm; inf for a W of zeros."""
+    found = []
+    for name in after:
+        parts = zip(parts_of(name, before[name]()), parts_of(name, after[name]()), strict=True) if name in before else ()
+        for (place, block, old), (_, _, new) in parts:
+            if old.shape != new.shape:
+                continue
+            moved, size = 0.0, 0.0
+            for one, other in zip(chunks(old), chunks(new), strict=True):
+                moved, size = moved + _squares(other - one), size + _squares(one)
+            value = math.sqrt(moved / size) if size else math.inf if moved else 0.0
+            found.append(
+                Reading(value, place, f"it moved by {value:.3g} times its size" if value else "it did not change", block)
+            )
+        if progress is not None:
+            progress(1)
+    return found
+
+
+def change(before: Readings, after: Readings, updated: list[Reading] | None = None) -> Change:
+    """What changed from readings of one checkpoint, or of a baseline, to those of another.
+
+    Readings of the same quantity and place are compared.
+    """
+    found = {"update over weight": updated} if updated else {}
+    lost, new = 0, 0
+    for quantity, readings in after.items():
+        old = {reading.place: reading for reading in before.get(quantity, ())}
+        name, compare = COMPARED.get(quantity, ("change of another figure", _factor))
+        for reading in readings:
+            if reading.place not in old:
+                new += 1
+            elif not math.isnan(value := compare(was := old.pop(reading.place), reading)):
+                figure = f"before, {was.figure}; now, {reading.figure}"
+                block = re.search(r"\bblock (\d+)", reading.place)  # `segment` of a model's reading is no block
+                found.setdefault(name, []).append(Reading(value, reading.place, figure, int(block[1]) if block else None))
+        lost += len(old)
+    unknown = {"figures of one of the two": f"{lost} of the first only, {new} of the second only"} if lost or new else {}
+    return Change(CHANGE_CHECKS.judge(found), found, unknown)
+
+
+def _ratio(before: Reading, after: Reading) -> float:
+    if before.value == after.value:
+        return 1.0
+    return after.value / before.value if before.value else math.inf
+
+
+def _factor(before: Reading, after: Reading) -> float:
+    """How many times larger or smaller; nan where there is no ratio."""
+    low, high = sorted((before.value, after.value))
+    if low == high:
+        return 1.0
+    if low < 0 or math.isnan(low + high):
+        return math.nan
+    return high / low if low else math.inf
+
+
+def _drift(before: Reading, after: Reading) -> float:
+    """The factor of an outlier; of one that moved to another channel, its size there."""
+    moved = before.figure.split(" has ")[0] != after.figure.split(" has ")[0]
+    return max(before.value, after.value) if moved else _factor(before, after)
+
+
+COMPARED: dict[str, tuple[str, Callable[[Reading, Reading], float]]] = {
+    "spectral norm": ("growth of the spectral norm", _ratio),
+    "stable rank": ("change of the stable rank", _ratio),
+    "outlier channel": ("drift of an outlier channel", _drift),
+    "units of zeros": ("new units of zeros", lambda before, after: after.value - before.value),
+    "entries that are not finite": ("new entries that are not finite", lambda before, after: after.value - before.value),
+    "smallest gain over the median": ("change of a gain", _factor),
+    "largest gain of a norm": ("change of a gain", _factor),
+}
+"""By the quantity of a checkpoint: the quantity of a change, and how it follows from two readings."""
+
+
+def place_and_block(what: str, name: str) -> tuple[str, int | None]:
+    """Where something of that name is: its block, if the name has a number, in words and as one."""
+    number = BLOCK.search(name)
+    if number is None:
+        return what, None
+    block = int(number[1]) // (2 if "sublayers." in name else 1)  # a block of ours has two
+    return f"block {block}: {what}", block
+
+
+def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
+    """Place, block and numbers of a weight, or of each matrix of a stack, such as experts."""
+    place, block = place_and_block(f"the weight {name}", name)
+    stack = weight.dim() == 3 and weight.shape[-1] > KERNEL
+    for i, part in enumerate(weight) if stack else [(0, weight)]:
+        yield (f"{place}[{i}]" if stack else place), block, part.flatten(1) if part.dim() > 2 else part
+
+
+def chunks(weight: Tensor) -> Iterator[Tensor]:
+    """The rows in float32 or float64, a part at a time."""
+    parts = weight if weight.dim() else weight.unsqueeze(0)
+    for part in parts.split(max(AT_ONCE // max(parts[:1].numel(), 1), 1)):
+        yield part if part.dtype == torch.float64 else part.float()
+
+
+def _squares(chunk: Tensor) -> float:
+    return float(torch.linalg.vector_norm(chunk, dtype=torch.float64)) ** 2
+
+
+def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
+    size = gains.abs().double()
+    largest, median = float(size.max()), float(size.median())
+    yield "largest gain of a norm", largest, f"its largest |gamma| is {largest:.2g}"
+    if median:
+        yield ("smallest gain over the median", *smallest_gain(gains))
+        figure = f"|gamma| = {largest:.3g} in channel {int(size.argmax())}; the norm's median is {median:.2g}"
+        yield "largest gain over the median", largest / median, figure
+
+
+def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, str]]:
+    """Figures of a matrix."""
+    rows, columns, largest = [], torch.zeros(weight.shape[1], dtype=torch.float64), 0.0
+    for chunk in chunks(weight):
+        low, high = chunk.aminmax()
+        largest = max(largest, float(high), -float(low))
+        squares = (chunk if 1e-15 < largest < 1e15 else chunk.double()).square()
+        rows.append(squares.sum(1))
+        columns += squares.sum(0)
+    lengths = torch.cat(rows).double().sqrt(), columns.sqrt()
+    yield (
+        "largest entry of a matrix",
+        largest,
+        f"largest entry {largest:.2g}" if largest else "every entry is 0, so its output is 0",
+    )
+    if not largest:
+        return
+    if block is not None:
+        off = [int((each == 0).sum()) for each in lengths]
+        figure = f"{off[0]} of {len(lengths[0])} rows and {off[1]} of {len(lengths[1])} columns are 0"
+        yield "units of zeros", float(sum(off)), figure
+    if min(weight.shape) < SMALLEST:
+        return
+    norm, size = _spectral_norm(weight), float(columns.sum())
+    yield "spectral norm", norm, f"spectral norm {norm:.3g}"
+    yield "stable rank", size / norm**2, f"stable rank {size / norm**2:.3g} of {min(weight.shape)}"
+    over = [float(each.max() / each.median()) if each.median() else 1.0 for each in lengths]
+    which = int(over[1] > over[0])
+    figure = f"{('row', 'column')[which]} {int(lengths[which].argmax())} has {over[which]:.3g} times the median length"
+    yield "outlier channel", over[which], figure
+
+
+def _spectral_norm(matrix: Tensor) -> float:
+    """|W|_2: exact for a small matrix. For a large one from below, by block power iteration: about
+    5% too small for random entries, and exact to 3 digits if few singular values are large.
+    """
+    if matrix.numel() <= EXACT:
+        return spectral_norm(matrix.float())
+    rows = torch.randn(VECTORS, matrix.shape[1], generator=torch.Generator().manual_seed(0))
+    image = rows
+    for _ in range(PASSES):
+        rows, image = torch.linalg.qr(image.T).Q.T.contiguous(), torch.zeros_like(rows)
+        for chunk in chunks(matrix):
+            chunk = chunk.float()
+            image += (rows @ chunk.T) @ chunk  # with few rows BLAS is several times faster than with few columns
+    return math.sqrt(max(float(torch.linalg.eigvalsh((rows @ image.T).double())[-1]), 0.0))

@@ -1,0 +1,186 @@
+"""The screening's steps on attention sensitivity (Emadi) and the theory of initialisation (Xiong,
+Kim).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ctrans.base.option import part_of
+from ctrans.dynamics.depth import Depth, spread
+from ctrans.dynamics.fields import AttentionOptions
+from ctrans.examine.screening.case import Case, StepPlan, StepVerdict, found, largest, three
+from ctrans.examine.screening.screening_checks import judged
+from ctrans.measure.attention.by_depth import (
+    AttentionByDepth,
+    AttentionLayer,
+    BlockBoundsByDepth,
+    BlockLayer,
+    sensitivity_growth,
+)
+from ctrans.measure.initialisation.theory import SLOPES, LastLayer, gains, last_layer_bound
+from ctrans.measure.walk import Attempt, Described, Instrument, StepContext, StepContextBack
+from ctrans.measure.walk.instrument import of_text
+from ctrans.model.config import GPTConfig
+from ctrans.model.initialisation import get_initialisation
+from ctrans.model.parametrisation import STANDARD
+from solvers import ConfigError, SolveError
+from solvers.run import finite
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """Attention layers and blocks by depth, and the growth of log S from the first to the last
+    layer by its parts.
+    """
+
+    layers: list[AttentionLayer]
+    blocks: list[BlockLayer]
+    growth: dict[str, float]
+
+
+def plan_attention(case: Case) -> StepPlan:
+    """Gain along the attention path, theta, theorem 5.1 and the block bounds 5.2 and 5.3 by layer
+    (theory, section 9).
+
+    Quantities: the largest gain of a relative change along a layer's attention path, for the worst
+    of several sequences; the least entropy of a head's rows over all layers and the whole text.
+    """
+    depth = case.model.depth
+    own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
+    chosen = [own[i] for i in spread(len(own), case.effort.layers)]
+    attention = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
+    blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
+
+    def conclude() -> StepVerdict:
+        notes: list[str] = []
+        layers = [layer for layer in attention.figures() if layer.finite]
+        if not layers:
+            raise ConfigError("states are finite at no attention sublayer, so there are no figures of attention")
+        growth = sensitivity_growth(layers)
+        result = AttentionStep(layers, found(notes, blocks) or [], growth)
+        gain = largest([layer.path for layer in layers])
+        theta = max(max(layer.theta_max) for layer in layers)
+        bound = largest([layer.ratio for layer in layers])
+        unknown = next((layer.note for layer in layers if layer.note), "")
+        places = ", ".join(str(layer.index) for layer in layers)
+        worst = next((f", most in segment {layer.index}" for layer in layers if layer.path == gain), "")
+        entropies = (case.examination.whole["heads"].figures() or {}).get("least entropy of a head", [])
+        least = min((reading.value for reading in entropies), default=math.nan)
+        why = (
+            f"in the {len(layers)} measured of {len(own)} attention layers (segment{'s' * (len(layers) > 1)} {places}) a relative "
+            f"change of the state grows {three(gain)} times at most through the attention rows alone{worst}, theta is at most "
+            f"{theta:.3g}, and "
+            + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
+            + f"; the most saturated head of {'all' if len(entropies) == len(own) else len(entropies)} layers has "
+            f"rows of {three(least)} nats"
+        )
+        quantities = {"attention path": gain, "least entropy": least}
+        return StepVerdict(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
+
+    return StepPlan({"several": [attention, blocks]}, conclude)
+
+
+@dataclass(frozen=True)
+class InitialisationStep:
+    """Kim's bound on the last layer's gradient at the current weights, and Xiong's statements about
+    freshly drawn weights.
+
+    `low` and `high` bound what `pre` adds to E|x|^2/d over the depth, for ReLU without biases.
+    `added` is what this model adds on this text. `slope` is d log|dL/dW_2|/d log depth in Xiong's
+    setting: Xavier weights, dt = 1. Xiong's figures are None for other architectures and for
+    weights of unknown origin; `lacks` names the missing premise.
+    """
+
+    low: float | None
+    high: float | None
+    added: float
+    slope: float | None
+    last: LastLayer
+    lacks: str
+
+
+EXACT = 1e-4
+"""Relative excess over the bound that counts as float32 rounding. The bound is attained, for
+example with one token.
+"""
+
+
+class LastLayerGradient(Instrument):
+    """Kim's bound on the gradient of the last sublayer's last matrix, at its input state and
+    dL/dX_T. `added` is what all sublayers add to mean |x|^2/d.
+    """
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self._last, self._start, self.added = len(depth.sublayers) - 1, _mean_square(of_text(x0, self.kept)), math.nan
+
+    def forward(self, at: StepContext) -> None:
+        if at.k == self._last:
+            self.added = _mean_square(of_text(at.y, self.kept)) - self._start
+
+    def backward(self, at: StepContextBack) -> None:
+        if at.k == self._last:
+            if not (finite(at.x) and finite(at.p)):
+                raise SolveError("the state or the costate of the last layer is not finite: take smaller weights or a smaller dt")
+            self.found = last_layer_bound(at.sublayer, at.h, at.x, at.p)
+
+
+def plan_initialisation(case: Case) -> StepPlan:
+    """Kim's proposition 3.1 at the current weights, and Xiong's lemma 2 and theorem 1 for freshly
+    drawn weights, if they apply (theory, section 10). It has no quantities.
+    """
+    config = case.model.config
+    lacks = ""
+    if not isinstance(config, GPTConfig):
+        lacks = "weights freshly drawn with mean 0 and known variances, which ctrans knows for its own GPTs only"
+    elif case.trained:
+        lacks = "weights freshly drawn with mean 0 and known variances, and these may be trained"
+    last = LastLayerGradient()
+    return StepPlan({"part": [last]}, lambda: _conclude_initialisation(config, last, lacks))
+
+
+def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lacks: str) -> StepVerdict:
+    last: LastLayer = gradient.figures()
+    low = high = slope = None
+    if isinstance(config, GPTConfig) and not lacks:
+        low, high = _growth(config)
+        xavier = get_initialisation(config.initialisation).of_xavier and config.dt == 1
+        slope = SLOPES.get(config.placement) if _of_the_papers(config) and xavier else None
+        lacks = "" if low is not None or slope is not None else "Xavier weights at dt = 1, or ReLU without biases under pre"
+    share = last.measured / last.bound if last.bound else 0.0
+    said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.2g} times its bound"]
+    growth = f"the depth adds {three(gradient.added)} to mean |x|^2/d"
+    if isinstance(config, GPTConfig) and low is not None:
+        growth += f", and freshly drawn '{config.initialisation}' weights add {low:.3g} to {high:.3g} in the mean"
+    said.append(growth)
+    if slope is not None:
+        said.append(f"the gradient's exponent in depth is {slope:g} by theory")
+    if lacks:
+        said.append(f"Xiong's lemma 2 and theorem 1 lack a premise: {lacks}")
+    verdict = "holds" if share <= 1 + EXACT else "violated"
+    result = InitialisationStep(low, high, gradient.added, slope, last, lacks)
+    return StepVerdict(verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=result)
+
+
+def _mean_square(x: Tensor) -> float:
+    return float(x.detach().double().square().mean())
+
+
+def _of_the_papers(config: GPTConfig) -> bool:
+    """Whether Xiong's theory covers the maps."""
+    usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
+    usual = usual and not config.is_stack and config.parametrisation == STANDARD
+    return usual and part_of(AttentionOptions, config).idle
+
+
+def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
+    """Lemma 2's range of what `pre` adds to E|x|^2/d over the depth, if it applies."""
+    if not _of_the_papers(config) or config.placement != "pre" or config.activation != "relu" or config.bias:
+        return None, None
+    attention, ffn = (
+        config.dt**2 * gain for gain in gains(config.initialisation, config.depth, config.width, config.hidden_width)
+    )
+    return config.depth * ffn, config.depth * (attention + ffn)

@@ -1,0 +1,239 @@
+"""The screening's steps on gradients through depth, and on transport of uncertainty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ctrans.examine.diagnosis.reading import cut
+from ctrans.examine.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, attempt, exponent, found, largest, three
+from ctrans.examine.screening.forward import run_away, weights_verdict
+from ctrans.examine.screening.screening_checks import judged
+from ctrans.measure.backward.log_singular_values import LogSingularValues, depth_spectrum
+from ctrans.measure.backward.lyapunov import Lyapunov, LyapunovExponents
+from ctrans.measure.backward.parameter_gradients import Gradients, ParameterGradients
+from ctrans.measure.backward.sensitivity import ALL_AT_ONCE, SensitivityByDepth
+from ctrans.measure.backward.weight_slope import Slope, SlopeAt
+from ctrans.measure.forward.carried import CarriedStates
+from ctrans.measure.forward.weight_scaling import log_slope, maps_are_known
+from ctrans.measure.transport.generalisation import GeneralisationRadius, generalisation_radius
+from ctrans.measure.transport.perturbations import PERTURBATIONS, SIZE, perturbed
+from ctrans.measure.transport.transport import Transport, distances
+from ctrans.measure.transport.wasserstein import wasserstein
+from ctrans.measure.walk import Attempt
+from solvers.run import finite
+
+SCALED = {"attention": "W", "ffn": "W2"}
+"""The scaling for each kind of sublayer. All exact scalings turn f into c f, so one is enough."""
+LARGE = (100.0, 1000.0)
+"""Factors of the weights that give the transport's exponent."""
+
+
+@dataclass(frozen=True)
+class BackwardStep:
+    """Sensitivities by depth, Lyapunov exponents, gradient norms, and slopes against activation
+    scale in the middle block.
+
+    `condition` is `sensitivity.condition`, of the worst sequence. `spectrum` is of J_{0:D}. Fields
+    are None if not measured.
+    """
+
+    sensitivity: SensitivityByDepth
+    condition: list[float | None]
+    lyapunov: Lyapunov | None
+    gradients: Gradients | None
+    slopes: list[Slope]
+    spectrum: LogSingularValues | None
+
+
+def plan_backward(case: Case) -> StepPlan:
+    """Kan's step 3: Jacobians, Lyapunov exponents and gradients by depth, slopes against activation
+    scale (theory, section 7).
+
+    Quantities: the largest condition number of the measured blocks over several sequences; mean and
+    deviation of log sigma of J_{0:D}, with sigma relative to |X_D|/|X_0|; the mean slope of log
+    |dv/dX| against log c.
+    """
+    effort = case.effort
+    jacobians = case.jacobians
+    generator = torch.Generator().manual_seed(case.seed)
+    rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs))
+    gradients = Attempt(ParameterGradients())
+    slopes = _slopes(case)
+
+    def conclude() -> StepVerdict:
+        notes = [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
+        notes += [f"|J_i:D| is {ALL_AT_ONCE}"] if case.model.depth.streamed else []
+        sensitivity = jacobians.figures()
+        exponents_in_time: Lyapunov | None = found(notes, rates)
+        norms: Gradients | None = found(notes, gradients)
+        singular: LogSingularValues | None = None
+        if effort.lanczos:
+            singular = attempt(notes, depth_spectrum, case.model.depth, case.graphs, steps=effort.lanczos)
+        else:
+            notes.append(NOT_IN_QUICK.format("the spectrum of J_0:D"))
+        known: list[Slope] = []
+        for k, instrument in slopes:
+            slope: Slope | None = found(notes, instrument)
+            if slope is not None:
+                known.append(slope)
+                if math.isnan(slope.slope):
+                    why = "its Jacobian is zero, not finite or undefined"
+                    notes.append(f"the slope with {slope.scaling} of segment {k} is unknown: {why}")
+        condition = sensitivity.condition
+        result = BackwardStep(sensitivity, condition, exponents_in_time, norms, known, singular)
+        exponents = [each.slope for each in known if not math.isnan(each.slope)]
+        mean, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
+        quantities, errors = {"condition": worst}, {}
+        if singular is not None:
+            start, end = _ends(case)
+            quantities["log stretch"] = singular.mean + math.log(start / end) if start and end else math.nan
+            quantities["log stretch, deviation"] = singular.deviation
+            errors = {"log stretch": singular.mean_error, "log stretch, deviation": singular.deviation_error}
+        quantities["|dv/dX| in weights"] = mean
+        first = sensitivity.products[0].value
+        figure = "|J| unknown" if first is None else f"|J| = {first:.3g}"
+        verdict = judged(quantities, weights_verdict(mean))
+        return StepVerdict(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
+
+    part = [rates, *(slope for _, slope in slopes)]
+    return StepPlan({"text": [gradients], "several": [jacobians], "part": part}, conclude)
+
+
+def _ends(case: Case) -> tuple[float, float]:
+    """|X_0| and |X_D| of the states of `graphs`."""
+    steps = [step for step in case.graphs.figures() if step is not None]
+    start, end = (float(torch.linalg.vector_norm(state.double())) for state in (steps[0].x, steps[-1].y))
+    return start, end
+
+
+def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
+    rates = result.lyapunov
+    rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
+    grown = "" if math.isnan(worst) else f"{_grown(result.sensitivity)}, "
+    return (
+        f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, and sensitivities follow larger weights like "
+        f"c^{exponent(slope)}"
+    )
+
+
+def _grown(found: SensitivityByDepth) -> str:
+    """A clause with the largest growth of relative changes, and its range over sequences."""
+    known = [each for each in found.conditions if each]
+    of = [max(each) for each in zip(*known, strict=True)]  # the largest of each sequence
+    among = (
+        f" in the worst of {len(of)} sequences and {three(min(of))} times in the least"
+        if len(of) > 1
+        else " in the first sequence"
+    )
+    return f"relative changes grow up to {three(max(of))} times from the measured blocks{among}"
+
+
+def _slopes(case: Case) -> list[tuple[int, Attempt]]:
+    """`SlopeAt` of the middle sublayer of each kind, with its segment."""
+    slopes = []
+    for kind, name in SCALED.items():
+        own = [k for k, sublayer in enumerate(case.model.depth.sublayers) if sublayer.kind == kind]
+        if own:
+            k = own[len(own) // 2]
+            slopes.append((k, Attempt(SlopeAt(k, name, tolerance=case.effort.tolerance))))
+    return slopes
+
+
+@dataclass(frozen=True)
+class TransportStep:
+    """Wasserstein distances for each perturbation and order, and their growth relative to the
+    states.
+
+    `relative` is (W_2 out/|X_D|)/(W_2 in/|X_0|) by perturbation. `scaled[i]` is W_2 out for
+    substituted tokens (for inputs without tokens, noise) with all last maps times `factors[i]`, and
+    `slope` is its exponent. `radius` is Kan's generalisation radius for these sequences.
+    """
+
+    size: float
+    distances: list[Transport]
+    relative: dict[str, float]
+    factors: list[float]
+    scaled: list[float]
+    slope: float
+    radius: GeneralisationRadius
+
+
+@torch.no_grad()
+def plan_transport(case: Case) -> StepPlan:
+    """Kan's step 4: W_p between terminal states of perturbed inputs, relative to that between the
+    inputs (theory, section 8).
+
+    Quantities: the largest relative growth of a distance, and the exponent of the distance in the
+    weights.
+    """
+    tokens, notes = cut(case.tokens, len(case.tokens), case.effort.tokens), list[str]()
+    x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
+    away = next(inputs[name] for name in ("substitution", "noise") if name in inputs)
+    factors = LARGE if maps_are_known(case.model.depth) else ()
+    far = [(c, state) for c in factors for state in (x, away)]
+    ends = CarriedStates([(1.0, x), *((1.0, y) for y in inputs.values()), *far])
+
+    def conclude() -> StepVerdict:
+        depth, carried = case.model.depth, ends.figures()
+        end, own, large = carried[0], carried[1 : 1 + len(inputs)], carried[1 + len(inputs) :]
+        # inf if a state overflows
+        scaled = [
+            wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(large[::2], large[1::2], strict=True)
+        ]
+        spreads = case.bounds.spreads()
+        by_perturbation = [
+            attempt(notes, distances, depth, name, (x, inputs[name]), (end, after), spreads=spreads)
+            for name, after in zip(inputs, own, strict=True)
+        ]
+        measured = [each for several in by_perturbation if several is not None for each in several]
+        before, after = (float(torch.linalg.vector_norm(state.double())) for state in (x, end))
+        relative = {
+            each.perturbation: each.amplification * before / after if after else math.inf
+            for each in measured
+            if each.p == 2 and each.amplification is not None
+        }
+        slope = run_away(log_slope(factors, scaled), scaled)
+        sequences, length = x.shape[:-1]
+        radius = generalisation_radius(sequences, length, case.model.config.width)
+        result = TransportStep(SIZE, measured, relative, list(factors), scaled, slope, radius)
+        worst = max(relative, key=lambda name: relative[name], default=None)
+        # without the worst direction (weights on demand) growth would look smaller
+        unknown = worst is None or depth.streamed
+        quantities = {"W_2 growth": math.nan if unknown else max(relative.values()), "W_2 in weights": slope}
+        if worst is None:
+            why = "no distance between terminal states is known, because inputs do not differ or states are not finite"
+            return StepVerdict("unknown", "–", why, quantities, notes, result)
+        top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
+        assert top.after is not None, "its amplification is known"
+        bound = (
+            "no bound"
+            if top.bound is None
+            else "its bound is 0"
+            if top.bound == 0
+            else f"{top.after / top.bound:.2g} times its bound"
+        )
+        why = (
+            f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
+            f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
+        )
+        verdict = judged(quantities, weights_verdict(slope))
+        return StepVerdict(verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result)
+
+    return StepPlan({"text": [ends]}, conclude)
+
+
+def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:
+    """Perturbed X_0 by perturbation, without those that fail."""
+    other = None if case.other is None else cut(case.other, len(case.other), case.effort.tokens)
+    names = [name for name in PERTURBATIONS if name != "text" or other is not None]
+
+    def one(name: str) -> Tensor | None:
+        generator = torch.Generator().manual_seed(case.seed)
+        worst = case.worst_directions
+        return attempt(notes, perturbed, case.model, tokens, name, other=other, generator=generator, worst=worst)
+
+    return {name: y for name in names if (y := one(name)) is not None}

@@ -1,0 +1,198 @@
+"""Screening an architecture before training: Kan's four steps (appendix B), attention sensitivity
+and initialisation theory.
+
+>>> screening = screen(model, tokens[:, :-1], tokens[:, 1:], "quick")
+>>> screening.flags, [step.why for step in screening.steps.values()]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from ctrans.base.as_found import leaving_as_found
+from ctrans.base.option import Seed
+from ctrans.examine.diagnosis.diagnose import Diagnosis, lane_of_attempts
+from ctrans.examine.screening.attention import plan_attention, plan_initialisation
+from ctrans.examine.screening.backward import plan_backward, plan_transport
+from ctrans.examine.screening.case import EFFORTS, Case, Effort, LaneName, StepPlan, StepVerdict
+from ctrans.examine.screening.forward import plan_forward, plan_well_posedness
+from ctrans.examine.screening.screening_checks import STEP_QUANTITIES, STEPS, ScreeningStep, findings_of, limits_of, measured
+from ctrans.examine.screening.updates import plan_updates
+from ctrans.measure.findings import Finding
+from ctrans.measure.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
+from solvers import ConfigError, SolveError, checked, look_up, shown
+
+Found = TypeVar("Found")
+
+__all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen"]
+
+
+STEPS.update(
+    {
+        name: ScreeningStep(question, plan, STEP_QUANTITIES.get(name, {}))
+        for name, question, plan in (
+            ("well-posedness", "is training a well-posed control problem?", plan_well_posedness),
+            ("forward", "how do hidden states grow?", plan_forward),
+            ("backward", "how do gradients pass?", plan_backward),
+            ("transport", "how far does uncertainty travel?", plan_transport),
+            ("attention", "how sensitive is attention?", plan_attention),
+            ("updates", "what does one optimiser step do?", plan_updates),
+            ("initialisation", "what does theory say of the initial weights?", plan_initialisation),
+        )
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Screening:
+    """The result of a screening of one model. All fields can be written as JSON.
+
+    - `broken`: the first segment whose state is not finite, None if all are
+    - `steps`: the verdict of each step, in the order of `STEPS`
+    - `diagnosis`: the diagnosis from the same walk
+    """
+
+    placement: str
+    norm: str
+    dt: float
+    initialisation: str | None
+    tokens: int
+    broken: int | None
+    steps: dict[str, StepVerdict]
+    diagnosis: Diagnosis
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """The quantities of all steps outside their limits, with the verdict."""
+        return {name: word for step in self.steps.values() for name, word in step.flags.items()}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The same as findings, most severe first. Findings about single parts are in `diagnosis`."""
+        return findings_of({name: step.quantities for name, step in self.steps.items()})
+
+
+@leaving_as_found
+@checked
+def screen(
+    model: DescribedModel,
+    tokens: Tensor,
+    targets: Any,
+    effort: str | Effort = "full",
+    *,
+    other: Tensor | None = None,
+    seed: Seed = 0,
+    trained: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Screening:
+    """Runs each step of `STEPS` at the model's current weights, in one forward and backward walk of
+    the tokens.
+
+    - `model`: a GPT, a model of another library, or any module (`ctrans.open_model`)
+    - `tokens`, `targets`: token ids, or the inputs and targets of the model's own loss (images,
+      features)
+    - `effort`: a name of `EFFORTS`, or an `Effort`
+    - `other`: another text of the same shape, for the transport step
+    - `seed`: seed of perturbations and of start vectors
+    - `trained`: whether the weights differ from the configuration's initialisation
+    - `progress`: called with a word after each segment forward and backward, so twice for each
+      segment.
+      Without a loss there is no backward walk, and those calls come at the end
+
+    A step that does not support the model has the verdict "n/a" with the reason, and the others
+    run. If a state is not finite, steps use the states before it. Raises ConfigError if tokens,
+    targets and the other text have different shapes, or the effort is unknown.
+    """
+    own = own_loss(model) is not None  # its targets may have any shape
+    for name, value in (("targets", tokens if own else targets), ("other text", tokens if other is None else other)):
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"the {name} is {shown(value)}: give a tensor of the tokens' shape")
+        if value.shape != tokens.shape:
+            raise ConfigError(
+                f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give the same shape"
+            )
+    state = model.embed(tokens[:1])
+    if state.dtype not in (torch.float32, torch.float64):
+        kind = str(state.dtype).removeprefix("torch.")
+        raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: use float32 or float64")
+    chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
+    case = Case(model, tokens, targets, other, chosen, int(seed), trained)
+    plans = {name: _or_verdict(partial(step.plan, case)) for name, step in STEPS.items()}
+    lanes = _lanes(case, plans)
+    walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
+    if progress is not None and all(lane.targets is None for lane in lanes):
+        for _ in model.depth.sublayers:
+            progress("no way back")
+    guards = {id(each.instrument): each for lane in lanes for each in lane.instruments if isinstance(each, Attempt)}
+    steps = {
+        name: plan if isinstance(plan, StepVerdict) else _or_verdict(partial(_conclude, plan, guards))
+        for name, plan in plans.items()
+    }
+    return Screening(
+        model.config.placement,
+        model.config.norm,
+        model.config.dt,
+        model.config.initialisation,
+        tokens.numel(),
+        case.broken,
+        steps,
+        case.examination.conclude(),
+    )
+
+
+def _or_verdict(function: Callable[[], Found]) -> Found | StepVerdict:
+    """The function's value, or the verdict "n/a" with the message of its ConfigError or SolveError."""
+    try:
+        return function()
+    except (ConfigError, SolveError) as error:
+        return StepVerdict("n/a", "–", str(error))
+
+
+def _conclude(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
+    """The plan's verdict. Raises ConfigError if an instrument that it needs failed."""
+    required = [each for instruments in plan.instruments.values() for each in instruments if not isinstance(each, Attempt)]
+    for each in required:
+        if (note := guards[id(each)].note) is not None:
+            raise ConfigError(note)
+    return plan.conclude()
+
+
+def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane]:
+    """The lanes of the walk with all instruments, each in an `Attempt`. Lanes of the same tokens
+    are merged.
+
+    A lane's tokens are the first tokens of any longer lane, so equal shapes mean equal tokens.
+    """
+    wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
+    wanted["text"] += [case.reach, case.bounds, *case.examination.whole.values()]
+    graphs = [] if case.shared_graphs is None else [case.shared_graphs]
+    # other instruments use the graphs, so they come first in their lane
+    wanted["several" if case.sequences("several") == case.sequences("part") else "part"] += graphs
+    for plan in plans.values():
+        if isinstance(plan, StepPlan):
+            for name, instruments in plan.instruments.items():
+                wanted[name] += instruments
+    together: dict[torch.Size, LaneName] = {}
+    for name in get_args(LaneName):
+        first = together.setdefault(case.batch(name)[0].shape, name)
+        if first != name:
+            wanted[first] += wanted.pop(name)
+    return [lane_of_attempts(case.model, *case.batch(name), instruments) for name, instruments in wanted.items() if instruments]
+
+
+@checked
+def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:
+    """The screenings by model's name as `ctrans screen` writes them, with the description and
+    limits of each quantity.
+    """
+    models = {}
+    for name, each in screenings.items():
+        steps = {step: {**vars(found), "flags": found.flags} for step, found in each.steps.items()}
+        models[name] = {**vars(each), "flags": each.flags, "steps": steps, "findings": each.findings}
+    return {"quantities": {name: {**vars(each), **limits_of(name)} for name, each in measured().items()}, "models": models}

@@ -1,0 +1,82 @@
+"""The screening's step on training: the effect of one optimiser step on the function."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from torch import nn
+
+from ctrans.dynamics.depth import spread
+from ctrans.examine.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, found, three
+from ctrans.examine.screening.screening_checks import judged
+from ctrans.measure.backward.curvature import Curvature, GaussNewton
+from ctrans.measure.backward.update_response import Responses, UpdateResponse
+from ctrans.measure.walk import Attempt
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateStep:
+    """The responses r_k by optimiser, and the curvature if measured."""
+
+    updates: dict[str, Responses]
+    curvature: Curvature | None
+
+
+def plan_updates(case: Case) -> StepPlan:
+    """Responses r_k = |dX_D/dW_k dW_k|/|X_D| to one step of Adam and one of gradient descent; in a
+    full screening also curvature.
+
+    Quantities: the least and the largest r_k and their ratio; the size of the weights; learning
+    rates at the edge of stability; the effective rank of the tangent kernel. None is gauge-free,
+    because an optimiser is not.
+    """
+    chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
+    response = UpdateResponse(case.graphs, chosen)
+    left_out = None if case.effort.curvature else NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")
+    measured = Attempt(GaussNewton(), left_out)
+
+    def conclude() -> StepVerdict:
+        notes: list[str] = []
+        curvature: Curvature | None = found(notes, measured)
+        updates = response.figures()
+        adam, sgd = updates["adam"], updates["sgd"]
+        quantities = {
+            "Adam, least": min(adam.values),
+            "Adam, largest": max(adam.values),
+            "Adam, spread": adam.spread,
+            "SGD, least": min(sgd.values),
+            "SGD, spread": sgd.spread,
+            "weight size": weight_size(case.model.depth),
+        }
+        if not max(adam.values):
+            notes.insert(
+                0,
+                "no segment's step moves the state, because the loss has no gradient in their weights: check for a head of zeros",
+            )
+        errors: dict[str, float] = {}
+        why = (
+            f"one step of Adam at lr {adam.learning_rate:g} on one segment's weights moves the state at the end by "
+            f"{three(min(adam.values))} "
+            f"to {three(max(adam.values))} of itself, to first order"
+        )
+        if curvature is not None:
+            quantities["lr of SGD"], quantities["lr of Adam"] = curvature.plain.learning_rate, curvature.adam.learning_rate
+            quantities["kernel rank"] = curvature.kernel_rank
+            for name, seen in (("lr of SGD", curvature.plain), ("lr of Adam", curvature.adam)):
+                errors[name] = seen.learning_rate * seen.largest_error if math.isfinite(seen.learning_rate) else 0.0
+            why += (
+                f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)} and Adam "
+                f"{three(curvature.adam.learning_rate)}, if the loss were quadratic"
+            )
+        figure = f"r = {three(min(adam.values))} to {three(max(adam.values))}"
+        return StepVerdict(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)
+
+    return StepPlan({"part": [response, measured]}, conclude)
+
+
+def weight_size(depth: nn.Module) -> float:
+    """The root mean square of all entries of the depth's matrices; nan if there are none."""
+    matrices = [weight for weight in depth.parameters() if weight.dim() >= 2]
+    count = sum(weight.numel() for weight in matrices)
+    return math.sqrt(sum(weight.detach().double().square().sum().item() for weight in matrices) / count) if count else math.nan

@@ -1,0 +1,88 @@
+"""Lyapunov exponents along depth: the rates at which small perturbations of the hidden state grow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ctrans.base.shapes import TokenRows
+from ctrans.dynamics.depth import Depth, check_count
+from ctrans.measure.backward.sensitivity import StepGraphs, linearised_step
+from ctrans.measure.walk import Instrument, StepContext, walk_depth
+from solvers.run import finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Lyapunov:
+    """Exponents per unit of depth-time, largest first: means over the batch, with standard
+    deviations (0 for one sequence).
+
+    `growth[k][i]` is the mean of log R_ii of segment k. An exponent is its sum over k divided by
+    the depth-time covered, `time`. Where a state is not finite, `time` is shorter than the depth
+    and `note` gives the segment.
+    """
+
+    exponents: list[float]
+    deviations: list[float]
+    growth: list[list[float]]
+    time: float
+    note: str = ""
+
+
+class LyapunovExponents(Instrument):
+    """lambda_i = (1/T) sum_k log R_ii^(k), Q_{k+1} R^(k) = (dX_{k+1}/dX_k) Q_k, Q_0 random with
+    `count` orthonormal columns.
+
+    The instrument pushes the columns through each segment's discrete step. Exponents depend on Q_0
+    by O(1/T); their sum over a full set does not, as it is log|det J_{0:D}|/T. A direction that a
+    step removes has exponent -inf. `count` is at most the dimension of a state; ConfigError if it
+    is below 1. Memory: one segment's weights and graph, or `graphs`, which must come before it in
+    the same lane.
+    """
+
+    def __init__(self, *, count: int = 4, generator: torch.Generator | None = None, graphs: StepGraphs | None = None):
+        self.count, self.graphs = check_count("count", count), graphs
+        self.state = (generator or torch.Generator().manual_seed(0)).get_state()
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        *batch, tokens, width = x0.shape
+        self._depth, self._going = depth, True
+        self._count = min(self.count, tokens * width)
+        generator = torch.Generator()
+        generator.set_state(self.state)  # the same Q_0 in every walk
+        drawn = torch.randn(*batch, tokens * width, self._count, generator=generator, dtype=x0.dtype)
+        self._q = torch.linalg.qr(drawn.to(x0.device)).Q
+        self._growth: list[Tensor] = []
+
+    def forward(self, at: StepContext) -> None:
+        self._going = self._going and finite(at.x) and finite(at.y)
+        if self._going:
+            step = linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at)
+            assert step is not None, "the state was found finite"
+            moved = [step.push(column.reshape(step.x.shape)).reshape(column.shape) for column in self._q.unbind(-1)]
+            self._q, r = torch.linalg.qr(torch.stack(moved, -1))
+            self._growth.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
+
+    def figures(self) -> Lyapunov:
+        growth, time = self._growth, self._depth.times[len(self._growth)]
+        note = "" if len(growth) == len(self._depth.sublayers) else f"the state is not finite after segment {len(growth)}"
+        if not growth:
+            return Lyapunov([], [], [], time, note)
+        each = torch.stack(growth).reshape(len(growth), -1, self._count).double()
+        rates = (each.sum(0) / time).sort(-1, descending=True).values
+        deviations = rates.std(0) if len(rates) > 1 else torch.zeros_like(rates[0])
+        return Lyapunov(rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note)
+
+
+def lyapunov(
+    depth: Depth,
+    x0: TokenRows,
+    *,
+    count: int = 4,
+    generator: torch.Generator | None = None,
+) -> Lyapunov:
+    """`LyapunovExponents` alone."""
+    found: Lyapunov = walk_depth(depth, x0, [LyapunovExponents(count=count, generator=generator)])[0]
+    return found

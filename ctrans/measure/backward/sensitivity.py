@@ -1,0 +1,249 @@
+"""Backward sensitivity by depth: the largest singular value of the Jacobians that gradients pass
+through.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.base.shapes import TokenRows
+from ctrans.dynamics.depth import Depth, spread
+from ctrans.dynamics.fields import mixes_tokens, reference_kernels
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
+from ctrans.measure.walk import Instrument, SegmentCallback, StepContext, walk_depth
+from solvers import ConfigError, SolveError
+from solvers.run import finite
+
+TOLERANCE = 1e-3
+"""Default relative error at which the iteration for a singular value stops."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """|J|_2 and its estimated relative error: the true value may be larger. Both are None if |J|_2
+    does not exist, and `note` gives the reason.
+    """
+
+    value: float | None
+    error: float | None
+    products: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class SensitivityByDepth:
+    """Sensitivities by depth, of the discrete model at its own states.
+
+    `sublayers[k]` is S_k = |dv_k/dX|_2 of segment k's velocity. `blocks[i]` is |dX_{i+1}/dX_i|_2 of
+    block i. `products[i]` is |J_{i:D}|_2 of all blocks from i to the end: the largest factor by
+    which a gradient grows from the end back to block i. Each is the largest over the sequences.
+
+    `conditions[i]` has |J_{i:D}|_2 |X_i|/|X_D| of each sequence: the largest growth of a relative
+    change of X_i up to the end. It is empty if unknown.
+    """
+
+    sublayers: list[Sensitivity]
+    blocks: list[Sensitivity]
+    products: list[Sensitivity]
+    conditions: list[list[float]]
+
+    @property
+    def condition(self) -> list[float | None]:
+        """The condition of the worst sequence, by block."""
+        return [max(each, default=None) for each in self.conditions]
+
+
+Steps = Sequence[Linearisation | None]
+NOT_FINITE = "the Jacobian is not finite"
+LEFT_OUT = Sensitivity(None, None, 0, "left out")
+ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
+
+
+class Sensitivities(Instrument):
+    """S_k, |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2 along the walk (Kan, eq. 16 and 18; theory, section
+    7).
+
+    Each figure is the largest over the sequences of the batch. No Jacobian is formed. The cost is
+    about 20 evaluations with gradients for each sublayer and block, and the same number for all
+    later blocks for each product. Products are most of the work in a deep model. With `starts`,
+    only that many blocks i, spread evenly, get |dX_{i+1}/dX_i|_2 and |J_{i:D}|_2. `progress(k)` is
+    called after each of the 2D + D + D figures.
+
+    Sublayers and blocks need the memory of one block's weights and graph. Products keep the graph
+    of the whole depth with all weights. If weights are made on demand (`depth.streamed`), there are
+    no products.
+
+    A figure is None if it is not finite, if it depends on one that is not, or if it is a product
+    along states that end early. `graphs` must come before this instrument in the same lane.
+    `whole()` returns the leading singular values of J_{0:D} if they are known already, else None.
+    `sublayers` has S_k of the segments reached so far. Products are known after the walk.
+    """
+
+    def __init__(
+        self,
+        *,
+        tolerance: float = TOLERANCE,
+        starts: int | None = None,
+        progress: SegmentCallback | None = None,
+        graphs: StepGraphs | None = None,
+        whole: Callable[[], Singular | None] | None = None,
+    ):
+        self.tolerance, self.starts, self.progress, self.graphs, self.whole = tolerance, starts, progress, graphs, whole
+        self.sublayers: list[Sensitivity] = []
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        blocks = depth.blocks
+        self._depth, self._looked_at = depth, set(spread(blocks, blocks if self.starts is None else self.starts))
+        self._wanted = set[int]() if depth.streamed else self._looked_at
+        self.sublayers = []
+        self._blocks: list[Sensitivity] = []
+        self._steps: list[Linearisation | None] = []
+        self._sizes = [_sizes(x0)]
+        self._done = itertools.count(1)
+
+    def forward(self, at: StepContext) -> None:
+        self.sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
+        per_block = self._depth.per_block
+        block, place = divmod(at.k, per_block)
+        looked_at = block in self._looked_at
+        if looked_at or self._wanted:
+            self._steps.append(linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at))
+        if place == per_block - 1:
+            # the last block is also J_{D-1:D}, which needs each sequence to the tolerance
+            last = bool(self._wanted) and block == self._depth.blocks - 1
+            self._last = self._of_chain(self._steps[-per_block:], each=last) if looked_at else (LEFT_OUT, None)
+            self._blocks.append(self._told(self._last[0]))
+            self._steps = self._steps if self._wanted else []
+            self._sizes.append(_sizes(at.y))
+
+    def figures(self) -> SensitivityByDepth:
+        """Products are computed from the last block to the first."""
+        reached, blocks, per_block = len(self._blocks), self._depth.blocks, self._depth.per_block
+        left_out, wanted = ALL_AT_ONCE if self._depth.streamed else LEFT_OUT.note, self._wanted
+        if reached < blocks:
+            left_out, wanted = f"the states end after {reached} of {blocks} blocks, so X_D is unknown", set()
+        known = {blocks - 1: self._last} if wanted else {}
+        whole = None if self.whole is None or 0 not in wanted - known.keys() else self.whole()
+        if whole is not None:
+            known[0] = summary(whole), whole
+        products, conditions = list[Sensitivity](), list[list[float]]()
+        guess: Tensor | None = None  # of the right singular vectors
+        for i in reversed(range(blocks)):
+            found, leading = Sensitivity(None, None, 0, left_out), None
+            if i in wanted:
+                # each sequence to the tolerance: the worst relative to its states may not have the
+                # largest |J|
+                found, leading = known[i] if i in known else self._of_chain(self._steps[i * per_block :], guess, each=True)
+                guess = leading.right.squeeze(-3) if leading is not None and finite(leading.right) else None
+            products.insert(0, self._told(found))
+            conditions.insert(0, [] if leading is None else _conditions(leading, self._sizes[i], self._sizes[-1]))
+            # the left singular vectors of J_{i:D} change little with i; one pull gives the right ones
+            on = i > min(wanted - known.keys(), default=i)
+            before = _chain(self._steps[(i - 1) * per_block : i * per_block]) if on else None
+            guess = None if guess is None or before is None else before.pull(guess)
+        return SensitivityByDepth(self.sublayers, self._blocks, products, conditions)
+
+    def _of_chain(self, steps: Steps, guess: Tensor | None = None, *, each: bool) -> tuple[Sensitivity, Singular | None]:
+        """|J|_2 of the steps one after another, with the triplets of each sequence if all steps
+        exist.
+        """
+        whole = _chain(steps)
+        if whole is None:
+            return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None
+        found = leading_singular(whole, each=each, tolerance=self.tolerance, start=guess)
+        return summary(found), found
+
+    def _told(self, figure: Sensitivity) -> Sensitivity:
+        if self.progress is not None:
+            self.progress(next(self._done))
+        return figure
+
+
+def backward_sensitivity(
+    depth: Depth,
+    x0: TokenRows,
+    *,
+    tolerance: float = TOLERANCE,
+    starts: int | None = None,
+    progress: SegmentCallback | None = None,
+) -> SensitivityByDepth:
+    """`Sensitivities` alone."""
+    found: SensitivityByDepth = walk_depth(depth, x0, [Sensitivities(tolerance=tolerance, starts=starts, progress=progress)])[0]
+    return found
+
+
+def _sizes(x: Tensor) -> Float[Tensor, " sequences"]:
+    """|X| of each sequence."""
+    sizes: Tensor = torch.linalg.vector_norm(x.double(), dim=(-2, -1)).reshape(-1)
+    return sizes
+
+
+def _conditions(products: Singular, start: Tensor, end: Tensor) -> list[float]:
+    """|J_{i:D}||X_i|/|X_D| by sequence; empty if a factor is unknown."""
+    sizes = products.values[..., 0].double().reshape(-1)
+    grown = torch.where(end == 0, math.inf, sizes * start / end)
+    return grown.tolist() if all(map(finite, (sizes, start, end))) else []
+
+
+def _chain(steps: Steps) -> Linearisation | None:
+    """The steps one after another; None if a state is not finite."""
+    known = [step for step in steps if step is not None]
+    return compose(known) if len(known) == len(steps) else None
+
+
+def linearised_step(sublayer: Sublayer, h: float, x: TokenRows) -> Linearisation | None:
+    """dX+/dX of the discrete step X+ = step(X) of length h; None if the state is not finite."""
+    if not finite(x):
+        return None
+    with reference_kernels(sublayer):
+        return linearise(lambda x: sublayer.step(x, h), x)
+
+
+class StepGraphs(Instrument):
+    """Keeps `linearised_step` of each segment. Other instruments in the lane share it through `of`."""
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self.found: list[Linearisation | None] = []
+
+    def forward(self, at: StepContext) -> None:
+        self.of(at)
+
+    def of(self, at: StepContext) -> Linearisation | None:
+        """The step of this segment, computed at the first call. Segments must come in order."""
+        if at.k == len(self.found):
+            self.found.append(linearised_step(at.sublayer, at.h, at.x))
+        return self.found[at.k]
+
+    def finite_steps(self, unknown: str) -> list[Linearisation]:
+        """All steps. Raises SolveError with what is unknown if a state is not finite."""
+        known = [step for step in self.found if step is not None]
+        if len(known) < len(self.found):
+            raise SolveError(f"the state is not finite at the start of segment {self.found.index(None)}: {unknown}")
+        return known
+
+
+def sublayer_sensitivity(sublayer: Sublayer, x: TokenRows, *, tolerance: float = TOLERANCE) -> Sensitivity:
+    """S = |dv/dX|_2 of the sublayer's velocity v at X. Each token of an FFN is a separate problem."""
+    if not finite(x):
+        return Sensitivity(None, None, 0, "the state is not finite")
+    try:
+        with reference_kernels(sublayer):
+            linear = linearise(sublayer.velocity, x)
+    except ConfigError as error:  # a zero gain makes the image of a norm degenerate
+        return Sensitivity(None, None, 0, str(error))
+    return summary(leading_singular(linear, problem=2 if mixes_tokens(sublayer.field, sublayer.kind) else 1, tolerance=tolerance))
+
+
+def summary(found: Singular) -> Sensitivity:
+    """The largest value of the batch as a `Sensitivity`."""
+    if not found.values.isfinite().all():
+        return Sensitivity(None, None, found.products, NOT_FINITE)
+    return Sensitivity(found.largest, found.error, found.products)

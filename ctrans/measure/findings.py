@@ -1,0 +1,313 @@
+"""Checks and findings of all commands. A `Check` is a rule for a figure; a `Finding` is a check
+that failed, with place and value.
+
+Each topic has one table of checks:
+
+| topic | table | used by |
+| --- | --- | --- |
+| diagnosis | `ctrans.examine.diagnosis.diagnostic_checks.CHECKS` | `ctrans diagnose` |
+| screening | `ctrans.examine.screening.screening_checks.CHECKS` | `ctrans screen` |
+| training | `ctrans.training.monitor.alarms.ALARMS` | `ctrans.training.monitor`, `ctrans watch` |
+| control | `ctrans.control.control_checks.CHECKS` | `ctrans hjb-check` |
+| theory | `ctrans.theory.theory_checks.CHECKS` | `ctrans verify` |
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from solvers import ConfigError
+
+Severity = Literal["broken", "serious", "note"]
+SEVERITIES: tuple[Severity, ...] = ("broken", "serious", "note")
+"""Most severe first.
+
+- broken: a part computes nothing, a figure is not finite, or the loss means nothing
+- serious: it probably costs quality, or breaks a training
+- note: worth knowing, and often intended
+"""
+OURS = "our choice"
+PLACES = 6
+"""The largest number of places in the words of a finding."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A rule. It makes a finding if a reading of `quantity` lies below `low` or above `high`, or if
+    `measure` finds something.
+
+    - `quantity`: the name of the figure that it judges, of which an instrument of its topic offers
+      readings
+    - `description`: that figure as a formula in words
+    - `source`: who set the limit
+    - `impact`, `remediation`: the effect on the model or the training, and the fix
+    - `requires`: what the model must have, or you must give, to measure the figure
+    - `near`: a value inside of the limit by less than this factor is close to it; None for no such
+      factor
+    - `suppresses`: checks that follow from this one at the same segment, and are not reported then
+    - `verdict`: its word in a step's verdict of `ctrans screen`
+    - `measure`, `limits`: the measurement of a training's check, and the limits that it uses
+    """
+
+    quantity: str
+    description: str
+    severity: Severity
+    source: str
+    impact: str
+    remediation: str
+    requires: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    near: float | None = 1.5
+    suppresses: tuple[str, ...] = ()
+    verdict: str = ""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    measure: Callable[..., Any] | None = None
+
+    def fails(self, value: float) -> bool:
+        """Whether a value is outside of its limits; False for nan, which is an unknown value."""
+        return value < self.low or value > self.high
+
+    def excess(self, value: float) -> float:
+        """How far outside of its limits a value is: in powers of ten, or the difference if there is
+        no ratio. It is below 0 inside, and for nan.
+        """
+        return -math.inf if math.isnan(value) else max(_decades(self.low, value), _decades(value, self.high))
+
+    def close(self, value: float) -> bool:
+        """Whether a value is inside of its limits by less than the factor `near`."""
+        return self.near is not None and math.isfinite(value) and -math.log10(self.near) <= self.excess(value) <= 0
+
+    @property
+    def limit(self) -> str:
+        """The limits in words: "below 0.001", "above 1000"; those of a training's check by name."""
+        sides = [f"below {self.low:g}"] if self.low > -math.inf else []
+        sides += [f"above {self.high:g}"] if self.high < math.inf else []
+        return " or ".join(sides) or ", ".join(f"{name} {value:g}" for name, value in self.limits.items())
+
+
+def _decades(small: float, large: float) -> float:
+    """log10(small/large), above 0 if `small` exceeds `large`; the difference if they have no ratio."""
+    if math.isinf(small) or math.isinf(large):
+        return -math.inf if small < large else math.inf if small > large else 0.0
+    if small > 0 and large > 0:
+        return math.log10(small) - math.log10(large)
+    return math.inf if small > 0 and large == 0 else small - large
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A value of a quantity at a place, with the figure in words. `segment` is its segment, None
+    outside of the depth.
+    """
+
+    value: float
+    place: str
+    figure: str
+    segment: int | None = None
+
+
+Readings = dict[str, list[Reading]]
+"""Readings by quantity."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check that failed. All fields are JSON values.
+
+    - `check`, `topic`, `severity`, `source`, `impact`, `remediation`: from the table of checks
+    - `place`, `value`, `figure`: the worst place, the value there, and the figure in words
+    - `limit`: the limit in words
+    - `places`: all places, worst first; empty for one place
+    - `step`, `since`: in a training, the step of the report, and the step at which it began
+    - `doubling`, `crossing`: in a training, in how many steps the figure doubles, and the step at
+      which it will pass its limit
+    - `seen`, `texts`, `values`: for several walks, how many found it, how many there were, and the
+      worst value of each one
+    """
+
+    check: str
+    topic: str
+    severity: Severity
+    place: str
+    value: float
+    figure: str
+    limit: str
+    source: str
+    impact: str
+    remediation: str
+    places: list[Reading] = field(default_factory=list)
+    step: int | None = None
+    since: int | None = None
+    doubling: float | None = None
+    crossing: int | None = None
+    seen: int | None = None
+    texts: int | None = None
+    values: list[float] | None = None
+
+    @property
+    def worst(self) -> Reading:
+        """The reading at the worst place."""
+        return Reading(self.value, self.place, self.figure)
+
+    @property
+    def readings(self) -> list[Reading]:
+        """All places, worst first."""
+        return self.places or [self.worst]
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of `values`; None for one walk, or if a value is not finite."""
+        values = self.values or []
+        return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+
+    def __str__(self) -> str:
+        return in_a_paragraph(asdict(self))
+
+
+class Checks(dict[str, Check]):
+    """The checks of a topic by name. Raises ConfigError for a new check without a measurement.
+
+    - `measured`: whether this topic offers readings of the quantity of a check
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        checks: Mapping[str, Check],
+        measured: Callable[[Check], bool] = lambda check: True,
+    ):
+        super().__init__(checks)
+        self.topic, self.measured = topic, measured
+
+    def __setitem__(self, name: str, check: Check) -> None:
+        if not self.measured(check):
+            raise ConfigError(
+                f"nothing measures {check.quantity!r}, the quantity of the check {name!r} of the topic {self.topic}: register its "
+                "measurement first, and use the same name"
+            )
+        super().__setitem__(name, check)
+
+    def finding(self, name: str, reading: Reading, **more: Any) -> Finding:
+        """A finding of the check `name` at one place; `more` are further fields."""
+        check = self[name]
+        known = {"severity": check.severity, "limit": check.limit, "source": check.source} | more
+        return Finding(
+            check=name,
+            topic=self.topic,
+            place=reading.place,
+            value=reading.value,
+            figure=reading.figure,
+            impact=check.impact,
+            remediation=check.remediation,
+            **known,
+        )
+
+    def judge(self, readings: Mapping[str, Sequence[Reading]]) -> list[Finding]:
+        """The findings for readings by quantity: most severe first, then farthest outside of the
+        limits first. A check is left out at the segments of another one that suppresses it.
+        """
+        outside = {name: found for name, check in self.items() if (found := _outside(check, readings.get(check.quantity, ())))}
+        for name in list(outside):
+            segments = {reading.segment for reading in outside.get(name, [])} - {None}
+            for suppressed in self[name].suppresses if segments else ():
+                left = [reading for reading in outside.pop(suppressed, []) if reading.segment not in segments]
+                outside |= {suppressed: left} if left else {}
+        findings = [self.finding(name, each[0], places=each if len(each) > 1 else []) for name, each in outside.items()]
+        return self.ordered(findings)
+
+    def near(self, readings: Mapping[str, Sequence[Reading]], found: Sequence[str]) -> dict[str, Reading]:
+        """By check, the reading closest to its limit from inside, if within the factor `Check.near`
+        of it. Without checks that were found, or that these suppress.
+        """
+        left_out = {*found, *(suppressed for name in found for suppressed in self[name].suppresses)}
+        close = {}
+        for name, check in self.items():
+            each = [reading for reading in readings.get(check.quantity, ()) if check.close(reading.value)]
+            if each and name not in left_out:
+                close[name] = max(each, key=lambda reading: check.excess(reading.value))
+        return close
+
+    def ordered(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Findings, most severe first, then farthest outside of the limits first."""
+        names = list(self)
+        found = sorted(findings, key=lambda each: names.index(each.check))
+        return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), -self[each.check].excess(each.value)))
+
+
+def _outside(check: Check, readings: Sequence[Reading]) -> list[Reading]:
+    """The readings outside of the limits, farthest first, equal ones by depth."""
+    found = [reading for reading in readings if check.fails(reading.value)]
+    return sorted(found, key=lambda reading: -check.excess(reading.value))
+
+
+def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of a finding (its JSON object) in words: where, figure, limit, impact, fix, also."""
+    found = {
+        "where": finding["place"],
+        "figure": f"{finding['figure']}{_over_walks(finding)}{_in_time(finding)}",
+        "limit": f"{finding['limit']} ({finding['source']})",
+        "impact": finding["impact"],
+        "fix": finding["remediation"],
+    }
+    others = [str(reading["place"]) for reading in finding["places"][1:]]
+    if others:
+        more = f"; and {len(others) - PLACES} more" if len(others) > PLACES else ""
+        found["also"] = "; ".join(others[:PLACES]) + more
+    return {word: str(text) for word, text in found.items() if text}
+
+
+def in_a_paragraph(finding: Mapping[str, Any]) -> str:
+    """A finding (its JSON object) as one paragraph: "step 70: loss spike (serious): the loss: ..."."""
+    words = in_words(finding)
+    start = "" if finding["step"] is None else f"step {finding['step']}: "
+    said = f"{start}{finding['check']} ({finding['severity']}): {words['where']}: {words['figure']}."
+    return f"{said} {words['impact']} Fix: {words['fix']}"
+
+
+def _over_walks(finding: Mapping[str, Any]) -> str:
+    """How many of several walks found it, with mean and deviation of the value."""
+    values = finding["values"] or []
+    if (finding["texts"] or 1) == 1:
+        return ""
+    known = [value for value in values if math.isfinite(value)]
+    mean = f"{sum(known) / len(known):.3g}" if known else "not finite"
+    bar = f" ± {statistics.stdev(known):.1g}" if len(values) == len(known) > 1 else ""
+    return f"; seen in {finding['seen']} of {finding['texts']} walks, mean {mean}{bar}"
+
+
+def _in_time(finding: Mapping[str, Any]) -> str:
+    """How fast a training's figure grows, when it will pass its limit, and since when it has been
+    found.
+    """
+    parts = []
+    if finding["doubling"] is not None:
+        parts.append(f"doubles every {finding['doubling']:.0f} steps")
+    if finding["crossing"] is not None and finding["crossing"] > finding["step"]:
+        parts.append(f"passes its limit at about step {finding['crossing']}")
+    if finding["since"] is not None and finding["since"] < finding["step"]:
+        parts.append(f"since step {finding['since']}")
+    return "".join(f", {part}" for part in parts)
+
+
+def as_object(check: Check) -> dict[str, Any]:
+    """A check for JSON, without its measurement."""
+    return {name: value for name, value in vars(check).items() if name != "measure"}
+
+
+def limits_in_words(checks: Mapping[str, Check]) -> list[str]:
+    """A line for each check: the figure, the limit, and who set it."""
+    return [f"{name} ({c.severity}): {c.description}: {c.limit} ({c.source})" for name, c in checks.items()]
+
+
+def tried(runs: int, healed: int, harmed: int = 0) -> str:
+    """The end of a check's `source`: what its advice did to patients of `benchmarks/clinic` that did
+    not heal without it, and of which it was the first finding.
+    """
+    return (
+        f"; its advice, carried out on {runs} run{'s' * (runs > 1)} of the clinic's open half: healed {healed}, harmed {harmed}"
+    )

@@ -1,0 +1,134 @@
+"""Contribution of each sublayer to the last state and to a logit, as exact sums with the norms'
+scales held fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.base.shapes import TokenBatch, TokenRows
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.norm import Norm
+from ctrans.measure.walk import Instrument, ModelOfModules, StepContext, walk
+from ctrans.model.gpt import GPT
+from solvers import ConfigError
+
+ROUNDING = 1e-3
+"""Largest relative difference, in float32, between a norm and its affine form. Above it the norm
+does not scale its input.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Contributed:
+    """X_K = sum_k `parts`[k] + `offsets`: parts[0] from the embedding, parts[k + 1] from sublayer
+    k, offsets from norms' beta. `state` is X_K itself.
+    """
+
+    parts: Float[Tensor, "count *batch tokens width"]
+    offsets: TokenRows
+    state: TokenRows
+
+    def through(self, norm: Norm) -> Contributed:
+        """The same behind a norm. With its scale fixed at x = X_K it is affine: N(v) = gamma * C
+        v/sigma(x) + beta.
+
+        Raises ConfigError if the norm does not have this form at x.
+        """
+        x = self.state
+        scaled = norm.gamma * norm.standardize(x)
+        centre = x - x.mean(-1, keepdim=True) if norm.centred else x
+        sigma = centre.norm(dim=-1, keepdim=True) / norm.standardize(x).norm(dim=-1, keepdim=True)
+
+        def affine(v: Tensor) -> Tensor:
+            moved: Tensor = norm.gamma * (v - v.mean(-1, keepdim=True) if norm.centred else v) / sigma
+            return moved
+
+        if not torch.allclose(affine(x), scaled, rtol=ROUNDING, atol=ROUNDING * float(scaled.abs().max())):
+            raise ConfigError(
+                f"a {type(norm).__name__} does not scale its input, so there are no contributions behind it: choose another norm"
+            )
+        return Contributed(affine(self.parts), affine(self.offsets) + norm.beta, norm(x))
+
+
+class Contributions(Instrument):
+    """`Contributed` of the last state. A sublayer adds h r_k(X_k). A norm around the state scales
+    all parts so far, and mixing of streams applies to each part.
+
+    A part is the sublayer's direct output. Removing the sublayer changes more, because later
+    sublayers read it. The instrument keeps K + 1 states.
+    """
+
+    def begin(self, depth: Depth, x0: Tensor) -> None:
+        self.found = Contributed(x0.unsqueeze(0), torch.zeros_like(x0), x0)
+
+    @torch.no_grad()
+    def forward(self, at: StepContext) -> None:
+        norm = at.sublayer.state_norm
+        parts, offsets, x = (at.sublayer.enter(each) for each in (self.found.parts, self.found.offsets, at.x))
+        added = at.y - x if norm is None else at.h * at.sublayer(x)
+        found = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets, at.y if norm is None else x + added)
+        self.found = found if norm is None else found.through(norm)
+
+
+@torch.no_grad()
+def logit_contributions(
+    model: GPT, found: Contributed, targets: TokenBatch
+) -> tuple[Float[Tensor, "count batch tokens"], Float[Tensor, "batch tokens"]]:
+    """What the parts of X_K contribute to (target logit - mean logit) of each token, and the
+    offsets' contribution.
+
+    logit_t - mean logit = <w_t - mean w, N_final(X_K)>, a sum over the parts of X_K at the final
+    norm's scale (direct logit attribution; Elhage et al. 2021). Raises ConfigError for norms that
+    do not scale their input.
+    """
+    streams = model.config.state_streams
+    if streams > 1:  # the head reads their mean
+        each = (found.parts, found.offsets, found.state)
+        found = Contributed(*(x.unflatten(-1, (streams, -1)).mean(-2) for x in each))
+    if isinstance(model.final_norm, Norm):
+        found = found.through(model.final_norm)
+    weight = model.head_weight()
+    direction = weight[targets] - weight.mean(0)
+    return (found.parts * direction).sum(-1), (found.offsets * direction).sum(-1)
+
+
+@dataclass(frozen=True)
+class ContributionsByDepth:
+    """Means over tokens of the contributions of the embedding (first), each sublayer and the norms'
+    offsets (last), as in `names`.
+
+    `state` is <part, X_K>/|X_K|^2, which sums to 1. `size` is |part|/|X_K|. `logit` is the
+    contribution to (target logit - mean logit); None if unknown, and `note` gives the reason.
+    """
+
+    names: list[str]
+    state: list[float]
+    size: list[float]
+    logit: list[float] | None
+    note: str = ""
+
+
+@torch.no_grad()
+def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: TokenBatch | None) -> ContributionsByDepth:
+    """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that do not
+    scale their input.
+    """
+    (found,) = walk(model, tokens, None, [Contributions()])
+    each, x = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double(), found.state
+    square = x.double().square().sum(-1)
+    state = ((each * x).sum(-1) / square).flatten(1).mean(1)
+    size = (each.norm(dim=-1) / square.sqrt()).flatten(1).mean(1)
+    names = ["embedding", *(f"{k} {part.kind}" for k, part in enumerate(model.depth.sublayers)), "offsets"]
+    logit, note = None, "contributions to a logit need a ctrans GPT and targets"
+    if isinstance(model, GPT) and targets is not None:
+        try:
+            parts, offsets = logit_contributions(model, found, targets)
+            logit, note = [*parts.flatten(1).mean(1).tolist(), float(offsets.mean())], ""
+        except ConfigError as error:
+            note = str(error)
+    return ContributionsByDepth(names, state.tolist(), size.tolist(), logit, note)

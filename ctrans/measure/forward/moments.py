@@ -1,0 +1,47 @@
+"""Moments of a hidden state."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, Vectors
+from ctrans.measure.walk.instrument import of_text
+
+TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Moments of all entries of a hidden state: mean absolute value, sample variance, root mean
+    square |X|/sqrt(nd).
+
+    `common` is |mean over tokens of x|^2 / mean over tokens of |x|^2, the share of the squared size
+    that is the same for all tokens: 0 to 1, and 0 for a state of zero.
+    """
+
+    mean_abs: float
+    variance: float
+    rms: float
+    common: float
+
+
+def moments(x: TokenRows, kept: TokenMask | None = None) -> Moments:
+    """The moments over all entries, or those of the tokens in `kept`; in float64 if the device has
+    it.
+
+    `States(moments)` measures them by depth.
+    """
+    x = of_text(x.detach(), kept)
+    x = x.double() if x.device.type != "mps" else x
+    square = x.square().mean()
+    variance = float(x.var()) if x.numel() > 1 else 0.0
+    common = x.reshape(-1, x.shape[-1]).mean(0).square().mean() / square.clamp(min=TINY)
+    return Moments(float(x.abs().mean()), variance, float(square.sqrt()), float(common))
+
+
+def token_lengths(x: Vectors) -> PerBatch:
+    """|x_i|_2 of each token."""
+    lengths: PerBatch = torch.linalg.vector_norm(x, dim=-1)
+    return lengths

@@ -1,0 +1,114 @@
+"""Single entries of hidden states: the largest of each layer, and how entries vary across data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.dynamics.depth import Depth
+from ctrans.measure.forward.bounds import ForwardBounds, printed_level
+from ctrans.measure.forward.moments import token_lengths
+from ctrans.measure.walk.instrument import of_text
+from solvers.run import finite
+
+
+@dataclass(frozen=True)
+class Massive:
+    """By depth: the largest |entry|, its ratio to the median |entry|, and its channel; nan and -1
+    if the state is not finite.
+    """
+
+    largest: list[float]
+    ratio: list[float]
+    channel: list[int]
+
+
+class LargestEntry(NamedTuple):
+    """The largest |entry| of a state, its ratio to the median |entry|, and its place; nan and -1 if
+    the state is not finite.
+    """
+
+    size: float
+    ratio: float
+    sequence: int
+    token: int
+    channel: int
+
+
+def largest_entry(x: Float[Tensor, "*batch tokens width"], kept: Tensor | None = None) -> LargestEntry:
+    """The `LargestEntry` of a state; with `kept` of those tokens alone."""
+    if not finite(x):
+        return LargestEntry(math.nan, math.nan, -1, -1, -1)
+    size = x.detach().abs()
+    median = float(of_text(size, kept).median())
+    size = size if kept is None else torch.where(kept.unsqueeze(-1), size, 0.0)
+    row, channel = divmod(int(size.argmax()), x.shape[-1])
+    largest = float(size.max())
+    ratio = largest / median if median else math.inf if largest else math.nan
+    return LargestEntry(largest, ratio, *divmod(row, x.shape[-2]), channel)
+
+
+def massive_activations(each: Sequence[LargestEntry]) -> Massive:
+    """Largest entries by depth. They show a few channels with huge entries, which moments do not."""
+    return Massive([entry.size for entry in each], [entry.ratio for entry in each], [entry.channel for entry in each])
+
+
+@dataclass(frozen=True)
+class DataVariance:
+    """The variance of single entries over the inputs, by depth: its mean and its largest over the
+    entries, with bounds.
+
+    `bound` is the sharper bound. `printed_bound` is Kan's theorem 5, None where it does not apply.
+    `used` and `printed_used` are the largest variance over them. Figures are nan where a state is
+    not finite.
+    """
+
+    mean: list[float]
+    largest: list[float]
+    bound: list[float]
+    printed_bound: list[float] | None
+    used: list[float]
+    printed_used: list[float] | None
+
+
+def variance_over_inputs(x: Float[Tensor, "inputs tokens width"], kept: object = None) -> tuple[float, float]:
+    """The mean and the largest over the entries of x of Var(x) = E[x^2] - E[x]^2 over the inputs."""
+    variance = x.double().var(0, correction=0)
+    return float(variance.mean()), float(variance.max())
+
+
+def data_variance(
+    depth: Depth, x0: Float[Tensor, "inputs tokens width"], each: Sequence[tuple[float, float]], bounds: ForwardBounds
+) -> DataVariance:
+    """`variance_over_inputs` by depth, from X_0 on, with bounds.
+
+    As printed (Kan, theorem 5, behind output norms): the mean over inputs of (|X_0|_F + t
+    sqrt(nd)(g_max + b_max))^2. Sharper: an entry grows by at most its token's length, so Var(x) <=
+    max over entries of E[(|x_0| + r_k)^2], with r_k the growth that `bounds` allow. With norms
+    around the state it is the norm's largest token squared.
+    """
+    mean, largest = (list(column) for column in zip(*each, strict=True))
+    start, width, entries = x0.double(), x0.shape[-1], x0[0].numel()
+    held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
+    bound = [
+        width * rms**2 if held and k else float((start.abs() + math.sqrt(width) * (rms - bounds.rms[0])).square().mean(0).max())
+        for k, rms in enumerate(bounds.rms[: len(mean)])
+    ]
+    printed = None
+    outputs = [sublayer.output_norm for sublayer in depth.sublayers if sublayer.output_norm is not None]
+    if len(outputs) == len(depth.sublayers) and not held:
+        level, lengths = printed_level(outputs), token_lengths(start.flatten(1))
+        printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[: len(mean)]]
+    return DataVariance(
+        mean, largest, bound, printed, _ratios(largest, bound), None if printed is None else _ratios(largest, printed)
+    )
+
+
+def _ratios(measured: Sequence[float], bounds: Sequence[float]) -> list[float]:
+    return [value / bound if bound else math.nan for value, bound in zip(measured, bounds, strict=True)]

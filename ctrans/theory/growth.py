@@ -1,0 +1,305 @@
+"""Section 6: bounds on the growth of hidden states in depth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctrans.base.draw import Draw
+from ctrans.dynamics.fields import Attention, spectral_norm
+from ctrans.dynamics.fields.projected_map import scale_linear
+from ctrans.dynamics.norm import NORMS, RMSNorm
+from ctrans.dynamics.residual import Streams
+from ctrans.measure.forward.bounds import ForwardBounds, forward_bounds, printed_level
+from ctrans.measure.forward.moments import moments
+from ctrans.measure.forward.single_entries import data_variance, variance_over_inputs
+from ctrans.measure.walk import states_of
+from ctrans.model.gpt import GPT
+from ctrans.theory.random_models import described, random_model, random_state, random_text, smooth_model
+from ctrans.theory.statement import Trial, Trials, at_most, equal, known, statement
+
+SECTION = 6
+
+OUTPUT = ("peri", "output")
+
+
+@statement(
+    "norm-growth",
+    "ctrans, on Kan, theorem 4",
+    "behind any output norm states grow at most linearly in depth: |X_D| <= |X_0| + sum_k dt sup|N_k|, by that norm's own bound",
+)
+def growth_behind_norm(draw: Draw) -> Trial:
+    """|X_D|_F <= |X_0|_F + sqrt(n) sum_k dt sup|N_k|, sup|N| the length of the farthest point of
+    the output norm's image.
+    """
+    made = random_model(draw, draw.choice(OUTPUT), norm=draw.choice(sorted(NORMS)))
+    x0 = draw.log_uniform(-1, 1) * made.embed(random_text(draw))
+    tokens, width = x0.numel() // x0.shape[-1], x0.shape[-1]
+    steps = zip(made.depth.sublayers, made.depth.lengths, strict=True)
+    grown = sum(h * math.sqrt(tokens) * math.sqrt(width) * known(part.output_norm).level for part, h in steps)
+    return at_most(
+        made.depth(x0).norm(), x0.norm() + grown, f"|X_D| against |X_0| + sum of the images' bounds, {described(made)}"
+    )
+
+
+def _walk(draw: Draw, *placements: str) -> tuple[GPT, list[Tensor], ForwardBounds]:
+    """A model of one of the placements, its states by depth, and their bounds."""
+    made = random_model(draw, draw.choice(placements), spread=draw.uniform(0, 1))
+    states = states_of(made.depth, random_state(draw, made, batch=2))
+    return made, states, forward_bounds(made.depth, states)
+
+
+def _levels(made: GPT) -> tuple[float, float]:
+    """sum_k (g_k + b_k) and g_max + b_max over the output norms."""
+    norms = [known(part.output_norm) for part in made.depth.sublayers]
+    return sum(norm.level for norm in norms), printed_level(norms)
+
+
+@statement(
+    "theorem-4-mean",
+    "Kan, theorem 4, eq. 11",
+    "MA(X_D) <= MA(X_0) + dt sum_k (g_k + b_k), and the same holds for |X_D|/sqrt(nd)",
+    printed="MA(X_D) <= |X_0|/sqrt(nd) + 2 D dt (g_max + b_max)",
+)
+def mean(draw: Draw, printed: bool) -> Trials:
+    """MA(X_0) + dt sum_k (g_k + b_k), and the same increments for the norm.
+
+    Printed: MA(X_D) <= |X_0|/sqrt(N) + T (g_max + b_max), T = 2 D dt, N the entries of X, under
+    peri or output.
+    """
+    made, states, _ = _walk(draw, *OUTPUT)
+    x0, start, end, (levels, level) = states[0], moments(states[0]), moments(states[-1]), _levels(made)
+    words = f"MA(X_D), {described(made)}"
+    if printed:
+        return at_most(end.mean_abs, float(x0.norm()) / math.sqrt(x0.numel()) + made.depth.times[-1] * level, words)
+    grown = made.config.dt * levels
+    return [
+        at_most(end.mean_abs, start.mean_abs + grown, words),
+        at_most(end.rms, start.rms + grown, f"|X_D|/sqrt(nd), {described(made)}"),
+    ]
+
+
+@statement(
+    "theorem-4-variance",
+    "Kan, theorem 4, eq. 12",
+    "Var(X_D) <= (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2/(nd - 1)",
+    as_printed=True,
+)
+def variance_as_printed(draw: Draw) -> Trial:
+    """Var(X_D) <= (|X_0| + T sqrt(N)(g_max + b_max))^2/(N - 1), T = 2 D dt, N the entries of X,
+    under peri or output.
+    """
+    made, states, _ = _walk(draw, *OUTPUT)
+    x0, entries = states[0], states[0].numel()
+    bound = (float(x0.norm()) + made.depth.times[-1] * math.sqrt(entries) * _levels(made)[1]) ** 2 / (entries - 1)
+    return at_most(moments(states[-1]).variance, bound, f"Var(X_D), {described(made)}")
+
+
+@statement("theorem-4-attained", "ctrans", "a constant velocity of signs attains the sharper bound on the mean", 1e-12, 0.1)
+def sharper_is_attained(draw: Draw) -> Trial:
+    """A constant velocity of signs: each step adds dt to the size of each entry."""
+    made = random_model(draw, "peri", spread=0, norm="rmsnorm", eps=0.0)
+    for sublayer in made.depth.sublayers:
+        sublayer.field.output_projection.weight.zero_()
+        sublayer.field.output_projection.bias.fill_(1.0)
+    x0 = torch.full((1, 1, made.config.width), draw.uniform(0.1, 2), dtype=torch.float64)
+    bound = forward_bounds(made.depth, [x0] * (len(made.depth.times))).mean_abs[-1]
+    found = moments(made.depth(x0)).mean_abs
+    return Trial(abs(found / bound - 1), f"constant velocity: MA(X_D) = {found:.6g}, bound {bound:.6g}")
+
+
+@statement(
+    "theorem-5",
+    "Kan, theorem 5",
+    "an entry's variance over data is at most max over entries of E(|x_0| + growth of a token)^2, below the printed bound",
+    share=0.5,
+    printed="an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2",
+)
+def entries_over_data(draw: Draw, printed: bool) -> Trials:
+    """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <=
+    theorem 5's printed bound.
+
+    Printed: the first against the last.
+    """
+    made = random_model(draw, draw.choice(OUTPUT))
+    states = states_of(made.depth, random_state(draw, made, batch=6))
+    found = data_variance(made.depth, states[0], list(map(variance_over_inputs, states)), forward_bounds(made.depth, states))
+    loose = known(found.printed_bound)[-1]
+    over_data = at_most(found.largest[-1], loose if printed else found.bound[-1], f"Var over data, {described(made)}")
+    return over_data if printed else [over_data, at_most(found.bound[-1], loose, "the sharper bound against the printed one")]
+
+
+@statement(
+    "theorem-3",
+    "Kan, theorem 3, eq. 82",
+    "under pre MA(X_D) <= (1 + C)^D |X_0|/sqrt(nd), with D_i = sigma(x_i) in C, which is |x_i|/sqrt(d) for RMSNorm",
+    printed="the same with D_i = |x_i|",
+)
+def theorem_3(draw: Draw, printed: bool) -> Trials:
+    """D_i = |x_i|/sqrt(d), for one token under attention with W V = I, and for models.
+
+    Printed: the factor 1 + dt |W V| max|gamma|/D of an attention sublayer (eq. 82) with D_i =
+    |x_i|, for that token.
+    """
+    width, dt = 16, draw.uniform(0.1, 1)
+    attention, chosen = Attention(width, 1, bias=False).double(), RMSNorm(width, 0.0).double()
+    for part in (attention.qkv.weight[2 * width :], attention.out.weight):
+        part.copy_(torch.eye(width))
+    x = draw.log_uniform(-1, 0.5) * draw.normal(1, width)
+    after, start, words = (x + dt * attention(chosen(x))).norm(), float(x.norm()), f"one token, d = {width}, W V = I"
+    if printed:
+        return at_most(after, start * (1 + dt / start), f"{words}, dt = {dt:.2g}: |X|")
+    made, states, bounds = _walk(draw, "pre")
+    return [
+        at_most(after, start * (1 + dt * math.sqrt(width) / start), f"{words}: |X|"),
+        at_most(moments(states[-1]).mean_abs, known(bounds.seed_mean_abs)[-1], f"MA(X_D), {described(made)}"),
+    ]
+
+
+@statement(
+    "pre-bound",
+    "ctrans",
+    "under pre |X_{k+1}| <= |X_k| + dt |f_k(N X_k)|, the last term bounded by weights, gains and offsets alone",
+)
+def pre_bound(draw: Draw) -> Trials:
+    """|X_k|/sqrt(nd) <= RMS bound of `forward_bounds` at every k >= 1, for a random model under
+    pre.
+    """
+    made, states, bounds = _walk(draw, "pre")
+    words = f"|X_k|/sqrt(nd), {described(made)}"
+    return [at_most(moments(x).rms, bound, words) for x, bound in zip(states[1:], bounds.rms[1:], strict=True)]
+
+
+@statement(
+    "pre-linear",
+    "ctrans, on Kan, theorem 3",
+    "under pre with bounded weights states grow at most linearly in depth",
+    0.0,
+    0,
+    printed="theorem 3's exponential is the rate of growth (to half of it)",
+)
+def linear_growth(draw: Draw, printed: bool) -> Trials:
+    """From 16 to 32 blocks under pre the bound on |X_D| grows by a factor of 1.8 to 2.2, |X_D|
+    itself by at most 2.2.
+
+    Printed: O(e^D): with weights of one size, doubling the depth would square the growth.
+    """
+    x, measured, sharp, claimed = draw.normal(2, 5, 16), [], [], []
+    for blocks in (8, 16, 32):
+        made = smooth_model(draw, blocks)
+        states = states_of(made.depth, x)
+        bounds = forward_bounds(made.depth, states)
+        measured.append(moments(states[-1]).rms)
+        sharp.append(bounds.rms[-1])
+        claimed.append(known(bounds.seed_mean_abs)[-1])
+    if printed:
+        rate, most = (math.log(v[2] / v[1]) / 16 for v in (measured, claimed))
+        return at_most(0.5 * most, rate, f"theorem 3 allows e^({most:.2g} D), states grow like e^({rate:.2g} D): half its rate")
+    words = f"8, 16, 32 blocks: |X_D| {', '.join(f'{m:.3g}' for m in measured)}, bound {', '.join(f'{s:.3g}' for s in sharp)}"
+    return [
+        Trial(abs(sharp[2] / sharp[1] - 2) - 0.2, f"{words}: doubling the depth doubles the bound"),
+        Trial(measured[2] / measured[1] / 2 - 1.1, words),
+    ]
+
+
+@statement(
+    "growing-weights",
+    "ctrans",
+    "exponential growth in depth needs weight norms that grow with depth: last maps ~ 1.4^k give states ~ 1.4^k",
+    0.15,
+    0,
+)
+def growing_weights(draw: Draw) -> Trial:
+    """A model whose last maps grow by a factor of 1.4 per sublayer."""
+    made = smooth_model(draw, 16)
+    for k, sublayer in enumerate(made.depth.sublayers):
+        scale_linear(sublayer.field.output_projection, 1.4**k)
+    sizes = [math.log(moments(x).rms) for x in states_of(made.depth, draw.normal(2, 5, 16))[1:]]
+    rate = float(np.polyfit(np.arange(len(sizes) - 6), sizes[6:], 1)[0])
+    return Trial(
+        abs(rate / math.log(1.4) - 1), f"weights ~ 1.4^k: the state grows like e^({rate:.3g} k), log 1.4 = {math.log(1.4):.3g}"
+    )
+
+
+def _attention(draw: Draw, heads: int, causal: bool) -> Attention:
+    attention = Attention(6, heads, bias=False, causal=causal).double().requires_grad_(False)
+    for parameter in attention.parameters():
+        parameter.copy_(draw.normal(*parameter.shape))
+    return attention
+
+
+@statement(
+    "eq-81",
+    "Kan, eq. 81",
+    "attention: |f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, whatever the number of tokens; attained",
+    printed="|f(X)| <= sqrt(n) sum_h |W_h V_h| |X|",
+)
+def attention_rows(draw: Draw, printed: bool) -> Trials:
+    """|f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, attained by equal tokens for one head.
+
+    Printed: |f(X)| <= sqrt(n) sum_h |W_h V_h| |X|.
+    """
+    attention = _attention(draw, 2, draw.flag())
+    x = draw.log_uniform(-1, 1) * draw.normal(draw.choice((1, 3, 8)), 6)
+    out, gain = attention(x), attention.bound().gain
+    if printed:
+        return at_most(out.norm(), math.sqrt(len(x)) * gain * float(x.norm()), f"|f(X)|, {len(x)} tokens")
+    bounded = at_most(out.norm(dim=-1).max(), gain * float(x.norm(dim=-1).max()), f"max |f(X)_i|, {len(x)} tokens")
+    single = _attention(draw, 1, causal=False)
+    top = torch.linalg.svd(single.out.weight @ single.qkv.weight.chunk(3)[2]).Vh[0].repeat(len(x), 1)
+    attained = abs(float(single(top).norm() / top.norm()) / single.bound().gain - 1)
+    return [bounded, Trial(attained, f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}")]
+
+
+@statement("ffn-bound", "ctrans, on Kan, appendix G", "FFN with abs(phi(z)) <= abs(z): |f(x)| <= |W_2|(|W_1||x| + |b_1|) + |b_2|")
+def feed_forward(draw: Draw) -> Trial:
+    """|f(x)| <= |W_2||W_1||x| without biases, plus the terms of biases."""
+    made = random_model(draw, "none", bias=draw.flag())
+    ffn = made.depth.sublayers[1].field
+    x = draw.log_uniform(-2, 2) * draw.normal(4, made.config.width)
+    outer, inner = spectral_norm(ffn.down.weight), spectral_norm(ffn.up.weight)
+    offsets = [0.0 if b is None else float(b.norm()) for b in (ffn.up.bias, ffn.down.bias)]
+    bounds = outer * (inner * x.norm(dim=-1) + offsets[0]) + offsets[1]
+    return at_most((ffn(x).norm(dim=-1) / bounds).max(), 1.0, f"|f(x)| over its bound, {ffn.activation}")
+
+
+@statement(
+    "depth-scaled-growth",
+    "ctrans, on LayerNorm scaling",
+    "pre with s_l = l^(-1/2), maps with |f(x)_i| <= a max_j |x_j|: |x_D| <= |x_0| + 4 dt a g sqrt(d D), where plain pre has D",
+    share=0.2,
+)
+def scaled_growth(draw: Draw) -> Trial:
+    """Tokens of `pre` with LayerNorm scaling, maps without offsets: at most |x_0| + 4 dt a g sqrt(d
+    D), a g the largest there.
+    """
+    depth = 1 + draw.integer(40)
+    made = random_model(draw, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm")
+    states = states_of(made.depth, draw.of_any_size(1, 4, 8))
+    gain = max(part.field.bound().gain * float(part.input_norm.gamma.abs().max()) for part in made.depth.sublayers)  # type: ignore[union-attr]  # maps with bounds
+    longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]
+    return at_most(
+        longest[1], longest[0] + 4 * made.config.dt * gain * math.sqrt(8 * depth), f"the longest token, {described(made)}"
+    )
+
+
+@statement(
+    "mean-stream",
+    "ctrans, on mHC",
+    "doubly stochastic mixing conserves the mean over the streams: it moves by dt mean(b) v a segment",
+    1e-12,
+    0.2,
+)
+def mean_stream(draw: Draw) -> Trial:
+    """After a step of the model the streams' mean is their mean before plus dt mean(b) v."""
+    made = random_model(draw, draw.choice(("pre", "peri", "none")), residual="mhc")
+    sublayer, streams = draw.choice(made.depth.sublayers), made.config.state_streams
+    assert isinstance(sublayer.residual, Streams), "it was asked for"
+    x = draw.of_any_size(1, 4, 8 * streams)
+    v = sublayer.field(sublayer.given(sublayer.enter(x)))
+    v = v if sublayer.output_norm is None else sublayer.output_norm(v)
+    before, after = (part.unflatten(-1, (streams, 8)).mean(-2) for part in (x, sublayer.step(x, made.config.dt)))
+    return equal(after, before + made.config.dt * sublayer.residual.writes.mean() * v, described(made))

@@ -1,0 +1,387 @@
+"""Section 10: statements about initial weights (Xiong; Kim). Confidence intervals over seeds test
+expectations.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import replace
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from ctrans.base.draw import Draw
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.measure.initialisation.over_seeds import STREAM, HiddenGrowth, Setting, gradient_slope, hidden_growth, interval
+from ctrans.measure.initialisation.theory import SLOPES, last_layer_bound
+from ctrans.measure.walk import states_of
+from ctrans.model.initialisation import INITIALISATIONS
+from ctrans.theory.random_models import random_block, random_model
+from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, known, statement
+
+SECTION = 10
+
+SMALL = Setting(width=32, tokens=6)
+SEEDS = 16
+
+
+@statement("xiong-lemma-1", "Xiong, lemma 1", "E|relu(x)|^2 = sigma^2 d/2 for x ~ N(0, sigma^2 I)", 0.0, 0.02, as_printed=True)
+def relu_half(draw: Draw) -> Trial:
+    """E|relu(x)|^2 = sigma^2 d/2 of x ~ N(0, sigma^2), within five standard errors of 100,000
+    draws.
+    """
+    sigma = draw.uniform(0.1, 10)
+    squares = (sigma * draw.normal(100_000)).relu().square()
+    error = abs(float(squares.mean()) - sigma**2 / 2) / float(squares.std()) * math.sqrt(len(squares))
+    return Trial(
+        error - 5,
+        f"sigma = {sigma:.3g}: mean {float(squares.mean()):.4g} against {sigma**2 / 2:.4g}, {error:.1f} standard errors",
+    )
+
+
+def _growth_case(growth: HiddenGrowth, words: str) -> list[Trial]:
+    """Distance of the intervals over the seeds from their ranges."""
+    places = zip(growth.measured, growth.low, growth.high, strict=True)
+    return [
+        Trial(m.outside(low, high), f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]")
+        for m, low, high in places
+    ]
+
+
+@statement(
+    "xiong-lemma-2-pre",
+    "Xiong, lemma 2",
+    "pre, W_Q = W_K = 0, Xavier, ReLU, d_ff = d: E|x_l|^2/d in [1 + l/2, 1 + 3l/2]",
+    0.0,
+    0,
+    as_printed=True,
+)
+def pre_growth(draw: Draw) -> Trials:
+    """E|x_l|^2/d in [1 + l/2, 1 + 3l/2] after each of 6 pre blocks: how far the interval over 16
+    seeds lies outside.
+    """
+    (growth,) = hidden_growth("pre", 6, SEEDS, SMALL)
+    return _growth_case(growth, "pre, E|x_l|^2/d")
+
+
+@statement(
+    "xiong-lemma-2-post",
+    "ctrans, on Xiong, lemma 2",
+    "post: E|x|^2/d = 3/2 before the FFN's norm, and in [1, 2] before the attention's",
+    0.0,
+    0,
+    printed=Printed("post: 3/2 before each norm"),
+)
+def post_growth(draw: Draw, printed: bool) -> Trials:
+    """E|x|^2/d = 3/2 before the FFN's norm, in [1, 2] before the attention's, in each of 6 post
+    blocks, by intervals over 16 seeds.
+
+    Printed: 3/2 before the attention's norm too.
+    """
+    attention, ffn = hidden_growth("post", 6, SEEDS, SMALL)
+    if printed:
+        attention = replace(attention, low=[1.5] * 6, high=[1.5] * 6)
+    before_attention = _growth_case(attention, f"post, {attention.where}")
+    return before_attention if printed else [*_growth_case(ffn, f"post, {ffn.where}"), *before_attention]
+
+
+@statement(
+    "xiong-lemma-2-any",
+    "Xiong, lemma 2",
+    "for every initialisation: [1 + l f, 1 + l (a + f)], a = d^2 s_V^2 s_O^2, f = d d_ff s_1^2 s_2^2/2",
+    0.0,
+    0.03,
+    printed=Printed("[1 + l/2, 1 + 3l/2] whatever the initialisation", share=0),
+)
+def every_initialisation(draw: Draw, printed: bool) -> Trials:
+    """E|x_l|^2/d in [1 + l f, 1 + l (a + f)] after 3 pre blocks of a drawn initialisation, two
+    heads, d_ff = 2 d, 16 seeds.
+
+    Printed: [1 + l/2, 1 + 3l/2] for He's.
+    """
+    if printed:
+        (growth,) = hidden_growth("pre", 3, SEEDS, replace(SMALL, initialisation="he"))
+        claimed = replace(growth, low=[1 + k / 2 for k in (1, 2, 3)], high=[1 + 3 * k / 2 for k in (1, 2, 3)])
+        return _growth_case(claimed, "pre, He, E|x_l|^2/d")
+    name = draw.choice(INITIALISATIONS)
+    (growth,) = hidden_growth("pre", 3, SEEDS, replace(SMALL, initialisation=name, heads=2, ffn_width=64))
+    return _growth_case(growth, f"pre, {name}, E|x_l|^2/d")
+
+
+def _gradient_slope(placement: str) -> Trial:
+    """Slope of |dL/dW_2| of the last FFN against depth: the mean slope over seeds, within 0.1 of
+    theory's.
+    """
+    with torch.enable_grad():
+        found = gradient_slope(placement, (8, 16, 32), 10, Setting(width=48, tokens=4))
+    expected = SLOPES[placement]
+    words = f"{placement}: slope {found.mean:.3f} in [{found.low:.3f}, {found.high:.3f}], theory {expected}"
+    return Trial(abs(found.mean - expected) - 0.1, words)
+
+
+@statement(
+    "xiong-theorem-1-post",
+    "Xiong, theorem 1",
+    "post: the last layer's gradient does not depend on the depth",
+    0.0,
+    0,
+    as_printed=True,
+)
+def post_gradient(draw: Draw) -> Trial:
+    """|s| of |dL/dW_2| ~ D^s, D = 8 to 32 post blocks."""
+    return _gradient_slope("post")
+
+
+@statement(
+    "xiong-theorem-1-pre",
+    "Xiong, theorem 1",
+    "pre: the last layer's gradient falls like L^(-1/2)",
+    0.0,
+    0,
+    as_printed=True,
+)
+def pre_gradient(draw: Draw) -> Trial:
+    """|s + 1/2| of |dL/dW_2| ~ D^s, D = 8 to 32 pre blocks."""
+    return _gradient_slope("pre")
+
+
+@functools.cache
+def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
+    """|dL/dW_2|_F^2/d of each FFN, (seeds, depth), at Xiong's initial weights: one token, and a
+    loss of the last norm's output with derivatives of +1 and -1 by its entries, so G = 1.
+    """
+    setting, found = Setting(width=width, tokens=1), []
+    with torch.enable_grad():
+        for seed in range(seeds):
+            model, x, draw = setting.model(placement, depth, seed), setting.inputs(seed), Draw(seed + 2 * STREAM)
+            loss = (model.final_norm(model.depth(x)) * draw.normal(width).sign()).sum()
+            weights = [part.field.output_projection.weight for part in list(model.depth.sublayers)[1::2]]
+            found.append([float(each.square().sum()) / width**2 for each in torch.autograd.grad(loss, weights)])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@statement(
+    "xiong-gradients-by-layer",
+    "Xiong, section 3.3 (extended theory)",
+    "E|dL/dW_2|^2 of layer l, for one token, W_Q = W_K = 0 and derivatives +-G of the loss: d^2 G^2/(2 + 3 l) under pre, for any "
+    "number of layers, and d^2 G^2/3 under post, for any layer",
+    0.0,
+    0,
+    printed=Printed("it decays towards the input under post, and is the same in all layers under pre"),
+)
+def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
+    """Means over 200 seeds at d = 64 of 6 layers, over theory's times 1 - 2/d for what the last
+    norm projects out: distance of their intervals from [1 - k/d, 1 + k/d], k the sublayers passed.
+
+    Under pre |P_l|^2 = |P_L|^2 s_L/s_l, s_l = 1 + 3l/2 the state's mean square, because each step
+    adds the same share to the costate's as to the state's. Printed: the first layer's under post is
+    at most half of the last one's, and under pre at most twice that.
+
+    Figure 3 (a, b) has the length of the mean gradient over batches. That is another quantity: over
+    256 inputs it does grow with the layer under post.
+    """
+    found = {name: _one_token(name, 64, 6, 200) for name in ("post", "pre")}
+    first, last = ({name: float(each[:, at].mean()) for name, each in found.items()} for at in (0, -1))
+    if printed:
+        return [
+            at_most(
+                first["post"], last["post"] / 2, "post: the first layer's mean square gradient against half of the last one's"
+            ),
+            at_most(first["pre"], 2 * last["pre"], "pre: the first layer's against twice the last one's"),
+        ]
+    cases = []
+    for name, each in found.items():
+        for layer in range(6):
+            exact = (1 - 2 / 64) / (3 if name == "post" else 5 + 3 * layer)
+            mean = interval((each[:, layer] / exact).tolist(), 12)
+            words = f"{name}, layer {layer + 1}: {mean.mean:.3f} of theory in [{mean.low:.3f}, {mean.high:.3f}]"
+            slack = (2 + 2 * (5 - layer)) / 64
+            cases.append(Trial(mean.outside(1 - slack, 1 + slack), words))
+    return cases
+
+
+@statement(
+    "xiong-theorem-1-scale",
+    "Xiong, theorem 1",
+    "for one token, W_Q = W_K = 0 and derivatives +-G of the loss, the last layer's |dL/dW_2| is of order d G/sqrt(3) (post) and "
+    "d G/sqrt(2 + 3 L) (pre), without sqrt(ln d)",
+    0.05,
+    0,
+    printed=Printed("at most d sqrt(ln d) (post), d sqrt(ln d/L) (pre), with probability 0.99 - delta - e/(0.9 + e)", 0.0),
+)
+def scale_in_width(draw: Draw, printed: bool) -> Trials:
+    """The root mean square gradient over d at d = 64 and 256, 1 and 3 layers, 100 seeds, against
+    theory's constant, which leaves no room for sqrt(ln d).
+
+    Printed, with a constant of 1 and the paper's (e, delta) = (0.1, 0.125): the share of seeds
+    beyond.
+    """
+    cases = []
+    for name, width, layers in itertools.product(("post", "pre"), (64, 256), (1, 3)):
+        each = _one_token(name, width, layers, 100)[:, -1]
+        words = f"{name}, d = {width}, L = {layers}"
+        if printed:
+            beyond = float((each > math.log(width) / (1 if name == "post" else layers)).double().mean())
+            cases.append(Trial(beyond - (1 - 0.99 + 0.125 + 0.1), f"{words}: {beyond:.1%} beyond the bound"))
+        else:
+            theory = 3 if name == "post" else 2 + 3 * layers
+            cases.append(equal(each.mean().sqrt(), math.sqrt((1 - 2 / width) / theory), f"{words}: rms over d"))
+    return cases
+
+
+@statement(
+    "xiong-definition-1",
+    "Xiong, definition 1",
+    "|Y|^2 of Y ~ N(0, I_d): P(|Y|^2 >= (1 + e) d) <= exp(-(1 - ln 2) d e^2/2), 0 < e <= 1, attained in the exponent",
+    printed=Printed("P(|Y|^2 >= (1 + e) d) <= exp(-d e^2/8)"),
+)
+def concentration(draw: Draw, printed: bool) -> Trial:
+    """The bound's exponent over that of the chi-square distribution's own tail; at e = 1, in one
+    case of 4, they agree to 2 log(d)/d.
+    """
+    d, e = int(draw.log_uniform(0, 5)), draw.uniform(0.01, 1) if draw.integer(4) else 1.0
+    exponent = d * e * e * (1 / 8 if printed else (1 - math.log(2)) / 2)
+    return at_most(exponent, -float(stats.chi2.logsf((1 + e) * d, d)), f"d = {d}, e = {e:.3g}: exponents")
+
+
+@statement(
+    "xiong-definition-1-two-sided",
+    "ctrans, on Xiong, definition 1 and theorem 1",
+    "|Z/EZ - 1| <= e with probability 1 - delta leaves Z >= 0.1 EZ with that probability, e <= 0.9",
+    0.0,
+    0.1,
+    printed=Printed("Z <= (1 + e) EZ with probability 1 - delta leaves Z >= 0.1 EZ with 1 - delta - e/(0.9 + e)", share=0.05),
+)
+def two_sided(draw: Draw, printed: bool) -> Trial:
+    """P(Z < 0.1 EZ) <= P(|Z/EZ - 1| > e) of random Z of five values, one of them 0 in half the cases,
+    e up to 0.9; at e = 0.9 and P(Z > 1.9 EZ) = 0 they are equal.
+
+    Printed: Z = 1/q with probability q, else 0. EZ = 1, and Z <= EZ with probability 1 - q, so that
+    (e, delta) = (0.01, q) allow for q + 0.011, but P(Z = 0) = 1 - q.
+    """
+    q = draw.uniform(0.01, 0.2)
+    if printed:
+        return at_most(1 - q, q + 0.01 / 0.91, f"Z = 1/q with probability q = {q:.3g}: P(Z < 0.1 EZ)")
+    z, p = draw.unit(5) ** draw.choice((1, 10)), draw.unit(5)
+    p, e = p / p.sum(), draw.uniform(0.01, 0.9)
+    low, far = z < 0.1 * (p @ z), (z / (p @ z) - 1).abs() > e
+    return at_most(float(p[low].sum()), float(p[far].sum()), f"e = {e:.3g}: P(Z < 0.1 EZ)")
+
+
+@statement("theorem-1-peri", "ctrans", "peri: the last layer's gradient falls like L^(-1/2), as under pre", 0.0, 0)
+def peri_gradient(draw: Draw) -> Trial:
+    """|s + 1/2| of |dL/dW_2| ~ D^s, D = 8 to 32 peri blocks."""
+    return _gradient_slope("peri")
+
+
+@statement(
+    "kim-3.1",
+    "Kim, proposition 3.1",
+    "dt = 1: |dL/dW2| <= |h||dL/do| times 1 (pre), g sqrt(d)/|C(x + a)| (post), g sqrt(d)/|C a| (peri)",
+    printed=Printed("the same with |a|, |x + a| under LayerNorm", share=0.05),
+)
+def last_layer(draw: Draw, printed: bool) -> Trial:
+    """Bound |dL/dW_2| <= Kim's bound with LayerNorm's centring, at the last FFN of a random model
+    of any placement and gradient.
+
+    Printed: without it, for a nearly constant output of the last FFN under peri.
+    """
+    if printed:
+        made = random_model(draw, "peri", norm="layernorm", spread=0, depth=1)
+        sublayer, offset = made.depth.sublayers[-1], draw.uniform(10, 100)
+        sublayer.field.down.bias.fill_(offset)
+        x, pull = draw.normal(2, 1, 1, made.config.width)
+        found = last_layer_bound(sublayer, 1.0, x, pull)
+        return at_most(found.measured, found.printed, f"peri, LayerNorm, a = {offset:.3g} + noise: |dL/dW_2|")
+    made, x = random_block(draw, draw.choice(sorted(PLACEMENTS)))
+    found = last_layer_bound(made.depth.sublayers[-1], made.depth.dt, x, draw.normal(*x.shape))
+    return at_most(found.measured, found.bound, "|dL/dW_2| of the last FFN")
+
+
+@statement(
+    "initial-variances",
+    "Kim, section 4; Xiong; DeepNet; Emadi",
+    "drawn weights have the deviations of 0.02, Xavier, He, LeCun, 10/d, 1/(10 d) and their rules by depth",
+    0.0,
+    0.05,
+    as_printed=True,
+)
+def deviations(draw: Draw) -> Trials:
+    """The standard deviation of drawn entries against its formula, within five standard errors."""
+    name = draw.choice(INITIALISATIONS)
+    made = random_model(draw, "pre", spread=0, initialisation=name, width=32, ffn_width=64)
+    rule = INITIALISATIONS[name]
+    cases = []
+    for sublayer in made.depth.sublayers:
+        for matrix in sublayer.field.matrices():
+            weight = matrix.weight
+            std = rule.gain(matrix.role, made.depth.blocks) * rule.std(weight.shape[1], weight.shape[0])
+            drawn = float(weight.square().mean().sqrt())
+            error = abs(drawn / std - 1) * math.sqrt(2 * weight.numel()) if std else float(weight.abs().max())
+            cases.append(Trial(error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"))
+    return cases
+
+
+@statement(
+    "kim-3.1-massive",
+    "Kim, proposition 3.1",
+    "as h grows to c h and a = W_2 h with it, |dL/dW_2| ~ c under pre, and ~ 1 under post and peri: to at most |h||dL/do| g "
+    "sqrt(d)/|C a| (dt = 1; 0 under LayerNorm of width 2)",
+    1e-3,
+    0.25,
+    printed=Printed("under post it vanishes when a massive activation |h| occurs, by the factor |x + a|", 0.0, 0.02),
+)
+def massive_activations(draw: Draw, printed: bool) -> Trials:
+    """The exponent of |dL/dW_2| between c = 10^5 and 10^6 at the last FFN, ReLU without biases, W_1
+    grown by c and the last state's gradient fixed: |s - 1| under pre, |s| under post and peri.
+    Under post the bound at 10^6 against sum_i |h_i||dL/do_i| g sqrt(d)/|C a_i|. Width 2 leaves no
+    gradient under LayerNorm, whose Jacobian is 0 there.
+
+    Printed: under post a tenth at most is left from c = 1 to 10^6.
+    """
+    cases = []
+    for name in ("post",) if printed else ("pre", "post", "peri"):
+        made = random_model(draw, name, depth=1, activation="relu", bias=False, spread=0, eps=0.0)
+        sublayer, x, pull = made.depth.sublayers[-1], draw.normal(2, 3, 8), draw.normal(2, 3, 8)
+        up, found = sublayer.field.up.weight, []
+        first = up.clone()
+        for c in (1.0, 1e5, 1e6):
+            up.copy_(c * first)
+            found.append(last_layer_bound(sublayer, made.depth.dt, x, pull))
+        if printed:
+            return at_most(found[2].measured, found[0].measured / 10, "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1")
+        if name == "post":
+            h, slopes = sublayer.field.pre_projection(x).norm(dim=-1), known(sublayer.state_norm).slope(sublayer.field(x))
+            cases.append(equal(found[2].bound, (h * pull.norm(dim=-1) * slopes).sum(), "post: the bound at c = 10^6, its limit"))
+        slope = math.log10(found[2].measured / found[1].measured)
+        cases.append(Trial(abs(slope - (name == "pre")), f"{name}: |dL/dW_2| ~ c^{slope:.5f}"))
+    return cases
+
+
+@statement(
+    "kim-variance",
+    "ctrans, on Kim, sections 3 and 4.3",
+    "peri, output, eps = 0: E|x_l|^2/d = 1 + 2 l dt^2 after l blocks, whatever the initial variance: pre has 1 + l f dt^2 to 1 + l "
+    "(a + f) dt^2",
+    0.0,
+    0.03,
+)
+def peri_growth(draw: Draw) -> Trials:
+    """E|x_l|^2/d after each of 4 blocks, gains 1, of a drawn initialisation and dt: how far 1 + 2 l
+    dt^2 lies outside the interval over 16 seeds, all initialisations together.
+
+    Each output norm adds a vector of length dt sqrt(d), at right angles in the mean, because the
+    last matrix is as likely as its negative. With eps > 0 it is shorter.
+    """
+    placement, name = draw.choice(("peri", "output")), draw.choice(INITIALISATIONS)
+    setting, dt = Setting(initialisation=name), draw.choice((0.3, 1.0))
+    models = [(setting.model(placement, 4, seed), setting.inputs(seed)) for seed in range(SEEDS)]
+    states = [states_of(Depth(list(model.depth.sublayers), dt), x0) for model, x0 in models]
+    squares = [[float(x.square().mean()) for x in each[2::2]] for each in states]
+    exact = [1.0 + 2 * block * dt**2 for block in range(1, 5)]
+    measured = [interval(each, 100) for each in zip(*squares, strict=True)]  # four blocks of any initialisation
+    return _growth_case(HiddenGrowth("after the block", measured, exact, exact), f"{placement}, {name}, dt {dt}, E|x_l|^2/d")

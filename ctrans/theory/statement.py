@@ -1,0 +1,177 @@
+"""A statement of theory as a test on random cases.
+
+Each module of this room registers the statements of one topic. `ctrans verify` runs them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ctrans.base.draw import Draw
+from solvers import ConfigError
+
+Item = TypeVar("Item")
+BOUND = 1e-9
+"""The relative rounding by which a measurement in float64 may exceed its bound."""
+
+
+class Trial(NamedTuple):
+    """How far one case is from the statement, and the case in words and numbers.
+
+    `excess` is measured/bound - 1 for a bound and a relative difference for an equality. If the
+    statement holds, it is at most the test's tolerance. It is negative for a case below its bound.
+    """
+
+    excess: float
+    words: str
+
+
+Trials = Trial | Sequence[Trial]
+"""The parts of one case. The case holds if all parts hold, so the worst counts."""
+
+
+@dataclass(frozen=True)
+class CaseTest:
+    """The test of one form of a statement: no case may exceed it by more than the tolerance.
+
+    `share` is the part of the requested cases that the test draws, at least one case: less for slow
+    tests, 0 for a demonstration.
+    """
+
+    draw: Callable[[Draw], Trials]
+    tolerance: float = BOUND
+    share: float = 1.0
+
+    def count(self, cases: int) -> int:
+        """How many cases the test draws when `cases` are requested."""
+        return max(1, round(self.share * cases))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A lemma, theorem, proposition, corollary or line of theory with its source and section.
+
+    `says` is the form that holds, which `corrected` tests. `printed` is the source's form if it
+    differs, which `seed` tests. A statement that holds as printed has the same test twice. A
+    statement without a source has no `seed`.
+    """
+
+    name: str
+    section: int
+    source: str
+    says: str
+    corrected: CaseTest
+    seed: CaseTest | None = None
+    printed: str = ""
+    module: str = ""
+
+
+class Printed(NamedTuple):
+    """The form that a source prints, if it is not the form that holds. Its test has the tolerance
+    and the share of the corrected form, or its own.
+    """
+
+    words: str
+    tolerance: float | None = None
+    share: float | None = None
+
+
+STATEMENTS: dict[str, Statement] = {}
+"""All statements of the modules imported so far, by name."""
+
+Form = TypeVar("Form", bound=Callable[..., Trials])
+
+
+def statement(
+    name: str,
+    source: str,
+    says: str,
+    tolerance: float = BOUND,
+    share: float = 1.0,
+    *,
+    as_printed: bool = False,
+    printed: Printed | str | None = None,
+) -> Callable[[Form], Form]:
+    """Registers the decorated function, which maps a Draw to a Trial or several, as the test of a
+    statement. SECTION, as it is then in the function's module, is its section of the theory.
+
+    `as_printed`: the source states the same. `printed`: the source states something else; the
+    function then takes a second argument, `printed`, and tests the source's form if that is True.
+    Raises ConfigError for a name that another statement has, and for no SECTION.
+    """
+
+    def register(function: Form) -> Form:
+        if name in STATEMENTS:
+            raise ConfigError(f"a statement called {name!r} is registered by {STATEMENTS[name].module}: choose another name")
+        section = getattr(sys.modules.get(function.__module__), "SECTION", None)
+        if not isinstance(section, int):
+            raise ConfigError(f"the statement {name!r} has no section: set SECTION in its module before, such as SECTION = 3")
+        form = function if printed is None else partial(function, printed=False)
+        corrected, seed, words = CaseTest(form, tolerance, share), None, ""
+        if as_printed:
+            seed = corrected
+        if printed is not None:
+            theirs = Printed(printed) if isinstance(printed, str) else printed
+            own = {name: value for name, value in theirs._asdict().items() if name != "words" and value is not None}
+            words, seed = theirs.words, replace(corrected, draw=partial(function, printed=True), **own)
+        STATEMENTS[name] = Statement(name, section, source, says, corrected, seed, words, function.__module__)
+        return function
+
+    return register
+
+
+def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
+    """The case of measured <= bound: excess measured/bound - 1, or the measured value if the bound
+    is 0.
+    """
+    value, limit = float(measured), float(bound)
+    if math.isinf(limit):
+        return Trial(math.nan if math.isnan(value) else -1.0, words)
+    return Trial(value / limit - 1 if limit else value, f"{words}: {value:.6g} against {limit:.6g}")
+
+
+def equal(found: float | Tensor, expected: float | Tensor, words: str, scale: float | Tensor | None = None) -> Trial:
+    """The case of found = expected: the largest difference over `scale`, by default the largest
+    entry expected (1 if that is 0).
+    """
+    a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
+    size = float(b.abs().max() if scale is None else scale) or 1.0
+    gap = float((a - b).abs().max()) / size
+    numbers = f": {float(a):.6g} against {float(b):.6g}" if a.numel() == 1 else f": differ by {gap:.2g}"
+    return Trial(gap, words + numbers)
+
+
+def holds_if(condition: bool, words: str) -> Trial:
+    """The case of a yes-or-no statement: excess 0 or 1."""
+    return Trial(0.0 if condition else 1.0, words)
+
+
+def worst(*cases: Trial) -> Trial:
+    """The case furthest from its statement."""
+    return max(cases, key=lambda case: math.inf if math.isnan(case.excess) else case.excess)
+
+
+def known(value: Item | None) -> Item:
+    """The value of an optional attribute that the statement's objects always have."""
+    assert value is not None
+    return value
+
+
+def dense_jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The function's Jacobian at x by autograd, (*shape of the result, *shape of x)."""
+    dense: Tensor = torch.autograd.functional.jacobian(function, x)  # type: ignore[no-untyped-call, unused-ignore]  # torch gives it no types
+    return dense
+
+
+def dense_matrix(function: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "outputs inputs"]:
+    """`dense_jacobian` as a matrix, over all entries of the result and of x."""
+    return dense_jacobian(function, x).reshape(-1, x.numel())

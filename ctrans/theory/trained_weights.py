@@ -1,0 +1,320 @@
+"""Section 4: values that weights attain at fixed features, trained gains, and the discrete step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from ctrans.base.draw import Draw
+from ctrans.control import FrobeniusBall, GainDecay, LastMapDecay, StepImage, boxed_value, certify, gain_slope, gap_of_rank
+from ctrans.control.ascent import ascend
+from ctrans.control.certificate_ascents import climb_weights
+from ctrans.control.last_map import Features
+from ctrans.control.sets_by_norm import image_of
+from ctrans.control.tangent import TangentSpace
+from ctrans.dynamics.norm import SphereNorm
+from ctrans.theory.payoffs import largest_payoff, payoff
+from ctrans.theory.random_norms import EPSILONS, PAPERS, norm_words, random_norm
+from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, holds_if, known, statement
+
+SECTION = 4
+
+
+@statement("frobenius-ball", "ctrans", "pre with the last map in a ball |W| <= R: H = R|h'P|, attained at -R P'h/|h'P|", 1e-12)
+def ball(draw: Draw) -> Trials:
+    """H = R|h'P|, attained at W = -R P'h/|h'P|; none of 30 random W with |W| = R exceeds it."""
+    h, P, radius = draw.normal(4, 6), draw.normal(4, 5), draw.log_uniform(-2, 3)
+    allowed = FrobeniusBall(h, radius)
+    value = radius * (h.mT @ P).norm()
+    best = -radius * P.mT @ h / (h.mT @ P).norm()
+    others = draw.normal(30, 5, 6)
+    others = radius * others / others.flatten(1).norm(dim=-1)[:, None, None]
+    return [
+        equal(allowed.support(P), value, f"H against R|h'P|, R = {radius:.3g}"),
+        equal(allowed.weights(P), best, "the maximiser against -R P'h/|h'P|"),
+        equal(payoff(P, h @ best.mT), value, "its value"),
+        Trial(float(payoff(P, h @ others.mT).max() / value) - 1, "the best of 30 weights of norm R"),
+    ]
+
+
+@statement(
+    "last-map-decay",
+    "ctrans, on Kan, section 3.2",
+    "pre with cost lam/2 |W|^2 of the last map, its features fixed: H = |h'P|^2/(2 lam), attained at -P'h/lam",
+    1e-12,
+)
+def decay(draw: Draw) -> Trials:
+    """H = |h'P|^2/(2 lam), attained by W* = -P'h/lam: -<P, h W*'> - lam/2 |W*|^2 = H."""
+    h, P, lam = draw.normal(4, 6), draw.normal(4, 5), draw.log_uniform(-3, 2)
+    allowed = LastMapDecay(h, lam)
+    H, best = allowed.support(P), -P.mT @ h / lam
+    return [
+        equal(H, (h.mT @ P).square().sum() / (2 * lam), f"H against |h'P|^2/(2 lam), lam = {lam:.3g}"),
+        equal(allowed.weights(P), best, "the maximiser against -P'h/lam"),
+        equal(payoff(P, h @ best.mT) - lam / 2 * best.square().sum(), H, "its value"),
+    ]
+
+
+@statement(
+    "weights-attain",
+    "ctrans",
+    "behind an output norm, rank(h) = n lets the weights of the last map attain the closed form",
+    1e-6,
+    0.05,
+)
+def full_rank(draw: Draw) -> Trial:
+    """An ascent over weights through the norm reaches H."""
+    chosen = random_norm(draw, width=5 + draw.integer(6), eps=1e-5)
+    tokens = 2 + draw.integer(5)
+    P, h = draw.normal(tokens, chosen.width), draw.normal(tokens, tokens + draw.integer(6))
+    gap = _gap(chosen, P, h, draw)
+    return Trial(abs(gap), f"{_shape(P, h)}: weights miss H by {gap:.2g}")
+
+
+@statement(
+    "fewer-features",
+    "ctrans",
+    "rank(h) < n keeps weights strictly below H if (n - rank)(d - 1) >= n (RMSNorm: d for d - 1), not in narrower layers",
+    0.0,
+    0.03,
+    printed="with fewer features than tokens the supremum over weights is strictly smaller",
+)
+def fewer_features(draw: Draw, printed: bool) -> Trial:
+    """A gap if (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap.
+
+    Printed: n = 16, d = 3, rank 15. Weights with norm(h W') = maximiser exist if (I - hh^+) diag(s)
+    U = 0 has a solution s > 0.
+    """
+    tokens, width, rank = (16, 3, 15) if printed else (8, 8, draw.choice((2, 5, 6)))
+    chosen = random_norm(draw, width=width)
+    P, h = draw.normal(tokens, width), draw.normal(tokens, rank) @ draw.normal(rank, 20)
+    if not printed:
+        gap = _gap(chosen, P, h, draw)
+        return Trial(1e-6 - gap, f"{_shape(P, h)}: the best weights stay {gap:.2g} |H| below")
+    image = image_of(chosen)
+    U = chosen.coordinates(image.maximizer(P))
+    missed = torch.eye(len(P), dtype=P.dtype) - h @ torch.linalg.pinv(h)
+    equations = torch.stack([torch.outer(missed[:, j], U[j]).flatten() for j in range(len(P))], -1)
+    longer, _ = nnls(equations.numpy(), -equations.sum(-1).numpy())  # s = 1 + longer
+    W = (torch.linalg.pinv(h) @ (torch.from_numpy(1 + np.asarray(longer)).unsqueeze(-1) * U)).mT
+    H = float(image.support(P))
+    gap = (H - float(payoff(P, chosen(h @ W.mT)))) / abs(H)
+    return Trial(1e-6 - gap, f"{_shape(P, h)}: weights attain H to {gap:.1g}")
+
+
+@statement("weights-bounded", "ctrans", "for any rank, no weights exceed the non-parametric value", 1e-12)
+def never_above(draw: Draw) -> Trial:
+    """Any weights, any gains (zero or of either sign), any eps."""
+    name, eps = draw.choice(PAPERS), draw.choice(EPSILONS)
+    chosen = random_norm(draw, name, eps=eps)
+    chosen.gamma[: draw.integer(3)] = 0
+    tokens = 1 + draw.integer(6)
+    P, h = draw.normal(tokens, chosen.width), draw.normal(tokens, 1 + draw.integer(8))
+    W = draw.log_uniform(-6, 6) * draw.normal(chosen.width, h.shape[1])
+    image = image_of(chosen)
+    scale = float(largest_payoff(P, image.maximizer(P))) or 1.0
+    value, H = float(payoff(P, chosen(h @ W.mT))), float(image.support(P))
+    return Trial((value - H) / scale, f"{_shape(P, h)}: weights attain {value:.6g}, H is {H:.6g}")
+
+
+def _gap(chosen: SphereNorm, P: Tensor, h: Tensor, draw: Draw) -> float:
+    image = image_of(chosen)
+    return climb_weights(image.chart(P), Features(h), float(image.support(P)), 2, draw.generator).gap
+
+
+def _shape(P: Tensor, h: Tensor) -> str:
+    return f"n = {P.shape[0]}, d = {P.shape[1]}, rank {min(int(torch.linalg.matrix_rank(h)), *h.shape)}"
+
+
+def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]:
+    chosen = random_norm(draw, width=3 + draw.integer(6))
+    return chosen, draw.normal(tokens or 1 + draw.integer(6), chosen.width)
+
+
+@statement(
+    "bounded-gains",
+    "Kan, section 3.3 and eq. 99",
+    "behind an output norm H is finite for bounded gains: R sqrt(kappa^2 + |sum_j p_j|^2) over |gamma|^2 + |beta|^2 <= R^2",
+    1e-9,
+    0.25,
+    printed=Printed("the output norm bounds velocities, whatever training does (gamma and beta are trainable)", 1e-6, 0.05),
+)
+def bounded_gains(draw: Draw, printed: bool) -> Trials:
+    """30 gains of norm R, by an ascent of their own, reach R sqrt(kappa^2 + |sum p|^2) and do not
+    exceed it.
+
+    For RMSNorm the dual bound proves this and is attained; for LayerNorm it need not be. Printed: H
+    with gains a thousand times as large, over H; a bound on the velocities would make it 1.
+    """
+    chosen, P = _problem(draw)
+    if printed:
+        before, after = (_without_offset(chosen, P, factor) for factor in (1, 1000))
+        return at_most(after, before, f"{norm_words(chosen)}: H with trained gains against H with frozen ones")
+    slope, radius = gain_slope(chosen, P), draw.log_uniform(-2, 3)
+    gamma = draw.normal(30, 1, chosen.width)
+    for _ in range(60):
+        w = chosen.centre(gamma * P)
+        gamma = (P * w / w.norm(dim=-1, keepdim=True).clamp_min(1e-300)).sum(-2, keepdim=True)
+        gamma = gamma / gamma.norm(dim=-1, keepdim=True)
+    found = float((math.sqrt(chosen.width) * chosen.centre(gamma * P).norm(dim=-1).sum(-1)).amax())
+    best = radius * math.hypot(found, slope.offset)
+    words = f"{norm_words(chosen)}, {len(P)} tokens"
+    return [
+        at_most(best, radius * slope.upper, f"{words}: gains within {radius:.3g} against the proven bound"),
+        at_most(radius * slope.lower, radius * slope.upper, f"{words}: the attained slope against the proven one"),
+        at_most(best, radius * slope.lower, f"{words}: gains of another ascent against those found"),
+        at_most(
+            slope.lower if chosen.centred else slope.upper, slope.lower, f"{words}: the proven slope against the attained one"
+        ),
+    ]
+
+
+def _without_offset(chosen: SphereNorm, P: Tensor, factor: float) -> float:
+    """H + <P, beta> with the gains multiplied by the factor."""
+    chosen.gamma.mul_(factor)
+    return float(image_of(chosen).support(P) + (P @ chosen.beta).sum())
+
+
+@statement(
+    "gain-decay",
+    "ctrans",
+    "cost lam/2 (|gamma|^2 + |beta|^2) behind an output norm: H = (kappa^2 + |sum_j p_j|^2)/(2 lam), any gains",
+    1e-8,
+    0.05,
+)
+def gain_decay(draw: Draw) -> Trials:
+    """(kappa^2 + |sum p|^2)/(2 lam); ascents through the norm over inputs, gains and offsets do not
+    exceed it.
+    """
+    chosen, P = _problem(draw, 4)
+    lam = draw.log_uniform(-1, 1)
+    decay = GainDecay(chosen, lam)
+    H = float(decay.support(P))
+    found = known(certify(decay, P, pairs=1).velocities)
+    words = norm_words(chosen)
+    return [
+        equal(H, gain_slope(chosen, P).lower ** 2 / (2 * lam), f"{words}: H against kappa, lam = {lam:.3g}"),
+        at_most(found.best, decay.ceiling(P), f"{words}: the best found against the bound"),
+        equal(found.best, H, f"{words}: the best found against H"),
+        Trial(float(decay.kkt(P, decay.maximizer(P))), f"{words}: stationary gains"),
+    ]
+
+
+@statement(
+    "gain-box",
+    "ctrans",
+    "|gamma_i| <= g, |beta_i| <= b: H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1, attained by RMSNorm",
+    1e-12,
+)
+def gain_box(draw: Draw) -> Trials:
+    """H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1 for 30 gains and offsets in the box; equal for
+    RMSNorm at gamma = g.
+    """
+    chosen, P = _problem(draw)
+    g, b = draw.log_uniform(-2, 2), draw.log_uniform(-2, 2) if chosen.centred else 0.0
+    bound = float(boxed_value(chosen, P, g, b))
+    cases = []
+    for _ in range(30):
+        chosen.gamma.copy_(g * draw.normal(chosen.width).clamp(-1, 1))
+        if chosen.centred:
+            chosen.beta.copy_(b * draw.normal(chosen.width).clamp(-1, 1))
+        cases.append(at_most(float(image_of(chosen).support(P)), bound, f"{norm_words(chosen)}, gains in a box"))
+    chosen.gamma.fill_(g)
+    if not chosen.centred:
+        cases.append(equal(image_of(chosen).support(P), bound, "RMSNorm at the box's corner"))
+    return cases
+
+
+@statement(
+    "rank-gap",
+    "ctrans",
+    "rank(h) < n: no weights come nearer to H than sqrt(d)/2 min_j |w_j|/(G^-1)_jj, G = (I - hh^+) * (U* U*')",
+    1e-9,
+)
+def rank_gap(draw: Draw) -> Trials:
+    """Ascents over the weights stay below H by at least the bound, which is positive if there are
+    twice as many dimensions as needed.
+
+    With just as many, n, it is positive for almost all P, but may be below rounding. In half of the
+    cases the best velocities are nearly those of some weights: there the bound is nearly sharp.
+    """
+    chosen, P = _problem(draw, 3 + draw.integer(5))
+    rank = 1 + draw.integer(len(P) - 1)
+    h = draw.normal(len(P), rank) @ draw.normal(rank, 9)
+    u = Features(h).svd[0]
+    if draw.integer(2):
+        made = chosen.standardize(u @ draw.normal(rank, chosen.width))
+        P = -chosen.centre(made + draw.log_uniform(-1.5, 0) * draw.normal(*P.shape)) / chosen.gamma
+    H, proven = float(image_of(chosen).support(P)), gap_of_rank(chosen, P, Features(h))
+    starts = torch.cat([draw.normal(4, rank, chosen.width), -(u.mT @ chosen.centre(chosen.gamma * P)).unsqueeze(0)])
+    lost = H - float(ascend(lambda z: payoff(P, chosen(u @ z)), starts, (-2, -1), steps=300).best.max())
+    free = chosen.width - 1 if chosen.centred else chosen.width
+    words = f"{norm_words(chosen)}, {len(P)} tokens, rank {rank}"
+    scale = float(largest_payoff(P, chosen.maximizer(-P)))
+    return [
+        Trial((proven - lost) / scale, f"{words}: the best weights lose {lost:.6g}, at least {proven:.6g}"),
+        holds_if(proven > 0 or (len(P) - rank) * free < 2 * len(P), f"{words}: a gap of {proven:.2g}"),
+    ]
+
+
+@statement(
+    "discrete-hamiltonian",
+    "ctrans, on Kan, appendix J",
+    "post, pre_post, deepnorm: of the step N(X + dt r), H = (sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta> + <P, X>)/dt",
+    1e-9,
+)
+def step(draw: Draw) -> Trials:
+    """The discrete step's H at dt from 1 to 1/1000: 30 raw velocities do not exceed it, long ones
+    along f* approach it.
+    """
+    chosen, P = _problem(draw)
+    dt, X = draw.log_uniform(-3, 0), draw.normal(*P.shape)
+    allowed = StepImage(image_of(chosen), X, dt)
+    H = float(allowed.support(P))
+    scale = float(largest_payoff(P, allowed.maximizer(P))) + float((P * X).abs().sum()) / dt
+    raw = draw.log_uniform(-2, 6) * draw.normal(30, *P.shape)
+    best = (1e6 * chosen.coordinates(X + dt * allowed.maximizer(P)) - X) / dt
+    made, reached = (payoff(P, chosen(X + dt * f) - X) / dt for f in (raw, best))
+    words = f"{norm_words(chosen)}, dt = {dt:.3g}"
+    return [
+        Trial((float(made.max()) - H) / scale, f"{words}: the best of 30 raw velocities against H"),
+        equal(reached, H, f"{words}: a long raw velocity", scale),
+    ]
+
+
+@statement(
+    "discrete-hamiltonian-limit",
+    "ctrans",
+    "as dt goes to 0, for X on the image, it goes to +inf like 1/dt, unless X is the lowest point for P: there it is 0, as the ODE's",
+    1e-9,
+)
+def step_limit(draw: Draw) -> Trials:
+    """dt H is <P, X - z> for every dt, z the norm of a long raw output towards the image's lowest
+    point.
+
+    - X on the image: positive for a random P, where the ODE's H is infinite, and 0 for the P whose
+      lowest point is X, as in the ODE
+    - X beyond the lowest point: negative, so H goes to -inf
+    """
+    chosen, P = _problem(draw)
+    image = image_of(chosen)
+    z = chosen(-1e6 * chosen.centre(chosen.gamma * P))
+    X, beyond = chosen(draw.normal(*P.shape)), chosen.beta + (1 + draw.log_uniform(-1, 2)) * (z - chosen.beta)
+    lowest = -chosen.centre(chosen.coordinates(X)) / chosen.gamma
+    cases = []
+    for at, costate, wanted in ((X, P, 1), (X, lowest, 0), (beyond, P, -1)):
+        exact = float((costate * (at - (X if wanted == 0 else z))).sum())
+        scale = float((costate * at).abs().sum() + (costate * z).abs().sum())
+        found = [dt * float(StepImage(image, at, dt).support(costate)) for dt in (1.0, 1e-2, 1e-4)]
+        cases += [equal(value, exact, "dt H against <P, X - z>", scale) for value in found]
+        cases.append(holds_if(wanted * exact > 0 or wanted == 0, f"<P, X - z> = {exact:.3g}"))
+    tangent = TangentSpace(chosen, X)
+    return [
+        *cases,
+        holds_if(float(tangent.support(lowest)) == 0, "the ODE's H is 0 where X is the lowest point"),
+        holds_if(math.isinf(float(tangent.support(P))), "the ODE's H is infinite at another P"),
+    ]

@@ -1,0 +1,46 @@
+"""Hooks of a module that trains, and what they say of errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctrans.base.printable import text_of
+
+
+class Hook:
+    """A hook of a module. Copies and pickles of the module have a hook that does nothing instead."""
+
+    def __init__(self, act: Callable[..., None]):
+        self.act = act
+
+    def __call__(self, *given: Any) -> None:
+        self.act(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, and needs no ctrans to load
+
+
+def traced() -> bool:
+    """Whether torch records the pass for a compiled graph, an export or TorchScript."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def state_in(given: Sequence[Any]) -> Tensor | None:
+    """The first of the arguments that may be a state."""
+    return next((x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1), None)
+
+
+def local(x: Tensor) -> Tensor:
+    """The entries of a sharded tensor that this process has; any other tensor as it is."""
+    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return part
+
+
+def in_a_line(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(text_of(error).split())[:200]}"

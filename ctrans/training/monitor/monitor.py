@@ -1,0 +1,385 @@
+"""`Monitor`: watches a training loop. The loop calls it before each step of the optimiser."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.base.as_found import as_found
+from ctrans.base.json_values import is_step
+from ctrans.dynamics.depth import check_count
+from ctrans.measure.findings import Finding
+from ctrans.training.monitor.alarms import Watch, check_limits
+from ctrans.training.monitor.gauge_table import Figures, measures_of
+from ctrans.training.monitor.gauges import Gauges
+from ctrans.training.monitor.hooks import in_a_line
+from ctrans.training.monitor.log import LogWriter
+from ctrans.training.monitor.log_lines import Header, Report
+from ctrans.training.monitor.memory import Memory, into_past, of_past, of_weights, weights_of
+from ctrans.training.monitor.past import Past
+from ctrans.training.monitor.probes import Held, probe
+from ctrans.training.monitor.reactions import Reactions, check_reactions, distributed
+from ctrans.training.monitor.reductions import largest, norm_of, stacked_softmaxes
+from ctrans.training.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
+from ctrans.training.monitor.sites import first_quarter, is_compiled, sites_of
+from ctrans.training.monitor.updates import settings
+from ctrans.training.monitor.waiting import Waiting, warn
+from ctrans.training.run_directory import RunDirectory
+from solvers import AnyFloat, ConfigError, checked, shown, unknown
+
+ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "start": (is_step, "the number of steps done, 0 or more"),
+    "total": (is_step, "the training's number of steps, or None"),
+    "clip": (lambda norm: isinstance(norm, (int, float)) and norm > 0, "a norm above 0, or None"),
+    "scale": (callable, "a function, such as scaler.get_scale"),
+    "save": (callable, "a function of the alarm"),
+    "told": (lambda each: isinstance(each, Sequence) and all(map(callable, each)), "a list of functions of step and figures"),
+    "held": (lambda pair: isinstance(pair, Sequence) and len(pair) == 2, "a pair (tokens, targets)"),
+    "out": (lambda place: isinstance(place, (str, Path)), "a directory"),
+    "memory": (lambda memory: isinstance(memory, Mapping), "the result of Monitor.memory()"),
+}
+"""What an option of `Monitor` may be, besides its default."""
+OF_OPEN_MODEL = ("blocks", "attention", "ffn", "embed", "head", "loss", "example", "heads")
+"""The options that `Monitor` passes on to `open_model`."""
+
+
+@checked
+class Monitor:
+    """Watches a training. Call `alarms = monitor.step(loss, optimizer)` after `backward` and before
+    `optimizer.step`.
+
+    - `model`: the model that trains: one of ctrans, one of `transformers`, or any module that
+      `open_model` opens. Make the monitor before you shard the model
+    - `every`: steps between reports. The first step also has a report. The monitor puts hooks into
+      the model only for steps that report
+    - `out`: the directory of the log, which `ctrans watch` shows; None writes no log
+    - `probe_every`: steps between probes, which walk the model on the batch `held`, a pair (tokens,
+      targets); None makes no probes
+    - `limits`: limits of alarms, such as {"attention logits grow": {"limit": 100}} (see `ALARMS`)
+    - `react`: names of `REACTIONS`. The reaction "save" calls `save` with the alarm; without `save`
+      it writes the weights to `out`
+    - `told`: functions that get the step and the figures of each report, for other loggers
+    - `tensorboard`: whether to write TensorBoard files to `out`
+    - `start`, `total`: the step at which the training resumes, and its number of steps
+    - `memory`: the result of `Monitor.memory()` at the step `start`. Alarms and reactions then
+      continue as if the training had not stopped
+    - `clip`: the norm to which you clip the gradients after `step`. Adam then sees clipped ones
+    - `scale`: a function that returns the factor of the loss in `backward`, such as
+      `GradScaler.get_scale`. Reports divide gradients by it, and show nan for those that overflow
+    - `unscaled`: whether the gradients of the weights no longer have that factor when you call
+      `step`, as after `GradScaler.unscale_`
+    - `compiled`: whether the model is compiled; None finds out. A compiled graph runs no hooks.
+      Give `step` the `batch`: the monitor runs a quarter of its sequences once more, uncompiled and
+      forward only
+    - `blocks` to `heads`: options of `open_model`
+
+    The training stays the same to the bit: random numbers, modes and gradients do not change. An
+    error in a gauge, a probe, a report or the log becomes a warning and does not stop the training.
+    With several processes, make a monitor in each one and call `step` at the same steps; the first
+    process writes. Raises ConfigError, when you make the monitor only, for a model that cannot be
+    opened, invalid options, and a directory that cannot be written to.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 50,
+        out: str | Path | None = None,
+        probe_every: int | None = None,
+        held: tuple[Tensor, Tensor] | None = None,
+        limits: Mapping[str, Mapping[str, float]] | None = None,
+        react: Collection[str] = (),
+        save: Callable[[Finding], object] | None = None,
+        told: Sequence[ReportCallback] = (),
+        tensorboard: bool = False,
+        start: int = 0,
+        total: int | None = None,
+        memory: Mapping[str, Any] | None = None,
+        clip: AnyFloat | None = None,
+        scale: Callable[[], float] | None = None,
+        unscaled: bool = False,
+        compiled: bool | None = None,
+        blocks: str | None = None,
+        attention: str | Sequence[str] | None = None,
+        ffn: str | Sequence[str] | None = None,
+        embed: Callable[[Tensor], Tensor] | None = None,
+        head: Callable[[Tensor], Any] | None = None,
+        loss: Any = None,
+        example: Any = None,
+        heads: int | None = None,
+    ):
+        options = {name: value for name, value in locals().items() if name not in ("self", "model")}
+        check_options(options)
+        self.every, self.probe_every, self.start, self.total = every, probe_every, start, total
+        self.clip, self.scale, self.unscaled = clip, scale, unscaled
+        self.out = None if out is None else Path(out)
+        self.watch = Watch(limits)
+        self.sites = sites_of(model, **{name: options[name] for name in OF_OPEN_MODEL if options[name] is not None})
+        self.compiled = is_compiled(model) if compiled is None else compiled
+        self.gauges = Gauges(self.sites)
+        weakref.finalize(self, self.gauges.hooks.close).atexit = False  # hold no model, which may hold this monitor
+        self.held = None if held is None else Held(*held)
+        self.first_process = not distributed() or torch.distributed.get_rank() == 0
+        if self.out is not None and self.first_process:
+            RunDirectory(self.out).check_writable()
+        self.reactions = Reactions(react, self.sites.root, self.out, save)
+        self.alarms: list[Finding] = []
+        self._told = list(told)
+        self._step, self._time, self._timed = start, time.perf_counter(), start
+        self._first_report = start + 1
+        """The step that reports whatever `every` is; 0 after a resumption with a memory."""
+        self._waiting, self._closed = Waiting(scaled=scale is not None), False
+        self._memory_before: Memory | None = None
+        at_first = [1 if site.attention is not None else 0 for site in self.sites.sites]
+        self.past = Past([site.place for site in self.sites.sites], at_first, self.sites.vocabulary)
+        self._writer: LogWriter | None = None
+        if tensorboard and self.out is not None and self.first_process:
+            self._told.append(write_tensorboard(self.out, start))
+        if memory is not None:
+            self._remember(memory)
+        self._arm_for(start + 1)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a reaction asked for the end of the training."""
+        return self.reactions.stopped
+
+    def step(
+        self,
+        loss: Tensor | float | None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        gradient_norm: Tensor | float | None = None,
+        batch: Any = None,
+    ) -> list[Finding]:
+        """Returns the new alarms on a step that reports, and [] on the others.
+
+        - `loss`: of this step; None if it is unknown
+        - `optimizer`: the one that steps next, for its learning rate and Adam's moments
+        - `gradient_norm`: the norm from `clip_grad_norm_`, without a scaler's factor; without it,
+          reports compute it
+        - `batch`: the input of a compiled model: a tensor, or a tuple or mapping of arguments
+        """
+        step, alarms = self._step + 1, list[Finding]()
+        if self._closed:
+            return alarms
+        reports, optimizer = self._reports(step), self._waiting.optimizer(optimizer, step)
+        with self._errors_as_warnings(step):
+            self._memory_before = self.memory() if "save" in self.reactions.asked and reports else None
+        self._step = step
+        norm = self._waiting.number("gradient_norm", gradient_norm, step)
+        with self._errors_as_warnings(step):
+            self._waiting.add(step, self._waiting.number("loss", loss, step), norm)
+            if reports:
+                alarms = self._report(step, optimizer, batch, loss)
+        with self._errors_as_warnings(step):
+            if reports:  # even if the report failed, as other processes wait for this one
+                self.reactions.react(alarms, step)
+        with self._errors_as_warnings(step):
+            if self._reports(step + 1):
+                self.gauges.sample_weights()
+        with self._errors_as_warnings(step):
+            if "skip" in self.reactions.asked:  # after the report, which shows the gradients that are skipped
+                self._skip(step, norm)
+        self._memory_before = None
+        self._arm_for(step + 1)
+        return alarms
+
+    def memory(self) -> Memory:
+        """Returns what `Monitor(..., start=step, memory=...)` needs to continue to the bit, as
+        plain JSON. Save it with each checkpoint.
+
+        While the reaction "save" runs, it is the memory of before the step, as the weights are.
+        """
+        if self._memory_before is not None:
+            return self._memory_before
+        return {
+            "step": self._step,
+            **self._waiting.memory(),
+            "past": of_past(self.past),
+            "alarms": self.watch.memory(),
+            "weights": of_weights(self.gauges.updates.before),
+        }
+
+    def note(self, step: int, *, loss: float | None = None, gradient_norm: float | None = None) -> None:
+        """Adds figures of a step that a trainer reports late. Alarms use them from the next report."""
+        self._waiting.add(step, loss, gradient_norm)
+
+    def close(self, words: str = "finished") -> None:
+        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a run
+        that still runs, or was killed.
+        """
+        self._closed = True
+        with self._errors_as_warnings(self._step):
+            self.gauges.disarm()
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.end(self._step, words)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of a copy, which has no hooks and writes no log."""
+        return {**vars(self), "out": None, "_writer": None}
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close("finished" if error is None else in_a_line(error))
+
+    def _remember(self, memory: Mapping[str, Any]) -> None:
+        if memory.get("step") != self.start:
+            raise ConfigError(f"memory is of step {memory.get('step')} and start = {self.start}: give the memory of that step")
+        try:
+            self._waiting.remember(memory)
+            into_past(self.past, memory["past"])
+            self.watch.remember(memory["alarms"])
+            self.gauges.updates.before = weights_of(memory["weights"], next(self.sites.root.parameters()).device)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"memory is no result of Monitor.memory(): {in_a_line(error)}") from None
+        self._first_report = 0
+
+    @contextlib.contextmanager
+    def _errors_as_warnings(self, step: int) -> Iterator[None]:
+        """Logs any exception as a warning: users' models and loggers may raise anything, and a
+        training must not stop for its report.
+        """
+        try:
+            yield
+        except Exception as error:
+            warn(step, "no report", error)
+            self.gauges.disarm()
+
+    def _reports(self, step: int) -> bool:
+        return step % self.every == 0 or step == self._first_report
+
+    def _arm_for(self, step: int) -> None:
+        # a compiled part cannot be traced inside the mode of `Gauges` that shows sums
+        if self._reports(step) and not (self.compiled or (self.sites.stream and is_compiled(self.sites.root))):
+            self.gauges.arm()
+
+    def _report(self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any, loss: object) -> list[Finding]:
+        self.gauges.disarm()
+        if not self.gauges.seen and batch is not None:
+            self._run_eagerly(batch)
+        probed = self._probe(step, optimizer)
+        scale = None if self.scale is None else self.scale()
+        figures = self.gauges.read(optimizer, self.clip, scale, unscaled=self.unscaled)
+        figures.update(self._run_figures(step, optimizer) | stacked_softmaxes(loss))
+        for name, measure in measures_of("run").items():
+            try:
+                figures[name] = float(measure(figures))
+            except Exception as error:  # a user's function may raise anything
+                self.gauges.unknown[f"the gauge {name}"] = in_a_line(error)
+        self.past.heads = self.gauges.heads or self.past.heads
+        self.past.half = self.gauges.half
+        self.past.add(step, figures, self.gauges.broken)
+        alarms = self.watch.look(self.past)
+        self.alarms.extend(alarms)
+        with self._errors_as_warnings(step):
+            self._write(Report(step, figures, dict(self.gauges.unknown)), alarms, probed)
+        return alarms
+
+    def _run_figures(self, step: int, optimizer: torch.optim.Optimizer | None) -> Figures:
+        """The figures that need no hooks."""
+        losses, norms = self._waiting.take()
+        self.past.losses.extend(losses)
+        self.past.norms.extend(norms)
+        now = time.perf_counter()
+        found = {"loss": losses[-1][1], "highest_loss": largest(losses)} if losses else {}
+        if step > self._timed:
+            found["seconds"] = (now - self._time) / (step - self._timed)
+        self._time, self._timed = now, step
+        if norms:
+            found["highest_gradient_norm"] = largest(norms)
+            if norms[-1][0] == step:
+                found["gradient_norm"] = norms[-1][1]
+        return found | settings(optimizer)
+
+    def _skip(self, step: int, norm: Tensor | float | None) -> None:
+        if norm is None:
+            norm = norm_of([p.grad for p in self.sites.root.parameters() if p.grad is not None])
+        if not math.isfinite(norm):
+            self.reactions.skip(step)
+
+    def _run_eagerly(self, batch: Any) -> None:
+        """Runs a quarter of the batch once more, uncompiled and forward only."""
+        root = self.sites.root
+        self.gauges.arm(looking=True)  # an error disarms, as any error of a report
+        with as_found(root), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            args, kwargs = first_quarter(batch)
+            root(*args, **kwargs)
+        self.gauges.disarm()
+
+    def _probe(self, step: int, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
+        self.gauges.map_bounds = []
+        every = self.probe_every
+        if every is None or self.held is None or (step != self._first_report and step % every >= self.every):
+            return None
+        started = time.perf_counter()
+        found = probe(self.sites, self.held, optimizer)
+        self._time += time.perf_counter() - started  # a probe's time is not a step's
+        self.gauges.map_bounds = found.pop("map_bounds", [])
+        self.past.probes.append((step, {name: value for name, value in found.items() if isinstance(value, float)}))
+        return found
+
+    def _write(self, report: Report, alarms: Sequence[Finding], probed: Mapping[str, Any] | None) -> None:
+        if not self.first_process:
+            return
+        if self.out is not None:
+            if self._writer is None:
+                self._writer = LogWriter(self.out, self._header(report), self.start)
+            self._writer.report(report)
+            for alarm in alarms:
+                self._writer.finding(report.step, alarm)
+            if probed is not None:
+                self._writer.probe(report.step, probed)
+        if self._told:
+            summary = summarised(report.figures)
+            for told in self._told:
+                with self._errors_as_warnings(report.step):
+                    told(report.step, summary)
+
+    def _header(self, report: Report) -> Header:
+        sites = self.sites.sites
+        unseen = "" if "rms" in report.figures else "no forward pass was seen: for a compiled model, give monitor.step its batch="
+        places, kinds = [site.place for site in sites], [str(site.sublayer.kind) for site in sites]
+        return Header(self.sites.said, places, kinds, self.past.heads, self.every, self.total, unseen)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options of `Monitor` that do not exist, are invalid, or contradict
+    each other.
+    """
+    defaults = {name: parameter.default for name, parameter in inspect.signature(Monitor).parameters.items() if name != "model"}
+    for name in options:
+        if name not in defaults:
+            raise unknown("option of a monitor", name, defaults)
+    given = {**defaults, **options}
+    check_count("every", given["every"])
+    for name, (fits, wanted) in ALLOWED.items():
+        if given[name] != defaults[name] and not fits(given[name]):
+            raise ConfigError(f"{name} = {shown(given[name])}: give {wanted}")
+    if given["probe_every"] is not None:
+        check_count("probe_every", given["probe_every"])
+        if given["held"] is None:
+            raise ConfigError("probe_every needs a batch: give held=(tokens, targets)")
+    check_limits(given["limits"] or {})
+    react = check_reactions(given["react"])
+    if "save" in react and given["save"] is None and given["out"] is None:
+        raise ConfigError("react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm")
+    if "skip" in react and given["scale"] is not None and not given["unscaled"]:
+        raise ConfigError(
+            "react = 'skip' cannot remove gradients that a GradScaler still has to unscale: call scaler.unscale_(optimizer) before "
+            "monitor.step, and give unscaled=True"
+        )

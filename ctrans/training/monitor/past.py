@@ -1,0 +1,112 @@
+"""The past of a training for its alarms: the last reports, losses and gradient norms."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctrans.training.monitor.gauge_table import GAUGES, Figures, GaugeAt
+
+Array = NDArray[np.float64]
+REPORTS = 64
+"""The number of reports, and of probes, that it keeps."""
+STEPS = 1024
+"""The number of losses, and of gradient norms, that it keeps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """log value = a + rate * step over some reports, with R^2 of the line as `fit`. `doubling` is
+    in steps, inf without growth.
+    """
+
+    rate: float
+    fit: float
+
+    @property
+    def doubling(self) -> float:
+        return math.log(2) / self.rate if self.rate > 0 else math.inf
+
+    def crossing(self, step: int, value: float, limit: float) -> float:
+        """The step at which the line through (step, value) passes the limit: `step` if it has, inf
+        without growth.
+        """
+        if value >= limit:
+            return step
+        return step + math.log(limit / value) / self.rate if self.rate > 0 and value > 0 else math.inf
+
+
+class Past:
+    """The last `REPORTS` reports and probes of a run, the first value of each gauge, and the losses and
+    gradient norms of the last `STEPS` steps.
+    """
+
+    def __init__(self, places: Sequence[str], heads: Sequence[int], vocabulary: int):
+        self.places, self.heads, self.vocabulary = list(places), list(heads), vocabulary
+        self.half = False
+        self.broken: list[GaugeAt] = []
+        """(gauge, place) of the figures of the last report that are inf or nan, in the order of a
+        pass.
+        """
+        self.first: Figures = {}
+        self.reports: deque[tuple[int, Figures]] = deque(maxlen=REPORTS)
+        self.losses: deque[tuple[int, float]] = deque(maxlen=STEPS)
+        self.norms: deque[tuple[int, float]] = deque(maxlen=STEPS)
+        self.probes: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS)
+
+    @property
+    def step(self) -> int:
+        return self.reports[-1][0]
+
+    def add(self, step: int, figures: Figures, broken: Sequence[GaugeAt] = ()) -> None:
+        self.broken = list(broken)
+        for name, value in figures.items():
+            known = self.first.get(name)
+            if known is None or (isinstance(known, list) and any(map(math.isnan, known))):
+                self.first[name] = value
+        self.reports.append((step, figures))
+
+    def of(self, name: str) -> tuple[Array, Array]:
+        """Steps (reports,) and values (reports, places) of the reports that have the gauge. A
+        figure of the run has one place.
+        """
+        rows = [(step, figures[name]) for step, figures in self.reports if name in figures]
+        if not rows:
+            return np.zeros(0), np.zeros((0, 0))
+        values = [row if isinstance(row, list) else [row] for _, row in rows]
+        width = len(values[-1])
+        fitting = [(step, each) for (step, _), each in zip(rows, values, strict=True) if len(each) == width]
+        return np.array([step for step, _ in fitting], dtype=float), np.array([each for _, each in fitting], dtype=float)
+
+    def place(self, name: str, index: int) -> str:
+        """The place of an entry of a gauge, in words."""
+        scope = GAUGES[name].scope
+        if scope == "run":
+            return "the model"
+        if scope == "state":
+            return f"the state before {self.places[index]}" if index < len(self.places) else "the last state"
+        if scope == "sublayer":
+            return self.places[index]
+        for k, count in enumerate(self.heads):
+            if index < count:
+                return f"{self.places[k]}, head {index}"
+            index -= count
+        return f"head {index}"
+
+
+def trend(steps: Array, values: Array) -> Trend:
+    """Least squares of log values against steps. Without three values, all positive and finite, the
+    rate and the fit are 0.
+    """
+    if len(steps) < 3 or not (np.isfinite(values).all() and (values > 0).all()):
+        return Trend(0.0, 0.0)
+    s, log = steps - steps.mean(), np.log(values)
+    log = log - log.mean()
+    rate = float((s * log).sum() / (s * s).sum())
+    total = float((log * log).sum())
+    return Trend(rate, 1 - float(((log - rate * s) ** 2).sum()) / total if total > 0 else 0.0)

@@ -1,0 +1,163 @@
+"""Probes: walks with instruments on one held batch, rarer than reports. A new probe is one entry of
+`PROBES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctrans.base.as_found import as_found
+from ctrans.control import costate, maximum_principle
+from ctrans.control.regularization import Regularization
+from ctrans.control.segment_check import check_segment
+from ctrans.dynamics.fields import TokenBound
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.attention.by_depth import AttentionByDepth
+from ctrans.measure.backward.lyapunov import LyapunovExponents
+from ctrans.measure.backward.sensitivity import Sensitivities
+from ctrans.measure.forward.bounds import map_bound
+from ctrans.measure.walk import Attempt, Model, walk
+from ctrans.training.attention_theta import MeanTheta
+from ctrans.training.monitor.hooks import in_a_line
+from ctrans.training.monitor.sharpness import over_edge
+from ctrans.training.monitor.sites import Sites
+from solvers import ConfigError, SolveError
+
+TOKENS = 32
+"""The number of tokens of the held batch's first sequence at which Jacobians are taken."""
+EXPONENTS = 2
+TOLERANCE = 0.05
+"""The relative error of a Jacobian's norm, while the training waits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The batch of the probes: tokens, and the targets of the model's loss."""
+
+    tokens: Tensor
+    targets: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """The argument of a probe. `few` are the first tokens of the held batch's first sequence."""
+
+    sites: Sites
+    model: Model
+    held: Held
+    optimizer: torch.optim.Optimizer | None
+    few: Tensor
+
+
+def attention(at: Probed) -> Mapping[str, Any]:
+    """theta, the balanced-mass factor over all rows, and log S of the first and the last attention
+    (Emadi).
+    """
+    places = [site.k for site in at.sites.sites if site.sublayer.attention is not None]
+    if not places:
+        raise ConfigError("no sublayer of this model shows an attention")
+    theta, layers = Attempt(MeanTheta()), Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
+    mean, ends = walk(at.model, at.few, instruments=[theta, layers])
+    named = {} if mean is None else {"theta": mean}
+    for word, layer in zip(("first", "last"), (ends[0], ends[-1]) if ends else (), strict=False):
+        if layer.finite:
+            named[f"log_sensitivity_{word}"] = math.fsum(layer.log_sensitivity.values())
+    if not named:
+        raise ConfigError(theta.note or layers.note or "no state is finite")
+    return named
+
+
+def jacobians(at: Probed) -> Mapping[str, Any]:
+    """|dv_k/dX| of each sublayer, and the largest Lyapunov exponents per unit of depth-time."""
+    velocities, rates = Sensitivities(tolerance=TOLERANCE, starts=0), Attempt(LyapunovExponents(count=EXPONENTS))
+    lyapunov = walk(at.model, at.few, instruments=[velocities, rates])[1]
+    found = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in velocities.sublayers]}
+    if lyapunov is not None:
+        found["lyapunov"] = [float(exponent) for exponent in lyapunov.exponents]
+    return found
+
+
+def principle(at: Probed) -> Mapping[str, Any]:
+    """H, the gap g = H + <P, v> and the alignment of each sublayer; inf where H is, nan where they
+    are unknown.
+    """
+    found = maximum_principle(at.model.depth, costate(at.model, at.held.tokens, at.held.targets))
+    return {
+        name: [math.nan if value is None else float(value) for value in getattr(found, name)]
+        for name in ("hamiltonian", "gap", "alignment")
+    }
+
+
+def exponents(at: Probed) -> Mapping[str, Any]:
+    """k of the best -<P, f> ~ R^k over last maps with |W|_F <= R, for the first and the last
+    sublayer, at the held batch's first tokens.
+
+    k is 1 if H is infinite, 0 if it is finite. It comes from ascents that use neither
+    (`ctrans.control.segment_check.check_segment`).
+    """
+    found = costate(at.model, at.held.tokens, at.held.targets)
+    sublayers, named = list(at.model.depth.sublayers), dict[str, Any]()
+    for word, k in (("first", 0), ("last", len(sublayers) - 1)):
+        x, p = (part[:1, :TOKENS] for part in found.starts[k])
+        step = found.states[k][:1, :TOKENS], found.costates[k + 1][:1, :TOKENS]
+        time, dt = found.times[k], at.model.depth.lengths[k]
+        check = check_segment(
+            sublayers[k], step, (x, p), continuous=False, segment=k, time=time, dt=dt, regularization=Regularization()
+        )
+        if check.certificate.growth is not None:
+            named[f"hamiltonian_exponent_{word}"] = float(check.certificate.growth.exponent)
+    return named
+
+
+def curvature(at: Probed) -> Mapping[str, Any]:
+    """The loss's sharpness, and its ratio to the optimiser's edge of stability."""
+    weights = [weight for weight in at.sites.root.parameters() if weight.is_floating_point()]
+    return over_edge(at.model, weights, at.held.tokens, at.held.targets, at.optimizer)
+
+
+def bounds(at: Probed) -> Mapping[str, Any]:
+    """Bounds on the outputs of maps without a norm behind them, for the gauge `bound_share`."""
+    return {"map_bounds": [_map_bound(sublayer) for sublayer in at.model.depth.sublayers]}
+
+
+def _map_bound(sublayer: Sublayer) -> TokenBound | None:
+    if sublayer.output_norm is not None or sublayer.image is not None:
+        return None
+    try:
+        return map_bound(sublayer)
+    except ConfigError:
+        return None
+
+
+PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
+    "attention": attention,
+    "jacobians": jacobians,
+    "principle": principle,
+    "exponents": exponents,
+    "curvature": curvature,
+    "bounds": bounds,
+}
+"""Probes by name. Each returns figures by name: numbers, or lists by sublayer. Errors are under
+`unknown`.
+"""
+
+
+def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """The figures of all probes, of the model in evaluation mode. The model does not change."""
+    few = held.tokens[:1, :TOKENS] if sites.vocabulary else held.tokens[:1]
+    found: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    with as_found(sites.root):
+        at = Probed(sites, sites.model, held, optimizer, few)
+        for name, look in PROBES.items():
+            try:
+                found.update(look(at))
+            except Exception as error:  # of any kind, such as lack of memory: a training must not stop for a figure
+                unknown[name] = str(error) if isinstance(error, (ConfigError, SolveError)) else in_a_line(error)
+    return {**found, "unknown": unknown} if unknown else found

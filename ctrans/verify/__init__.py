@@ -1,1 +1,0 @@
-"""Runs the statements of theory on random cases. Each room has the statements about itself."""

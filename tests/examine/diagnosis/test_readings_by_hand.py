@@ -1,0 +1,86 @@
+"""Readings of a diagnosis beside the same figures written out."""
+
+import math
+
+import pytest
+import torch
+
+from ctrans.examine.diagnosis.diagnose import diagnose
+from tests.examine.diagnosis.test_diagnose import PLANTED, found, healthy, silence, text
+
+
+def loss_with(model, segment, share, tokens, targets):
+    """The loss if one sublayer's step is `share` times as long."""
+    x = model.embed(tokens)
+    for k, (part, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
+        x = part.step(x, h * share if k == segment else h)
+    return float(model.loss(model.head(x), tokens, targets))
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "peri"])
+def test_the_slope_of_the_loss_is_that_of_a_longer_step(placement):
+    model, (tokens, targets) = healthy(placement), text()
+    for reading in diagnose(model, tokens, targets).readings["loss of less of a sublayer"]:
+        ends = [loss_with(model, reading.segment, 1 + d, tokens, targets) for d in (1e-4, -1e-4)]
+        assert reading.value == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-5, abs=1e-8)
+
+
+def test_what_raises_the_loss_is_found_because_the_loss_falls_without_it():
+    model, (tokens, targets) = PLANTED["sublayer raises the loss"][0](), text()
+    assert loss_with(model, 5, 0.9, tokens, targets) < loss_with(model, 5, 1.0, tokens, targets) - 0.05
+
+
+def test_the_spread_of_scores_is_the_deviation_of_the_products_of_queries_and_keys():
+    model, (tokens, targets) = healthy("pre"), text()
+    spreads, x = [], model.embed(tokens)
+    for k, (part, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
+        if k % 2 == 0:
+            u, rows = part.given(x), []
+            for head in part.field.head_matrices():
+                scores = (u @ head.query.T + head.query_offset) @ (u @ head.key.T).mT / math.sqrt(len(head.query))
+                rows += [scores[b, i, : i + 1].std(correction=0) for i in range(2, 12) for b in range(2)]
+            spreads.append(float(torch.stack(rows).median()))
+        x = part.step(x, h)
+    readings = diagnose(model, tokens, targets).readings["scores over the other layers'"]
+    for reading, own in zip(readings, spreads, strict=True):
+        others = sorted(each for each in spreads if each != own)
+        assert reading.value == pytest.approx(own / others[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 16, 48])
+def test_dead_units_are_counted_where_they_are(count):
+    model, (tokens, targets) = healthy("pre"), text()
+    model.depth.sublayers[3].field.up.bias[:count] = -100.0
+    shares = [reading.value for reading in diagnose(model, tokens, targets).readings["share of dead units"]]
+    assert shares == [0, count / 64, 0]
+
+
+def test_a_silenced_outlier_is_a_note_and_its_gain_is_not_called_dead():
+    """Setting such a gain to 0 changes nothing; to the median, much: so it is no fault."""
+    model, (tokens, targets) = healthy("post"), text()
+    silence(model)
+    kept = model(tokens)[0]
+    names = {finding.check: finding.severity for finding in diagnose(model, tokens, targets).findings}
+    assert names["silenced outlier channel"] == "note"
+    assert "dead gain around the state" not in names
+    gains = model.depth.sublayers[3].state_norm.weight
+    gains[5] = 0.0
+    assert float((model(tokens)[0] - kept).norm() / kept.norm()) < 1e-6
+    gains[5] = gains.median()
+    assert float((model(tokens)[0] - kept).norm() / kept.norm()) > 0.1
+
+
+def test_a_dead_gain_beside_a_silenced_outlier_is_still_found():
+    model, (tokens, targets) = healthy("post"), text()
+    silence(model)
+    model.depth.sublayers[3].state_norm.weight[7] = 0.0
+    finding = next(each for each in diagnose(model, tokens, targets).findings if each.check == "dead gain around the state")
+    assert "channel 7" in finding.figure
+    assert "channel 5" not in finding.figure
+
+
+def test_a_model_that_is_not_the_same_twice_says_nothing_of_later_tokens():
+    diagnosis = found("not the same twice")
+    assert "change by a later token" not in diagnosis.readings
+    (healthy_reading,) = diagnose(healthy("pre"), *text()).readings["difference of two passes"]
+    assert healthy_reading.value == 0

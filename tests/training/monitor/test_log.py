@@ -1,0 +1,311 @@
+"""The log: what is read is what was written, to three digits; a killed run's is readable; a long one's is small."""
+
+import copy
+import dataclasses
+import errno
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from ctrans import ConfigError
+from ctrans.cli.watch import _page, findings
+from ctrans.measure.findings import Finding, Reading
+from ctrans.report.files import to_json
+from ctrans.report.terminal import show
+from ctrans.training.monitor import ALARMS
+from ctrans.training.monitor.log import DENSE, KEPT, LOG, LogWriter, read_log
+from ctrans.training.monitor.log_lines import Header, Report, decoded, encoded
+from ctrans.training.monitor.memory import MEMORY, memory_in
+from tests.cli.test_commands import strict
+
+ROOT = Path(__file__).parents[2]
+HEADER = Header("a model", ["block 0, attention", "block 0, ffn"], ["attention", "ffn"], [2, 0], 50)
+
+
+def test_numbers_are_rounded_to_bfloat16_as_torch_rounds_them():
+    values = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-40, 38, 2000)
+    values = torch.cat([values, torch.tensor([0.0, math.inf, -math.inf, 3.39e38, 1e-45])])
+    assert decoded(encoded(values.tolist())) == values.bfloat16().tolist()
+    assert math.isnan(decoded(encoded([math.nan]))[0])
+
+
+OLD = {
+    "step": 7,
+    "alarm": {
+        "rule": "hidden states outrun their law",
+        "grade": "danger",
+        "step": 7,
+        "place": "x",
+        "says": "rms",
+        "value": 32.0,
+        "limit": 50.0,
+        "since": 3,
+        "doubling": 10.0,
+        "crossing": 67,
+        "does": "overflows",
+        "helps": "QK-norm",
+        "source": "us",
+    },
+}
+
+
+def test_a_log_of_the_version_before_is_read(tmp_path):
+    LogWriter(tmp_path, HEADER).report(Report(1, {"loss": 2.5}))
+    with (tmp_path / LOG).open("a") as file:
+        report = {"step": 7, "run": {"loss": 2.0}, "by": {"surprise": encoded([1.0, 2.0])}}
+        file.writelines(json.dumps(line) + "\n" for line in (report, OLD))
+    log = read_log(tmp_path)
+    (alarm,) = log.findings
+    assert (alarm["check"], alarm["severity"], alarm["figure"]) == ("hidden states grow too large", "serious", "rms = 32")
+    assert (alarm["impact"], alarm["remediation"], alarm["crossing"]) == ("overflows", "QK-norm", 67)
+    assert log.reports[1].figures == {"loss": 2.0, "adam_gradient_ratio": [1.0, 2.0]}
+    assert alarm.keys() == {field.name for field in dataclasses.fields(Finding)}
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    writer.report(Report(1, {"loss": 2.5, "rms": [1.0, 2.0, math.nan], "log_z": math.inf}))
+    alarm = ALARMS.finding("loss spike", Reading(math.inf, "the loss", "loss = inf"), limit="above 2", step=1, since=1)
+    writer.finding(1, alarm)
+    writer.probe(1, {"sharpness": 3.0})
+    writer.end(1, "finished")
+    log = read_log(tmp_path)
+    assert log.header == HEADER
+    assert log.reports[0].figures["loss"] == 2.5
+    assert log.reports[0].figures["log_z"] == math.inf
+    np.testing.assert_equal(log.series("rms"), [[1.0, 2.0, math.nan]])
+    assert log.findings == [{**dataclasses.asdict(alarm), "value": "inf"}]
+    assert log.ended == "finished"
+    assert all(json.loads(line) for line in (tmp_path / LOG).read_text().splitlines())
+
+
+def test_a_line_that_was_not_finished_is_left_out(tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    for step in range(1, 5):
+        writer.report(Report(step, {"loss": float(step), "rms": [1.0]}))
+    whole = (tmp_path / LOG).read_bytes()
+    last = whole.rstrip(b"\n").rindex(b"\n") + 1
+    for cut in range(last, len(whole)):
+        (tmp_path / LOG).write_bytes(whole[:cut])
+        assert read_log(tmp_path).steps == [1, 2, 3]
+
+
+def test_a_run_that_goes_on_keeps_what_led_to_where_it_goes_on_from(tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    for step in (50, 100, 150):
+        writer.report(Report(step, {"loss": 1.0}))
+    writer.end(150, "killed")
+    LogWriter(tmp_path, HEADER, start=100).report(Report(101, {"loss": 1.0}))
+    assert read_log(tmp_path).steps == [50, 100, 101]
+    assert read_log(tmp_path).ended == ""
+    LogWriter(tmp_path, HEADER)
+    assert read_log(tmp_path).steps == []
+
+
+def test_older_reports_are_thinned_and_leave_their_peaks(tmp_path):
+    writer = LogWriter(tmp_path, dataclasses.replace(HEADER, every=1))
+    count = 3 * KEPT
+    for step in range(1, count + 1):
+        writer.report(Report(step, {"loss": 1.0, "highest_loss": 9.0 if step == 11 else 1.0, "rms": [1.0, 2.0, 3.0]}))
+    log = read_log(tmp_path)
+    assert len(log.reports) < KEPT
+    assert log.steps[-DENSE:] == list(range(count - DENSE + 1, count + 1))
+    gaps = np.diff(log.steps)
+    assert (np.diff(gaps) <= 0).mean() > 0.9  # ever sparser towards the start
+    assert max(log.series("highest_loss")) == 9.0
+
+
+def test_a_directory_without_a_log_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no log"):
+        read_log(tmp_path)
+
+
+def changed(value):
+    """The value with one of its parts at a time as something else, or gone."""
+    yield from (-1, 1e400, "x", [])
+    if isinstance(value, (dict, list)):
+        for place in range(len(value)) if isinstance(value, list) else value:
+            less = copy.copy(value)
+            del less[place]
+            yield less
+            for part in changed(value[place]):
+                other = copy.copy(value)
+                other[place] = part
+                yield other
+
+
+@pytest.mark.slow
+def test_a_log_of_anybodys_is_read_and_shown_or_refused(tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    writer.report(Report(1, {"loss": 1.0, "seconds": 0.1, "rms": [1.0, 2.0, 3.0], "logit": [1.0, 2.0]}, {"block 0": "why"}))
+    writer.finding(1, ALARMS.finding("loss spike", Reading(1.0, "x", "loss = 1"), step=1, since=1, doubling=3.0, crossing=9))
+    with (tmp_path / LOG).open("a") as file:
+        file.write(json.dumps(OLD) + "\n")
+    writer.probe(1, {"theta": 0.5, "unknown": {"attention": "none"}})
+    writer.end(1, "finished")
+    lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
+    console, count = Console(file=io.StringIO(), width=120), 0
+    for i, line in enumerate(lines):
+        for other in changed(line):
+            given = [*lines[:i], other, *lines[i + 1 :]]
+            (tmp_path / LOG).write_text("".join(json.dumps(each) + "\n" for each in given))
+            count += 1
+            try:
+                log = read_log(tmp_path)
+            except ConfigError:
+                assert i == 0  # without a header it is no log
+                continue
+            show(_page(log), console)
+            assert strict(to_json(findings(log)))
+    assert count > 150
+
+
+def test_what_is_no_file_is_no_log_and_a_terminal_is_not_commanded(tmp_path):
+    os.mkfifo(tmp_path / LOG)
+    with pytest.raises(ConfigError, match="no log"):
+        read_log(tmp_path)
+    (tmp_path / LOG).unlink()
+    writer = LogWriter(tmp_path, dataclasses.replace(HEADER, model="a \x1b[2J model"))
+    writer.report(Report(1, {"loss": 1.0}, {"block 0": "\x1b]0;"}))
+    (tmp_path / LOG).write_text((tmp_path / LOG).read_text() + "[" * 100_000 + "\n")
+    log = read_log(str(tmp_path))
+    assert "\x1b" not in log.header.model + str(log.reports[0].unknown)
+
+
+@pytest.mark.parametrize("deep", [90, 400, 900, 5000])
+def test_a_line_that_is_nested_without_end_is_left_out(tmp_path, deep):
+    nest = "[" * deep + "]" * deep
+    lines = (
+        '{"header": {"model": "x", "places": NEST, "kinds": [], "heads": [], "every": 1}}',
+        '{"step": 1, "alarm": {"rule": NEST}}',
+        '{"step": 1, "finding": {"check": NEST}}',
+        '{"step": 1, "probe": {"theta": NEST, "unknown": {"a": NEST}}}',
+        '{"step": 1, "run": {}, "by": {}, "unknown": {"a": NEST}}',
+    )
+    LogWriter(tmp_path, HEADER).report(Report(1, {"loss": 1.0}))
+    with (tmp_path / LOG).open("a") as file:
+        file.writelines(line.replace("NEST", nest) + "\n" for line in lines)
+    log = read_log(tmp_path)
+    assert log.header == HEADER
+    show(_page(log), Console(file=io.StringIO()))
+    assert strict(to_json(findings(log)))
+
+
+def test_a_log_that_cannot_be_read_to_its_end_is_not_replaced_by_its_beginning(tmp_path, monkeypatch):
+    writer = LogWriter(tmp_path, HEADER)
+    for step in (50, 100, 150):
+        writer.report(Report(step, {"loss": 1.0}))
+    whole, made = (tmp_path / LOG).read_bytes(), Path.open
+
+    def broken(path, mode="r", **options):
+        if mode == "r":
+            raise OSError(errno.EIO, "Input/output error")
+        return made(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", broken)
+    with pytest.raises(ConfigError, match=r"cannot read .*Input/output error"):
+        read_log(tmp_path)
+    writer = LogWriter(tmp_path, HEADER, start=100)
+    writer.report(Report(101, {"loss": 1.0}))
+    monkeypatch.undo()
+    assert (tmp_path / LOG).read_bytes() == whole
+    writer.report(Report(150, {"loss": 1.0}))
+    assert read_log(tmp_path).steps == [50, 100, 101, 150]
+
+
+TRAINING = """
+import sys, torch
+from ctrans import GPT, GPTConfig
+from ctrans.training.monitor import Monitor
+model = GPT(GPTConfig(vocab_size=32, context=8, depth=1, width=16, heads=2))
+optimiser = torch.optim.AdamW(model.parameters())
+monitor = Monitor(model, every=1, out=sys.argv[1])
+while True:
+    tokens = torch.randint(32, (2, 9))
+    loss = model(tokens[:, :-1], tokens[:, 1:])[1]
+    loss.backward()
+    monitor.step(loss, optimiser)
+    optimiser.step()
+    optimiser.zero_grad()
+    print("step", flush=True)
+"""
+
+
+def test_a_run_that_is_killed_leaves_a_log_that_can_be_read(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen([sys.executable, "-c", TRAINING, str(tmp_path)], stdout=subprocess.PIPE, env=environment, text=True)
+    for _ in range(20):
+        run.stdout.readline()
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    log = read_log(tmp_path)
+    assert log.steps[:19] == list(range(1, 20))
+    assert log.ended == ""
+    assert time.time() > os.path.getmtime(tmp_path / LOG) - 60
+
+
+def test_the_memory_of_a_step_is_that_of_its_directory_and_step(tmp_path):
+    assert memory_in(tmp_path, 5) is None, "no file"
+    (tmp_path / MEMORY).write_text('{"step": 5}')
+    assert memory_in(tmp_path, 5) == {"step": 5}
+    assert memory_in(tmp_path, 6) is None, "of another step"
+    (tmp_path / MEMORY).write_text('{"step": 0}')
+    assert memory_in(tmp_path, 0) is None, "a training that begins has no memory"
+
+
+def written(directory, *lines):
+    """A log of those lines after a header."""
+    header = {"header": dataclasses.asdict(HEADER)}
+    (directory / LOG).write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+
+
+def test_a_log_of_more_than_a_writer_keeps_is_read_as_one_would_keep_it(tmp_path):
+    written(tmp_path, *({"step": step, "run": {"loss": 1.0}, "by": {}} for step in range(5 * KEPT)))
+    steps = read_log(tmp_path).steps
+    assert len(steps) < KEPT
+    assert steps[-DENSE:] == list(range(5 * KEPT - DENSE, 5 * KEPT))
+
+
+def test_one_wide_report_does_not_widen_all_others(tmp_path, monkeypatch):
+    wide = {"step": 0, "run": {}, "by": {"rms": encoded([1.0] * 200_000)}}
+    written(tmp_path, wide, *({"step": step, "run": {}, "by": {"rms": encoded([1.0])}} for step in range(1, KEPT - 1)))
+    entries, built = [], np.array
+    monkeypatch.setattr(np, "array", lambda *given, **more: entries.append((made := built(*given, **more)).size) or made)
+    assert findings(read_log(tmp_path))["history"]["steps"] == [0, KEPT - 2]
+    assert max(entries) <= 400_000
+
+
+def test_texts_without_end_are_shown_to_a_length(tmp_path):
+    many = {str(place): "no" for place in range(5000)}
+    written(tmp_path, {"step": 1, "run": {}, "by": {}, "unknown": many}, {"step": 1, "end": 10**6 * "x"})
+    log = read_log(tmp_path)
+    assert len(log.ended) < 3000
+    assert len(log.reports[0].unknown) < 2000
+
+
+@pytest.mark.parametrize(
+    "line", [{"by": {}}, {"by": {}, "run": []}, {"by": 3, "run": {"highest_loss": 2.0}}, {"by": {}, "run": {"highest_loss": [1]}}]
+)
+def test_a_damaged_report_in_the_log_ends_no_training(tmp_path, line):
+    whole = {"step": 1, "run": {"highest_loss": 9.0}, "by": {}}
+    written(tmp_path, *([whole, {"step": 1, **line}] * KEPT))
+    writer = LogWriter(tmp_path, HEADER, start=1)
+    writer.report(Report(2, {"loss": 1.0}))
+    assert read_log(tmp_path).steps[-1] == 2
+
+
+def test_figures_that_base64_does_not_have_are_no_other_figures(tmp_path):
+    text = encoded([1.0, 2.0, 3.0])
+    written(tmp_path, {"step": 1, "run": {}, "by": {"rms": "*" + text}}, {"step": 2, "run": {}, "by": {"rms": text}})
+    assert read_log(tmp_path).steps == [2]
