@@ -125,7 +125,9 @@ class Adjoint(Gradient):
         noting = [_noting(k, s, starts) if self.restore or k == 0 or s.enter is not None else s for k, s in enumerate(segments)]
         with without_graph(x0.device) as capture:
             solution = march(method, noting, x0.detach(), run, progress, done)
-        return chain.end(solution, x0, [solution.x1]) if solution.status is Status.SUCCESS else solution
+        if solution.status is Status.SUCCESS:
+            return chain.end(solution, x0, [solution.x1])
+        return solution
 
 
 def _noting(k: int, segment: Segment, starts: dict[int, Tensor]) -> Segment:
@@ -133,7 +135,9 @@ def _noting(k: int, segment: Segment, starts: dict[int, Tensor]) -> Segment:
 
     def note(x: Tensor) -> Tensor:
         starts[k] = x
-        return x if segment.enter is None else segment.enter(x)
+        if segment.enter is None:
+            return x
+        return segment.enter(x)
 
     return segment.with_maps(enter=note)
 
@@ -175,9 +179,11 @@ class _AdjointPass:
         self.baton[0] = (x, run.step_size)
         if self.report is not None:
             # the error over the difference of the coarser solve from the finer one
-            finer, factor = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol), 1.0
+            finer = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol)
+            factor = 1.0
             if not self.method.adaptive:
-                finer, factor = request.again(steps=2 * request.steps), 2**self.method.order / (2**self.method.order - 1)
+                finer = request.again(steps=2 * request.steps)
+                factor = 2**self.method.order / (2**self.method.order - 1)
             fine = Backward(state.captured, state.tensors)
             _, a_fine, _ = self._back(x1, after[0], stops, starts, fine, finer)
             pairs = [(a, a_fine), *zip(state.gradients, fine.gradients, strict=True)]
@@ -199,10 +205,14 @@ class _AdjointPass:
                 if stop != float(t):
                     x, a = self._segment(k, t, stop, x, a, state, run)
                     t = stop
-                a = a if gradient is None else a + gradient
+                if gradient is None:
+                    a = a
+                else:
+                    a = a + gradient
             x, a = self._segment(k, t, segment.t0, x, a, state, run)
             if k in starts:
-                solved, entered = x, starts[k]
+                solved = x
+                entered = starts[k]
                 x = entered
                 if segment.enter is not None:
                     entered, a = state.pull(k, segment.enter, x, a)
@@ -211,8 +221,10 @@ class _AdjointPass:
 
     def _segment(self, k: int, t1: Time, t0: Time, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor]:
         """(x, a) at t0 from (x, a) at t1. Adds the parameters' integral to their gradients."""
-        field, tensors = self.segments[k].field, state.captured[k]
-        count, dtype = x.numel(), x.dtype
+        field = self.segments[k].field
+        tensors = state.captured[k]
+        count = x.numel()
+        dtype = x.dtype
         sums = [_entries(torch.zeros_like(tensor), dtype) for tensor in tensors]
         used: set[int] = set()
 
@@ -223,7 +235,10 @@ class _AdjointPass:
             return torch.cat([_entries(rate, dtype) for rate in rates])
 
         # the equation is linear in a: scaled to the state's size, the same tolerances suit both
-        scale = _length(a) / _length(x) if self.method.adaptive else x.new_ones(())
+        if self.method.adaptive:
+            scale = _length(a) / _length(x)
+        else:
+            scale = x.new_ones(())
         flat = torch.cat([x.reshape(-1), (a / scale).reshape(-1), *sums])
         run.saved = []
         solution = march(self.method, [Segment(t1, t0, augmented)], flat, run)

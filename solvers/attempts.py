@@ -33,14 +33,19 @@ class Attempts:
 
         `sound` says that the latest error or the slope at t is finite.
         """
-        before, end, finite = self.size, self.segment.end, math.isfinite(self.error)
+        before = self.size
+        end = self.segment.end
+        finite = math.isfinite(self.error)
         self.size, last = self.step_size.propose(abs(end - t))
         h = math.copysign(self.size, end - t)
         if not last and (end := representable(t + h, dtype)) != t:
             h = end - t
         status = None
         if not sound or (not last and self.size <= max(4 * math.ulp(t), SHORTEST)):  # the time hardly advances
-            status = Status.STEP_UNDERFLOW if finite else Status.NON_FINITE
+            if finite:
+                status = Status.STEP_UNDERFLOW
+            else:
+                status = Status.NON_FINITE
         elif not finite and before <= self.step_size.shortest:
             status = Status.NON_FINITE
         elif self.count == self.most:

@@ -72,7 +72,8 @@ class Capture(TorchFunctionMode):
 
     def take(self) -> list[Tensor]:
         """The tensors found since the last call."""
-        found, self.found = list(self.found.values()), {}
+        found = list(self.found.values())
+        self.found = {}
         return found
 
 
@@ -91,7 +92,9 @@ class Substitute(TorchFunctionMode):
             return self._aliases.get(id(value), value)
         if type(value) in (tuple, list):
             return type(value)(self._swap(item) for item in value)
-        return {key: self._swap(item) for key, item in value.items()} if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            return {key: self._swap(item) for key, item in value.items()}
+        return value
 
 
 def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
@@ -109,7 +112,8 @@ def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
 
 def leaves_behind(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Tensor]:
     """The leaves that autograd's nodes depend on, except through the nodes `ends`."""
-    waiting, met = list(nodes), set(ends)
+    waiting = list(nodes)
+    met = set(ends)
     while waiting:
         node = waiting.pop()
         leaf = getattr(node, "variable", None)

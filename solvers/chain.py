@@ -33,7 +33,8 @@ class Backward:
     """
 
     def __init__(self, captured: Captured, tensors: Sequence[Tensor]):
-        self.captured, self.tensors = captured, tensors
+        self.captured = captured
+        self.tensors = tensors
         self.gradients: Grads = [None] * len(tensors)
         self._place = {id(tensor): i for i, tensor in enumerate(tensors)}
         self._aliases = {id(t): t.detach().requires_grad_() for t in tensors if not t.is_leaf}
@@ -139,9 +140,13 @@ class Chain:
 
     def end(self, solution: Solution, x0: Tensor, keep: Sequence[Tensor]) -> Solution:
         """The solution with differentiable states; `keep` is the baton of the first pass."""
-        baton, links = self.baton, len(self.links)
+        baton = self.baton
+        links = len(self.links)
         # with "ends" the last state is saved after the last stretch
-        before = self._states if self._run.save == "ends" else self._states[:-1]
+        if self._run.save == "ends":
+            before = self._states
+        else:
+            before = self._states[:-1]
 
         def pull(kept: Sequence[Tensor], gradients: Grads) -> Grads:
             baton[0] = kept
@@ -176,7 +181,9 @@ class _Node(torch.autograd.Function):
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*keep)
-        ctx.autocast, ctx.pull, ctx.roots = autocast, pull, roots
+        ctx.autocast = autocast
+        ctx.pull = pull
+        ctx.roots = roots
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 

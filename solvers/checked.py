@@ -121,7 +121,11 @@ def _check(hint: Any) -> Callable[[str, Any], None]:
     """The function that raises ConfigError unless a value has the annotated type and is within its
     limits.
     """
-    fits, members = _test(hint), typing.get_args(hint) if typing.get_origin(hint) in (*UNIONS, Literal) else (hint,)
+    fits = _test(hint)
+    if typing.get_origin(hint) in (*UNIONS, Literal):
+        members = typing.get_args(hint)
+    else:
+        members = (hint,)
     limits = [each for member in members for each in getattr(member, "__metadata__", ()) if hasattr(each, "check")]
 
     def check(name: str, value: Any) -> None:
@@ -139,15 +143,20 @@ def _check(hint: Any) -> Callable[[str, Any], None]:
 @functools.cache
 def _test(hint: Any) -> Test:
     """The function that says whether a value has the annotated type."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     kind = origin or hint
     if isinstance(hint, TypeVar):
         return _test(hint.__bound__ or Any)
     if origin is Annotated:
-        return _is_number(Real, _is_float) if NOT_FINITE in parts else _test(parts[0])
+        if NOT_FINITE in parts:
+            return _is_number(Real, _is_float)
+        return _test(parts[0])
     if origin in UNIONS:
         fits = functools.reduce(_either, map(_test, parts))
-        return fits if Path not in parts else lambda value: fits(value) and (not isinstance(value, PATHS) or _is_path(value))
+        if Path not in parts:
+            return fits
+        return lambda value: fits(value) and (not isinstance(value, PATHS) or _is_path(value))
     if origin is Literal:
         types_of = tuple({type(part) for part in parts})
         return lambda value: isinstance(value, types_of) and value in parts
@@ -173,11 +182,10 @@ def _test(hint: Any) -> Test:
     if issubclass(kind, Iterable) and parts:
         several = _several(kind, None if parts[0] in (Any, object) else _test(parts[0]), text=str in parts)
         things = parts[0] is Tensor or dataclasses.is_dataclass(parts[0])
-        return (
-            several
-            if not things
-            else lambda value: not isinstance(value, Tensor) and not hasattr(value, "shape") and several(value)
-        )  # one array is no list of these
+        # one array is no list of these
+        if not things:
+            return several
+        return lambda value: not isinstance(value, Tensor) and not hasattr(value, "shape") and several(value)
     if issubclass(kind, Tensor):
         return lambda value: isinstance(value, kind) and has_numbers(value)
     if issubclass(kind, nn.Module):
@@ -201,7 +209,9 @@ def _several(kind: type, entry: Test | None, *, text: bool) -> Test:
         if isinstance(value, Tensor) and value.is_nested:  # it has no shape, and raises where one is asked for
             return False
         try:
-            return getattr(value, "shape", None) != () if entry is None else isinstance(value, Iterator) or all(map(entry, value))
+            if entry is None:
+                return getattr(value, "shape", None) != ()
+            return isinstance(value, Iterator) or all(map(entry, value))
         except TypeError:  # a tensor without axes
             return False
 
@@ -217,7 +227,10 @@ def _is_number(kind: type, limits: Test) -> Test:
     plain = (int,) if kind is Integral else (int, float)  # what does not wait for an abstract class
 
     def is_one(value: Any) -> bool:
-        number = value if type(value) in plain else item(value)
+        if type(value) in plain:
+            number = value
+        else:
+            number = item(value)
         try:
             fits = type(number) in plain or (isinstance(number, kind) and not isinstance(number, bool))
             return fits and limits(number)
@@ -231,7 +244,9 @@ def item(value: Any) -> Any:
     """The number in a tensor or an array without axes, and anything else as it is."""
     if isinstance(value, Tensor) and (batched() or not has_numbers(value)):
         return value  # a nested tensor has not even a shape
-    return value.item() if getattr(value, "shape", None) == () else value
+    if getattr(value, "shape", None) == ():
+        return value.item()
+    return value
 
 
 def _either(one: Test, other: Test) -> Test:
@@ -299,8 +314,12 @@ def _can_be_checked(kind: type) -> bool:
 
 def _words(hint: Any) -> list[str]:
     """The values that an annotation allows, in words."""
-    hint = (hint.__bound__ or Any) if isinstance(hint, TypeVar) else hint
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, TypeVar):
+        hint = hint.__bound__ or Any
+    else:
+        hint = hint
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     if origin is Annotated:
         return [word for each in parts[1:] if (word := getattr(each, "words", ""))] or _words(parts[0])
     if origin in (Union, types.UnionType):
@@ -313,8 +332,14 @@ def _words(hint: Any) -> list[str]:
         return [PLAIN[hint]]
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         array: Any = hint
-        kind = "dense tensor" if array.array_type is Tensor else "numpy array"
-        types_of = f" and a type such as {array.dtypes[-1]}" if isinstance(array.dtypes, tuple) else ""
+        if array.array_type is Tensor:
+            kind = "dense tensor"
+        else:
+            kind = "numpy array"
+        if isinstance(array.dtypes, tuple):
+            types_of = f" and a type such as {array.dtypes[-1]}"
+        else:
+            types_of = ""
         return [f"a {kind} of shape ({array.dim_str}){types_of}"]
     kind = origin or hint
     if kind is typing.get_origin(Callable[..., Any]):

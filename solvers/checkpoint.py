@@ -68,9 +68,15 @@ class Checkpoint(Gradient):
             advance = partial(_advance, single, [piece for _, piece in group], request, record)
             # a compiler can trace torch's own
             compiling = torch.compiler.is_compiling()
-            opening = [i for i, (k, _) in enumerate(group) if i == 0 or group[i - 1][0] != k] if request.steps == 1 else [0]
+            if request.steps == 1:
+                opening = [i for i, (k, _) in enumerate(group) if i == 0 or group[i - 1][0] != k]
+            else:
+                opening = [0]
             last = end == len(parts)
-            states = checkpoint(advance, x, use_reentrant=False) if compiling else recomputed(advance, x, last, opening)
+            if compiling:
+                states = checkpoint(advance, x, use_reentrant=False)
+            else:
+                states = recomputed(advance, x, last, opening)
             x = states[-1]
             times, stats = record[0]
             run.stats += stats
@@ -117,7 +123,15 @@ def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -
     parts = []
     for step in trial.trace:
         segment = step.segment
-        first, last = step.start == segment.start, step.end == segment.end
-        t0, t1 = segment.t0 if first else step.start, segment.t1 if last else step.end
+        first = step.start == segment.start
+        last = step.end == segment.end
+        if first:
+            t0 = segment.t0
+        else:
+            t0 = step.start
+        if last:
+            t1 = segment.t1
+        else:
+            t1 = step.end
         parts.append((place[id(segment)], segment.part(t0, t1, first)))
     return method.fixed(), parts, run.again(steps=1, save="segments")

@@ -171,11 +171,15 @@ class PID(_ByPowers):
 
 
 def _at_least(x: Size, bound: Size) -> Size:
-    return x.clamp(min=bound) if isinstance(x, Tensor) else max(x, bound)
+    if isinstance(x, Tensor):
+        return x.clamp(min=bound)
+    return max(x, bound)
 
 
 def _at_most(x: Size, bound: Size) -> Size:
-    return x.clamp(max=bound) if isinstance(x, Tensor) else min(x, bound)
+    if isinstance(x, Tensor):
+        return x.clamp(max=bound)
+    return min(x, bound)
 
 
 def _shorter(size: Size, error: Size, q: int, shrink: float, retry: float) -> Size:
@@ -208,7 +212,9 @@ CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI(), "pid":
 
 def for_tensors(rule: Controller) -> Any:
     """The rule, for tensors in place of numbers. The package's own take them."""
-    return rule if type(rule) in map(type, CONTROLLERS.values()) else ByNumber(rule)
+    if type(rule) in map(type, CONTROLLERS.values()):
+        return rule
+    return ByNumber(rule)
 
 
 @dataclasses.dataclass
@@ -247,9 +253,11 @@ class StepSize:
     def judge(self, size: float, error: float) -> bool:
         """Whether a step of that size with that error is accepted. Sets the next proposal."""
         if not self.allows(size, error):  # also if it is nan
-            self.step, self.refused = min(self.rule.rejected(size, error, self.q), SHORTER * size), size
+            self.step = min(self.rule.rejected(size, error, self.q), SHORTER * size)
+            self.refused = size
             return False
         error = max(error, SMALLEST)
         self.step = self.rule.accepted(size, self.step, (error, *self.errors), self.q)
-        self.errors, self.refused = (error, self.errors[0]), math.inf
+        self.errors = (error, self.errors[0])
+        self.refused = math.inf
         return True

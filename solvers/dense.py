@@ -33,7 +33,8 @@ def check_times(times: Times, segments: Sequence[Segment], method: Method, gradi
     given = times.detach().tolist() if isinstance(times, Tensor) and times.dim() == 1 else times
     if not isinstance(given, Sequence) or not all(isinstance(t, Real) and math.isfinite(t) for t in given) or not given:
         raise ConfigError(f"times = {shown(times)}: give a list of finite numbers, or a tensor of one axis")
-    start, end = segments[0].start, segments[-1].end
+    start = segments[0].start
+    end = segments[-1].end
     sign = check_one_way(segments)
     if any(sign * (b - a) <= 0 for a, b in pairwise(given)):
         raise ConfigError("the times are not strictly in the order in which the segments pass them: sort them")
@@ -93,7 +94,8 @@ class Curve:
     def _at(self, t: Tensor) -> Tensor:
         time = self._sign * float(t.detach())
         if not self._ends[0] <= time <= self._ends[-1]:
-            first, last = self._sign * self._ends[0], self._sign * self._ends[-1]
+            first = self._sign * self._ends[0]
+            last = self._sign * self._ends[-1]
             raise ConfigError(f"t = {float(t.detach()):g} is outside the solve, which goes from {first:g} to {last:g}")
         inside = self._steps[max(0, bisect_left(self._ends, time) - 1)].inside
         assert inside is not None, "a method that does not tell the states inside its steps was refused"

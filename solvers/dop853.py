@@ -111,15 +111,22 @@ def _interpolation() -> list[list[Fraction]]:
     """
     polynomials = []
     for i in range(STAGES):
-        b = Fraction(B[i]) if i < LAST else Fraction(0)
-        first, last = int(i == 0), int(i == LAST)
+        if i < LAST:
+            b = Fraction(B[i])
+        else:
+            b = Fraction(0)
+        first = int(i == 0)
+        last = int(i == LAST)
         factors = [b, first - b, 2 * b - first - last, *(Fraction(row[i]) for row in INTERPOLATION)]
         polynomial = [Fraction(0)]
         for power, factor in reversed(list(enumerate(factors))):
             polynomial[0] += factor
             shifted = [Fraction(0), *polynomial]
             # times theta, or 1 - theta
-            polynomial = shifted if power % 2 == 0 else [p - s for p, s in zip([*polynomial, Fraction(0)], shifted, strict=True)]
+            if power % 2 == 0:
+                polynomial = shifted
+            else:
+                polynomial = [p - s for p, s in zip([*polynomial, Fraction(0)], shifted, strict=True)]
         polynomials.append(polynomial[1:])
     return polynomials
 

@@ -102,7 +102,8 @@ def solve_each(
         raise ConfigError(
             "steps by row need a state whose first axis are the rows, times that are not learned, and no vmap or forward mode: use `solve`"
         )
-    run, rows = Run(1, **limits), _Rows(len(x0))
+    run = Run(1, **limits)
+    rows = _Rows(len(x0))
     x = x0
     for k, segment in enumerate(segments):
         x = _Batch(chosen, segment, k, run, x, rows).advance()
@@ -127,7 +128,8 @@ class _Rows:
         self.t, self.end, self.h, self.proposed, self.refused = map(filled, (0, 0, 0, math.nan, math.inf))
         self.errors = torch.stack([filled(1), filled(1)])
         # on the present segment, as `count`, the number of attempts
-        self.size, self.error = filled(math.inf), filled(0)
+        self.size = filled(math.inf)
+        self.error = filled(0)
 
     def results(self) -> tuple[tuple[Status, ...], tuple[Stats, ...], tuple[int | None, ...], tuple[float | None, ...]]:
         """Those of an `EachSolution`."""
@@ -145,12 +147,16 @@ class _Rows:
 
     def next(self, at: Tensor, run: Run, segment: Segment, dtype: torch.dtype, sound: Tensor) -> Tensor:
         """The next step of each row, as by `Attempts.next`, and its number in `ENDS`."""
-        t, before, finite = self.t[at], self.size[at], self.error[at].isfinite()
+        t = self.t[at]
+        before = self.size[at]
+        finite = self.error[at].isfinite()
         step = self.proposed[at].clamp(run.min_step, run.max_step)
-        left, refused = (segment.end - t).abs(), self.refused[at]
+        left = (segment.end - t).abs()
+        refused = self.refused[at]
         pieces = (left / (STRETCH * step).clamp(max=run.max_step)).clamp(max=3).ceil().clamp(min=1)
         pieces = pieces + ((left / pieces >= refused) & (refused > run.min_step))
-        size, last = torch.where(pieces <= 2, left / pieces, step), pieces == 1
+        size = torch.where(pieces <= 2, left / pieces, step)
+        last = pieces == 1
         h = torch.copysign(size, segment.end - t)
         near = (t + h).to(real_type(dtype)).double()
         self.end[at], self.h[at] = torch.where(last, segment.end, near), torch.where(last | (near == t), h, near - t)
@@ -164,9 +170,12 @@ class _Rows:
 
     def judge(self, at: Tensor, error: Tensor, method: RungeKutta, run: Run) -> Tensor:
         """Which attempts are accepted, as by `Attempts.judge`."""
-        rule, q, size = for_tensors(method.controller), method.tableau.error_order, self.size[at]
+        rule = for_tensors(method.controller)
+        q = method.tableau.error_order
+        size = self.size[at]
         good = (error <= 1) | ((size <= run.min_step) & error.isfinite())
-        bad, fine = at[~good], at[good]
+        bad = at[~good]
+        fine = at[good]
         self.error[at] = error
         self.rejected[bad] += 1
         self.forced[at[good & (error > 1)]] += 1
@@ -184,7 +193,12 @@ class _Batch:
     """
 
     def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: _Rows):
-        self.method, self.segment, self.k, self.run, self.whole, self.rows = method, segment, k, run, whole, rows
+        self.method = method
+        self.segment = segment
+        self.k = k
+        self.run = run
+        self.whole = whole
+        self.rows = rows
         self.at = _places(rows.status == GOOD)
         self.x = self.first = whole[self.at.to(whole.device)]
         rows.enter(self.at, segment.start)
@@ -212,12 +226,17 @@ class _Batch:
         good = self.rows.judge(self.at, errors, self.method, self.run)
         if not good.any():
             return
-        which, taken = self._places(good), self.at[good]
+        which = self._places(good)
+        taken = self.at[good]
         if torch.is_grad_enabled():
             x1, slope, _ = self._step(taken, self.x[which], self.first[which], count=False)
         else:
-            x1, slope = x1[which], slope[which]
-        projected = x1 if self.segment.project is None else self.segment.project(x1)
+            x1 = x1[which]
+            slope = slope[which]
+        if self.segment.project is None:
+            projected = x1
+        else:
+            projected = self.segment.project(x1)
         check_like("project", projected, x1)
         self.rows.t[taken] = self.rows.end[taken]
         self.rows.accepted[taken] += 1
@@ -231,13 +250,18 @@ class _Batch:
     @torch.no_grad()
     def _begin(self) -> None:
         """A first step, as chosen by `solve`, of the rows without a step size."""
-        rows, run, x, first, segment = self.rows, self.run, self.x, self.first, self.segment
+        rows = self.rows
+        run = self.run
+        x = self.x
+        first = self.first
+        segment = self.segment
         if not rows.proposed[self.at].isnan().any():
             return
         if run.first_step is not None:
             rows.proposed[self.at] = run.first_step
             return
-        span, sign = abs(segment.end - segment.start), math.copysign(1.0, segment.end - segment.start)
+        span = abs(segment.end - segment.start)
+        sign = math.copysign(1.0, segment.end - segment.start)
         scale = run.atol + run.rtol * x.abs()
         slopes = self._norms(first / scale).tolist()
         probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale).tolist(), slopes, strict=True)]
@@ -270,7 +294,9 @@ class _Batch:
         places = self.at[gone].to(self.whole.device)
         self.whole = self.whole.index_put((places,), self.x[self._places(gone)])
         kept = self._places(~gone)
-        self.at, self.x, self.first = self.at[~gone], self.x[kept], self.first[kept]
+        self.at = self.at[~gone]
+        self.x = self.x[kept]
+        self.first = self.first[kept]
 
     def _slope(self, at: Tensor, x: Tensor) -> Tensor:
         """dx/dt. Only rows whose dx/dt is finite get a graph: zero times a non-finite number is not
@@ -282,7 +308,9 @@ class _Batch:
             return v
         sound = _sound(v)
         which = self._places(sound)
-        return v.index_put((which,), self._velocity(self.rows.t[at[sound]], x[which])) if sound.any() else v
+        if sound.any():
+            return v.index_put((which,), self._velocity(self.rows.t[at[sound]], x[which]))
+        return v
 
     def _velocity(self, times: Tensor, x: Tensor, counted: Tensor | None = None) -> Tensor:
         if counted is not None:
@@ -294,10 +322,16 @@ class _Batch:
 
     def _step(self, at: Tensor, x: Tensor, first: Tensor, count: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """x1, the last stage and each row's error of one attempt by each row."""
-        tableau, start, end = self.method.tableau, self.rows.t[at], self.rows.end[at]
-        h, stages = self._by_row(self.rows.h[at], x), [first]
+        tableau = self.method.tableau
+        start = self.rows.t[at]
+        end = self.rows.end[at]
+        h = self._by_row(self.rows.h[at], x)
+        stages = [first]
         for c, weights in list(zip(tableau.c, tableau.a, strict=True))[1:]:
-            times = end if c == 1 else start + c * (end - start)
+            if c == 1:
+                times = end
+            else:
+                times = start + c * (end - start)
             stages.append(self._velocity(times, x + h * weighted(1, weights, stages), at if count else None))
         x1 = x + h * weighted(1, tableau.b, stages)
         with torch.no_grad():

@@ -42,15 +42,22 @@ def shown(value: object) -> str:
 def _shown(value: object, deep: int) -> str:
     if isinstance(value, Tensor):
         where = " on meta" * value.is_meta
-        layout = "" if value.layout is torch.strided and not value.is_nested else " that is not dense"
+        if value.layout is torch.strided and not value.is_nested:
+            layout = ""
+        else:
+            layout = " that is not dense"
         return f"a tensor of shape {tuple(value.shape) if not value.is_nested else '?'} and {value.dtype}{where}{layout}"
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
     if isinstance(value, (Real, str, bytes, PurePath)) or value is None:
         text = repr(value)
-        return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+        if len(text) <= SHOWN:
+            return text
+        return text[:SHOWN] + "..."
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_shown(each, deep - 1) for each in value[:3])}{', ...' * (len(value) > 3)}]" if deep else "[...]"
+        if deep:
+            return f"[{', '.join(_shown(each, deep - 1) for each in value[:3])}{', ...' * (len(value) > 3)}]"
+        return "[...]"
     if type(value).__name__ == "ndarray":
         array: Any = value
         return f"an array of shape {array.shape} and {array.dtype}"
@@ -65,7 +72,10 @@ def with_article(kind: str) -> str:
 def check_positive(name: str, value: object, what: str = "a positive finite number") -> None:
     """Raises ConfigError unless the value is a positive finite number; `what` says what to give."""
     try:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else 0.0
+        if isinstance(value, Real) and not isinstance(value, bool):
+            number = float(value)
+        else:
+            number = 0.0
     except OverflowError:
         number = math.inf
     if not 0 < number < math.inf:
@@ -85,8 +95,14 @@ def look_up(what: str, name: object, table: Mapping[str, Entry]) -> Entry:
 def unknown(what: str, value: object, allowed: Iterable[str]) -> ConfigError:
     """The error for a name that is in no table: the nearest allowed name first, then all names."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4) if isinstance(value, str) else []
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    if isinstance(value, str):
+        near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
+    else:
+        near = []
+    if near:
+        hint = f"did you mean {near[0]!r}? "
+    else:
+        hint = ""
     return ConfigError(f"unknown {what} {shown(value)}: {hint}choose one of {', '.join(_listed(names))}")
 
 

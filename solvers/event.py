@@ -63,7 +63,10 @@ class Event:
         """
         g: Any = self.function(t.to(as_tensor(0.0, x.dtype)), x)
         if not isinstance(g, Tensor) or g.numel() != 1 or not g.dtype.is_floating_point:
-            what = f"shape {tuple(g.shape)} of {g.dtype}" if isinstance(g, Tensor) else type(g).__name__
+            if isinstance(g, Tensor):
+                what = f"shape {tuple(g.shape)} of {g.dtype}"
+            else:
+                what = type(g).__name__
             raise ConfigError(f"an event's function returned {what}: return one number as a floating tensor, as g.min()")
         return g.reshape(())
 
@@ -78,22 +81,28 @@ class Events:
     """Observes a solve, and stops it at the first of several events."""
 
     def __init__(self, events: Sequence[Event], run: Run):
-        self.events, self.run = events, run
+        self.events = events
+        self.run = run
         self.state: Tensor | None = None
         self.values: list[float] = []
 
     def __call__(self, seen: Accepted) -> None:
-        step, curve = seen.step, seen.inside
+        step = seen.step
+        curve = seen.inside
         assert curve is not None, "a method that does not tell the states inside its steps was refused"
         with torch.no_grad():
-            before = self.values if self.state is seen.before else self._values(step.start, seen.before)
+            if self.state is seen.before:
+                before = self.values
+            else:
+                before = self._values(step.start, seen.before)
             after = self._values(step.end, seen.after)
             found: list[FoundRoot] = []
             for i, event in enumerate(self.events):
                 if event.crosses(before[i], after[i]):
                     found.append((_root(functools.partial(self._along, i, curve), step.start, step.end, before[i], after[i]), i))
         # a value of zero that was no event keeps the previous sign
-        self.state, self.values = seen.after, [b if a == 0 else a for b, a in zip(before, after, strict=True)]
+        self.state = seen.after
+        self.values = [b if a == 0 else a for b, a in zip(before, after, strict=True)]
         if found:
             time, i = min(found, key=lambda event: (abs(event[0] - step.start), event[1]))
             moment, x = moved(self.events[i], time, step.segment, curve, seen.after if time == step.end else None)
@@ -125,7 +134,10 @@ def moved(event: Event, time: float, segment: Segment, curve: AlongCurve, end: T
     both steps the second and third.
     """
     t = _time(time)
-    x = curve(t) if end is None else end
+    if end is None:
+        x = curve(t)
+    else:
+        x = end
     clock = segment.clock or (lambda t: t)
     if not torch.is_grad_enabled() or not (x.requires_grad or event.value(clock(t), x).requires_grad):
         return t, x
@@ -151,16 +163,35 @@ def _root(g: Callable[[float], float], before: float, after: float, low: float, 
     Regula falsi that halves the value of an end that stays (Illinois), and bisects every third
     time.
     """
-    sign, side = math.copysign(1.0, low), 0
+    sign = math.copysign(1.0, low)
+    side = 0
     for k in range(400):
         middle = before + (after - before) / 2
         if middle in (before, after) or high == 0:
             break
-        t = middle if k % 3 == 2 else after - high * (after - before) / (high - low)
-        t = t if min(before, after) < t < max(before, after) else middle
+        if k % 3 == 2:
+            t = middle
+        else:
+            t = after - high * (after - before) / (high - low)
+        if min(before, after) < t < max(before, after):
+            t = t
+        else:
+            t = middle
         value = g(t)
         if value * sign > 0:
-            before, low, high, side = t, value, high / 2 if side == -1 else high, -1
+            before = t
+            low = value
+            if side == -1:
+                high = high / 2
+            else:
+                high = high
+            side = -1
         else:
-            after, high, low, side = t, value, low / 2 if side == 1 else low, 1
+            after = t
+            high = value
+            if side == 1:
+                low = low / 2
+            else:
+                low = low
+            side = 1
     return after

@@ -68,7 +68,9 @@ def implicit_stage(run: Run, segment: Segment, t: float, base: Tensor, c: float,
     with torch.no_grad():
         y = _newton(run, segment, t, base.detach(), c, near.detach())
         k = (y - base) / c
-    return _differentiable(run, segment, t, base, c, y, k) if torch.is_grad_enabled() else k
+    if torch.is_grad_enabled():
+        return _differentiable(run, segment, t, base, c, y, k)
+    return k
 
 
 def _newton(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Tensor) -> Tensor:
@@ -106,7 +108,8 @@ def _linearised(run: Run, segment: Segment, t: float, y: Tensor) -> tuple[Tensor
     """
     # fused attention kernels have no second derivative; `recomputed` must not see these tensors
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), saved_tensors_hooks(_as_it_is, _as_it_is):
-        inner, u = y.detach().requires_grad_(), torch.zeros_like(y).requires_grad_()
+        inner = y.detach().requires_grad_()
+        u = torch.zeros_like(y).requires_grad_()
         values = run.velocity(segment, t, inner).to(y.dtype)
         back = None
         if values.requires_grad:
@@ -116,7 +119,9 @@ def _linearised(run: Run, segment: Segment, t: float, y: Tensor) -> tuple[Tensor
         along = None
         if back is not None and back.requires_grad:
             (along,) = torch.autograd.grad(back, u, v, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(v) if along is None else along
+        if along is None:
+            return torch.zeros_like(v)
+        return along
 
     return values.detach(), product
 
@@ -155,7 +160,9 @@ def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float
     def transposed(v: Tensor) -> Tensor:
         """(1 - c J') v."""
         (along,) = torch.autograd.grad(values, inner, v, retain_graph=True, allow_unused=True)
-        return v if along is None else v - c * along
+        if along is None:
+            return v
+        return v - c * along
 
     found = k + (through - through.detach())
     found.register_hook(implicit)
@@ -172,7 +179,8 @@ def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
             lambda v: torch.view_as_real(matrix(torch.view_as_complex(v)).resolve_conj()), torch.view_as_real(b), accuracy
         )
         return torch.view_as_complex(x), left
-    x, residual = torch.zeros_like(b), b
+    x = torch.zeros_like(b)
+    residual = b
     size = left = float(torch.linalg.vector_norm(b))
     for _ in range(RESTARTS):
         if left <= accuracy * size or not math.isfinite(left):
@@ -208,7 +216,8 @@ def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tens
         radius = math.hypot(column[-2], column[-1])
         if radius == 0 or not math.isfinite(radius):
             break
-        cosine, sine = column[-2] / radius, column[-1] / radius
+        cosine = column[-2] / radius
+        sine = column[-1] / radius
         rotations.append((cosine, sine))
         columns.append([*column[:-2], radius])
         right[j:] = [cosine * right[j], -sine * right[j]]

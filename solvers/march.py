@@ -33,10 +33,12 @@ def march(
 
     After segment k it calls `done(k, x)` and then `progress(k)`.
     """
-    x, t = x0, segments[0].start
+    x = x0
+    t = segments[0].start
     run.keep(t, x0)
     run.set_clock(segments, x0.dtype)
-    status, where = Status.SUCCESS, None
+    status = Status.SUCCESS
+    where = None
     try:
         for k, segment in enumerate(segments):
             where = k
@@ -59,7 +61,8 @@ def march(
         status = stopped.status
         if run.save == "ends" and where and not status.good:
             run.keep(t, x)
-        t, x = stopped.time, stopped.x
+        t = stopped.time
+        x = stopped.x
         if status.good and run.saved[-1].time != t:
             run.keep(t, x)
     else:

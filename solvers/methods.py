@@ -46,7 +46,9 @@ def get_method(method: str | Method) -> Method:
     """
     # names first: an isinstance check of a protocol takes longer than an Euler step without its
     # field
-    return look_up("method", method, METHODS) if isinstance(method, str) or not isinstance(method, Method) else method
+    if isinstance(method, str) or not isinstance(method, Method):
+        return look_up("method", method, METHODS)
+    return method
 
 
 def fixed_step(method: str | Method) -> Method:

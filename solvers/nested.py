@@ -35,7 +35,10 @@ def flat_events(tree: Tree, events: Sequence[Event]) -> list[Event]:
 def in_structure(tree: Tree, solution: Solution) -> Solution:
     """The solution with its states in the structure of the initial one."""
     parts: Callable[[Tensor], Tensor] = tree.parts
-    curve = None if solution.curve is None else lambda t, flat=solution.curve: parts(flat(t))
+    if solution.curve is None:
+        curve = None
+    else:
+        curve = lambda t, flat=solution.curve: parts(flat(t))
     return dataclasses.replace(
         solution, x1=parts(solution.x1), states=tuple(parts(state) for state in solution.states), curve=curve
     )

@@ -105,7 +105,10 @@ def odeint(
         raise ConfigError(f"event_fn = {shown(event_fn)} with {len(t)} times: give a function of t and y, and two times")
     if method in NAMES and method not in ITS_METHODS:
         calls = {"backprop": "odeint", "adjoint": "odeint_adjoint"}
-        call = calls.get(gradient) if isinstance(gradient, str) else None
+        if isinstance(gradient, str):
+            call = calls.get(gradient)
+        else:
+            call = None
         if call is None:
             raise ConfigError(
                 f"method {method!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {shown(gradient)}"
@@ -123,7 +126,12 @@ def odeint(
     if event_fn is not None:
         event_t, states = problem.until(event_fn, t)
         return event_t, problem.parts(torch.stack([first, states]))
-    states = problem.start[None] if len(t) == 1 else problem.adaptive(t) if chosen.adaptive else problem.fixed(t)
+    if len(t) == 1:
+        states = problem.start[None]
+    elif chosen.adaptive:
+        states = problem.adaptive(t)
+    else:
+        states = problem.fixed(t)
     if t.requires_grad:
         later = zip(moments[1:], states[1:], strict=True)
         states = torch.stack([first, *(y + problem.field(time, y) * (time - time.detach()) for time, y in later)])
@@ -137,12 +145,18 @@ def their_result(call: str, func: Func, y0: Any, t: Tensor, **request: Any) -> A
     import torchdiffeq
 
     if not isinstance(y0, Tensor) and type(y0) is not tuple:  # torchdiffeq supports no other structure
-        tree, event_fn = Tree(y0, "y0"), request["event_fn"]
+        tree = Tree(y0, "y0")
+        event_fn = request["event_fn"]
         if event_fn is not None:
             request["event_fn"] = tree.on_parts(event_fn)
         found = their_result(call, tree.flat_map("func", func), tree.flat("y0", y0), t, **request)
-        return tree.parts(found) if event_fn is None else (found[0], tree.parts(found[1]))
-    options = None if request["options"] is None else dict(request["options"])
+        if event_fn is None:
+            return tree.parts(found)
+        return (found[0], tree.parts(found[1]))
+    if request["options"] is None:
+        options = None
+    else:
+        options = dict(request["options"])
     try:
         return getattr(torchdiffeq, call)(func, y0, t, **{**request, "options": options})
     except AssertionError as error:
@@ -167,7 +181,10 @@ class Problem:
         if isinstance(func, nn.Module) and not binds(func.forward, 0.0, y0):
             raise ConfigError(f"func = {shown(func)} takes other arguments than a time and a state: give one with forward(t, y)")
         asked = self.asked = options or {}
-        known = ADAPTIVE if method.adaptive else FIXED
+        if method.adaptive:
+            known = ADAPTIVE
+        else:
+            known = FIXED
         if strange := sorted(set(asked) - set(known)):
             warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=4)
         if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
@@ -178,7 +195,8 @@ class Problem:
         rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
         if rule and method.adaptive and isinstance(method, RungeKutta):
             method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
-        self.method, self.gradient = method, gradient
+        self.method = method
+        self.gradient = gradient
         self.tree = tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
         self.field: Field = func if tree is None else tree.flat_map("func", func)
         self.start: Tensor = y0 if tree is None else tree.flat("y0", y0)
@@ -186,16 +204,24 @@ class Problem:
 
     def parts(self, y: Tensor) -> Any:
         """y in the structure of y0. Axes in front of a state's stay there."""
-        return y if self.tree is None else self.tree.parts(y)
+        if self.tree is None:
+            return y
+        return self.tree.parts(y)
 
     @property
     def control(self) -> StepControl:
         """The step control of an adaptive method. A relative tolerance below the type's resolution
         is raised to it.
         """
-        resolved = 4 * torch.finfo(self.start.dtype).eps if self.start.dtype in TYPES else 0.0
+        if self.start.dtype in TYPES:
+            resolved = 4 * torch.finfo(self.start.dtype).eps
+        else:
+            resolved = 0.0
         norm = self.asked.get("norm")
-        chosen = rms if norm is None else norm
+        if norm is None:
+            chosen = rms
+        else:
+            chosen = norm
         return StepControl(
             self.rtol.clamp(min=resolved) if isinstance(self.rtol, Tensor) else max(self.rtol, resolved),
             self.atol,
@@ -219,7 +245,8 @@ class Problem:
         """The times, and the switches between the first and the last of them that the options
         declare, in order.
         """
-        start, end = times[0], times[-1]
+        start = times[0]
+        end = times[-1]
         switches = [float(s) for name in ("step_t", "jump_t") if self.asked.get(name) is not None for s in self.asked[name]]
         inside = [s for s in switches if min(start, end) < s < max(start, end)]
         return sorted({*times, *inside}, reverse=start > end)
@@ -249,14 +276,19 @@ class Problem:
         if signs.any():
             events.append(Event(lambda t, y: (event_fn(t, self.parts(y)) * signs)[signs != 0].min(), direction=-1))
         if self.method.adaptive:
-            ends, steps = self.ends([start, start + 1e9 * (other - start)]), 1
+            ends = self.ends([start, start + 1e9 * (other - start)])
+            steps = 1
             if "max_num_steps" not in self.asked:  # an event that never comes would take for ever
                 request["step_control"] = dataclasses.replace(self.control, max_steps=EVENT_STEPS)
         else:
             if self.asked.get("grid_constructor") is not None:
                 raise ConfigError("a grid has a fixed end, and the event's time is unknown: give step_size instead")
-            size = abs(other - start) if self.asked.get("step_size") is None else float(self.asked["step_size"])
-            ends, steps = [start, start + math.copysign(2**20 * size, other - start)], 2**20
+            if self.asked.get("step_size") is None:
+                size = abs(other - start)
+            else:
+                size = float(self.asked["step_size"])
+            ends = [start, start + math.copysign(2**20 * size, other - start)]
+            steps = 2**20
         solution = self.solved(ends, events=events, steps=steps, **request)
         if solution.event_time is None:
             raise SolveError(
@@ -294,7 +326,8 @@ class Problem:
 
     def grid(self, t: Tensor, times: list[float]) -> list[float]:
         """The ends of the steps."""
-        constructor, size = self.asked.get("grid_constructor"), self.asked.get("step_size")
+        constructor = self.asked.get("grid_constructor")
+        size = self.asked.get("step_size")
         if constructor is not None:
             if size is not None:
                 raise ConfigError("step_size and grid_constructor both set the steps: give only one")
@@ -346,7 +379,10 @@ def _by_entry(name: str, given: Tolerance, y0: Tensor, tree: Tree | None) -> flo
 
 def _check_times(t: object) -> None:
     if not isinstance(t, Tensor) or t.dim() != 1 or not t.dtype.is_floating_point or len(t) == 0:
-        what = f"a tensor of shape {tuple(t.shape)} of {t.dtype}" if isinstance(t, Tensor) else type(t).__name__
+        if isinstance(t, Tensor):
+            what = f"a tensor of shape {tuple(t.shape)} of {t.dtype}"
+        else:
+            what = type(t).__name__
         raise ConfigError(f"t is {what}: give a floating tensor of one axis")
     steps = t.detach().diff()
     if not (bool((steps > 0).all()) or bool((steps < 0).all())):

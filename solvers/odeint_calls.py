@@ -66,7 +66,10 @@ def odeint_adjoint(
             )
     if not all(isinstance(parameter, Tensor) for parameter in adjoint_params or ()):
         raise ConfigError("adjoint_params holds something else than tensors: give the parameters that func depends on, or None")
-    back_method = None if adjoint_method is None else look_up("adjoint_method", adjoint_method, ALL_METHODS)
+    if adjoint_method is None:
+        back_method = None
+    else:
+        back_method = look_up("adjoint_method", adjoint_method, ALL_METHODS)
     back = Adjoint(rtol=adjoint_rtol, atol=adjoint_atol, method=back_method)
     return odeint(func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, gradient=back)
 

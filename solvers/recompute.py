@@ -49,7 +49,10 @@ class _Turn(threading.local):
     latest: weakref.ref[_Call] | None = None
 
     def take(self, call: _Call) -> None:
-        before = None if self.latest is None else self.latest()
+        if self.latest is None:
+            before = None
+        else:
+            before = self.latest()
         if before is not None and before is not call:
             before.saved = {}
         self.latest = weakref.ref(call)
@@ -79,8 +82,12 @@ class _Keep(torch.autograd.Function):
 
 class _Call:
     def __init__(self, function: Advance, x: Tensor, hold: bool, checked: Sequence[int]):
-        self.function, self.hold, self.checked, self.running = function, hold, checked, False
-        self.needs_gradient, self.device = x.requires_grad, x.device
+        self.function = function
+        self.hold = hold
+        self.checked = checked
+        self.running = False
+        self.needs_gradient = x.requires_grad
+        self.device = x.device
         self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x)  # type: ignore[no-untyped-call]  # torch gives it no types
         self.autocast = [autocast_state(device, cached=True) for device in {x.device.type, "cpu"}]
         self.thrown: list[tuple[torch.Size, torch.dtype]] = []
@@ -91,7 +98,8 @@ class _Call:
     def first(self, x: Tensor) -> States:
         _TURN.take(self)
         before = random_states(self.device)
-        self.running, kept = True, self.hold
+        self.running = True
+        kept = self.hold
         with saved_tensors_hooks(self._throw, self._fetch):
             states = self.function(x)
         self.running, self.parameters = False, self._parameters(x, states)

@@ -16,10 +16,18 @@ TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.comp
 def check_state(x0: Tensor) -> None:
     """Raises ConfigError unless x0 is a non-empty dense tensor of a floating or complex type."""
     if not isinstance(x0, Tensor) or x0.dtype not in TYPES or x0.numel() == 0:
-        what = f"{tuple(x0.shape)} of {x0.dtype}" if isinstance(x0, Tensor) else type(x0).__name__
+        if isinstance(x0, Tensor):
+            what = f"{tuple(x0.shape)} of {x0.dtype}"
+        else:
+            what = type(x0).__name__
         raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating or complex type")
     if x0.layout is not torch.strided or x0.is_nested or x0.is_meta:
-        what = "on the meta device and has no numbers" if x0.is_meta else "nested" if x0.is_nested else str(x0.layout)
+        if x0.is_meta:
+            what = "on the meta device and has no numbers"
+        elif x0.is_nested:
+            what = "nested"
+        else:
+            what = str(x0.layout)
         raise ConfigError(f"the initial state is {what}: give a dense tensor with numbers, as by x0.to_dense()")
 
 

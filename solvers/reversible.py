@@ -63,7 +63,10 @@ class Reversible(Gradient):
         state.
         """
         if not isinstance(method, HasReversibleForm) or getattr(method, "implicit", False):
-            other = "an implicit one" if getattr(method, "implicit", False) else f"a {type(method).__name__}"
+            if getattr(method, "implicit", False):
+                other = "an implicit one"
+            else:
+                other = f"a {type(method).__name__}"
             raise ConfigError(
                 f"gradient 'reversible' is made of an explicit Runge-Kutta method of this package, not of {other}: "
                 "use rk4 or tsit5, or gradient='checkpoint'"
@@ -94,7 +97,8 @@ class Reversible(Gradient):
 
         def done(k: int, x: Tensor) -> None:
             assert run.partner is not None, "every segment leaves a partner"
-            steps, run.trace = run.trace, []
+            steps = run.trace
+            run.trace = []
             back = partial(_backward, scheme, k, steps, run.stats.accepted - len(steps), chain.baton, run.again())
             chain.add([x, run.partner], [x0] if k == 0 else [], {k: capture.take()}, back)
 
@@ -103,7 +107,8 @@ class Reversible(Gradient):
         if solution.status is not Status.SUCCESS:
             return solution
         assert run.partner is not None, "every segment leaves a partner"
-        partner, run.partner = run.partner, None
+        partner = run.partner
+        run.partner = None
         return chain.end(solution, x0, [solution.x1, partner])
 
 
@@ -122,14 +127,18 @@ def _backward(
     """dL/dy and dL/dz at segment k's start from those at its end. Gradients of saved states are
     added where they were saved; `before` is the number of accepted steps before the segment.
     """
-    pair, cotangents = (baton[0][0], baton[0][1]), (after[0], after[1])
+    pair = (baton[0][0], baton[0][1])
+    cotangents = (after[0], after[1])
     waiting = list(arrivals)
     after_first = pair
     for i in range(len(steps), 0, -1):
         after_first = pair
         while waiting and waiting[-1][1] == before + i:
             gradient = waiting.pop()[2]
-            cotangents = cotangents if gradient is None else (cotangents[0] + gradient, cotangents[1])
+            if gradient is None:
+                cotangents = cotangents
+            else:
+                cotangents = (cotangents[0] + gradient, cotangents[1])
         pair, cotangents = scheme.step_back(steps[i - 1], pair, cotangents, partial(state.pull, k), run)
     baton[0] = pair
     for x0 in kept:

@@ -108,7 +108,11 @@ class ReversibleScheme:
         """y at the segment's end. Raises Stopped if the method cannot get there, or if y and z are
         too far apart.
         """
-        y, z = x, x if run.partner is None else run.partner
+        y = x
+        if run.partner is None:
+            z = x
+        else:
+            z = run.partner
         refused = in_all = 0
 
         def finish(step: Step, z: Tensor, increment: Tensor) -> Tensor | None:
@@ -116,7 +120,8 @@ class ReversibleScheme:
             y1 = y + (1 - self.coupling) * (z - y) + increment
             z1 = z - self.method.increment(back(step), y1, run)
             if self._apart(y1, z1, increment, run):
-                refused, in_all = refused + 1, in_all + 1
+                refused = refused + 1
+                in_all = in_all + 1
                 if refused == REFUSALS or in_all == IN_ALL or not self.adaptive:
                     raise Stopped(Status.PAIR_APART, step.start, y)
                 return None
@@ -136,17 +141,24 @@ class ReversibleScheme:
                 distance = float(run.size(y - z, y, z))
             return math.isfinite(distance) and distance > TOLERANCES_APART
         length = torch.linalg.vector_norm
-        limit = PART_APART if run.steps > 1 else MOST_APART
+        if run.steps > 1:
+            limit = PART_APART
+        else:
+            limit = MOST_APART
         with aside(), torch.no_grad():
             apart = length(y - z) / (limit * torch.maximum(length(y), length(increment)))
-            run.apart = apart if run.apart is None else torch.fmax(run.apart, apart)
+            if run.apart is None:
+                run.apart = apart
+            else:
+                run.apart = torch.fmax(run.apart, apart)
         return run.watch and bool(apart > 1)
 
     def step_back(self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run) -> tuple[Pair, Pair]:
         """The pair before the step and (dL/dy, dL/dz) there, from those after it."""
         (y, z), (p, q) = pair, cotangents
         psi, pulled = pull(partial(self.method.increment, back(step), run=run), y, -q)
-        z, p = z + psi, p + pulled
+        z = z + psi
+        p = p + pulled
         psi, pulled = pull(partial(self.method.increment, step, run=run), z, p)
         y = z + (y - z - psi) / self.coupling
         return (y, z), (self.coupling * p, q + (1 - self.coupling) * p + pulled)

@@ -32,7 +32,9 @@ class Stopped(Exception):  # noqa: N818 - a signal inside the package, which `ma
 
     def __init__(self, status: Status, time: float, x: Tensor):
         super().__init__(status.value)
-        self.status, self.time, self.x = status, time, x
+        self.status = status
+        self.time = time
+        self.x = x
 
 
 class Step(NamedTuple):
@@ -143,7 +145,9 @@ class Run:
         assert segment.domain is not None, "every segment knows it"
         if t >= segment.domain[1]:
             return t
-        return self.clock[t] if t in self.clock else as_tensor(t, x.dtype)
+        if t in self.clock:
+            return self.clock[t]
+        return as_tensor(t, x.dtype)
 
     def inside(self, segment: Segment, dtype: torch.dtype) -> tuple[float, float]:
         """The first and the last time at which a field may be evaluated: one ulp of the time's type
@@ -156,7 +160,10 @@ class Run:
         if ends not in self.limits:
             low, high = (representable(end, dtype) for end in ends)
             inner = neighbour(low, high, dtype), neighbour(high, low, dtype)
-            self.limits[ends] = inner if inner[0] <= inner[1] else ends
+            if inner[0] <= inner[1]:
+                self.limits[ends] = inner
+            else:
+                self.limits[ends] = ends
         return self.limits[ends]
 
     def set_clock(self, segments: Sequence[Segment], dtype: torch.dtype) -> None:
@@ -184,7 +191,9 @@ class Run:
 
     def counted(self, x: Tensor) -> Tensor:
         """The entries that the error norm measures."""
-        return x if self.controlled is None else x[: math.prod(self.controlled)].view(self.controlled)
+        if self.controlled is None:
+            return x
+        return x[: math.prod(self.controlled)].view(self.controlled)
 
     def size(self, error: Tensor, *states: Tensor) -> Tensor:
         """The norm of error/(atol + rtol max(abs states))."""
@@ -202,15 +211,20 @@ class Run:
         served = 0
         while served < len(self.wanted) and (self.wanted[served] <= end if start < end else self.wanted[served] >= end):
             served += 1
-        found, self.wanted = list(self.wanted[:served]), self.wanted[served:]
+        found = list(self.wanted[:served])
+        self.wanted = self.wanted[served:]
         return found
 
     def solution(
         self, x: Tensor, status: Status = Status.SUCCESS, segment: int | None = None, time: float | None = None
     ) -> Solution:
         """The solution that ends in x, with the saved states."""
-        number, moment = (None, None) if self.event is None else self.event
-        times, states = tuple(s.time for s in self.saved), tuple(s.x for s in self.saved)
+        if self.event is None:
+            number, moment = (None, None)
+        else:
+            number, moment = self.event
+        times = tuple(s.time for s in self.saved)
+        states = tuple(s.x for s in self.saved)
         return Solution(x, times, states, status, self.stats, segment, time, number, moment)
 
     def keep(self, t: float, x: Tensor) -> None:
@@ -262,7 +276,9 @@ def real_type(dtype: torch.dtype) -> torch.dtype:
     """The type in which the field of a state of that dtype gets the time, and in which errors are
     compared with tolerances. Half precision cannot resolve either.
     """
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+    if dtype in (torch.float64, torch.complex128):
+        return torch.float64
+    return torch.float32
 
 
 def neighbour(t: float, towards: float, dtype: torch.dtype) -> float:

@@ -82,7 +82,11 @@ class RungeKutta:
         """The options of `solve` that it uses. Implicit methods with fixed steps use tolerances for
         Newton's method.
         """
-        return BOUNDED if self.adaptive else FIXED | {"rtol", "atol", "norm"} if self.implicit else FIXED
+        if self.adaptive:
+            return BOUNDED
+        if self.implicit:
+            return FIXED | {"rtol", "atol", "norm"}
+        return FIXED
 
     shows_steps = True
 
@@ -105,7 +109,10 @@ class RungeKutta:
         h = segment.step(run.steps)
         for start, end in segment.intervals(run.steps):
             step = Step(segment, start, end, h)
-            times = run.passed(start, end) if run.wanted else []
+            if run.wanted:
+                times = run.passed(start, end)
+            else:
+                times = []
             if finish is not None:
                 following = finish(step, x, self.increment(step, x, run))
                 assert following is not None, "a step of given size is not refused"
@@ -136,7 +143,10 @@ class RungeKutta:
         """The state after an accepted step from x to x1, projected. Shows the step to the observers,
         and saves the states at times inside it.
         """
-        inside = self._inside(step, x, stages, run) if self.dense and (times or run.observers) else None
+        if self.dense and (times or run.observers):
+            inside = self._inside(step, x, stages, run)
+        else:
+            inside = None
         x = run.accept(step.segment, step.end, x1, Accepted(step, x, x1, stages[0], inside) if run.observers else None)
         for time in times:
             assert inside is not None, "a method without states inside its steps was refused"
@@ -147,7 +157,8 @@ class RungeKutta:
         """t -> the state at a time inside a step from x, by the tableau's interpolation. It is
         differentiable by a time given as a tensor.
         """
-        graph, found = torch.is_grad_enabled(), list(stages)
+        graph = torch.is_grad_enabled()
+        found = list(stages)
 
         def all_stages() -> Sequence[Tensor]:
             if len(found) == len(stages):  # asked for the first time: by the search for a root without a graph
@@ -164,7 +175,9 @@ class RungeKutta:
                 state = x + sum(weight * stage for weight, stage in zip(weights, all_stages(), strict=True))
             else:
                 state = x + weighted(step.h, self.tableau.dense_weights(theta), all_stages())
-            return state if step.segment.project is None else step.segment.project(state)
+            if step.segment.project is None:
+                return state
+            return step.segment.project(state)
 
         return inside
 
@@ -177,7 +190,8 @@ class RungeKutta:
         first = run.velocity(segment, t, x)
         if run.step_size is None:
             run.step_size = self.step_size(run.first_step or self._initial_step(segment, x, first, run), run)
-        attempts, unsolved = Attempts(segment, run.step_size, run.stats, run.max_steps), 0
+        attempts = Attempts(segment, run.step_size, run.stats, run.max_steps)
+        unsolved = 0
         while t != segment.end:
             # a short segment may be one step; if the field is not finite at the start, no step
             # is short enough
@@ -185,9 +199,10 @@ class RungeKutta:
             if broken is not None:
                 raise Stopped(broken, t, x)
             try:
-                stages, increment, x1, sizes = (
-                    self._compiled(step, x, run, first) if self.compiled else self._attempt(step, x, run, first)
-                )
+                if self.compiled:
+                    stages, increment, x1, sizes = self._compiled(step, x, run, first)
+                else:
+                    stages, increment, x1, sizes = self._attempt(step, x, run, first)
             except Stopped:
                 attempts.judge(attempts.error, refused=True)
                 unsolved += 1
@@ -197,7 +212,10 @@ class RungeKutta:
             unsolved = 0
             error = self.tableau.error([float(size) for size in sizes])
             good = run.step_size.allows(attempts.size, error)
-            following = finish(step, x, increment) if finish is not None and good else x1
+            if finish is not None and good:
+                following = finish(step, x, increment)
+            else:
+                following = x1
             if not attempts.judge(error, refused=following is None):
                 continue
             assert following is not None, "refused, it is rejected"
@@ -206,10 +224,14 @@ class RungeKutta:
             run.trace.append(step)
             if finish is None:
                 following = self._complete(step, x, x1, stages, run.passed(t, step.end) if run.wanted else [], run)
-            x, t = following, step.end
+            x = following
+            t = step.end
             if t != segment.end:
                 reuse = self.tableau.reuses_last_stage and x is x1
-                first = stages[-1] if reuse else run.velocity(segment, t, x)
+                if reuse:
+                    first = stages[-1]
+                else:
+                    first = run.velocity(segment, t, x)
         return x
 
     def _attempt(
@@ -248,7 +270,10 @@ class RungeKutta:
         near = x
         for i in range(1, used):
             node = self.tableau.c[i]
-            t = end if node == 1 else start + node * (end - start)
+            if node == 1:
+                t = end
+            else:
+                t = start + node * (end - start)
             base = x + weighted(h, self.tableau.a[i], stages)
             if not self.implicit:
                 stages.append(velocity(t, base))
@@ -278,7 +303,8 @@ class RungeKutta:
         on switched Transformers.
         """
         scale = run.atol + run.rtol * run.counted(x).abs()
-        size, slope = run.measure(run.counted(x) / scale), run.measure(run.counted(first) / scale)
+        size = run.measure(run.counted(x) / scale)
+        slope = run.measure(run.counted(first) / scale)
         span = abs(segment.end - segment.start)
         probe = probe_step(size, slope, span)
         h = math.copysign(probe, segment.end - segment.start)
@@ -327,5 +353,10 @@ def weighted(h: float | Tensor, weights: Sequence[float], stages: Sequence[Tenso
     total = None
     for weight, stage in zip(weights, stages, strict=False):
         if weight:
-            total = (h * weight) * stage if total is None else torch.add(total, stage, alpha=h * weight)
-    return torch.zeros_like(stages[0]) if total is None else total
+            if total is None:
+                total = (h * weight) * stage
+            else:
+                total = torch.add(total, stage, alpha=h * weight)
+    if total is None:
+        return torch.zeros_like(stages[0])
+    return total

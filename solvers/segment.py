@@ -57,7 +57,8 @@ class Segment:
     span: float = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        t0, t1 = _exact("t0", self.t0), _exact("t1", self.t1)
+        t0 = _exact("t0", self.t0)
+        t1 = _exact("t1", self.t1)
         for name in ("field", "project", "enter"):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name == "field"):
@@ -67,7 +68,8 @@ class Segment:
         if t0 == t1:
             raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
         field, clock = with_learned_times(self.field, self.t0, self.t1)
-        start, end = float(t0), float(t1)
+        start = float(t0)
+        end = float(t1)
         for name, value in {
             "clock": clock,
             "field": field,
@@ -104,7 +106,9 @@ class Segment:
         """The length of one of `steps` equal steps, rounded once. Negative if the segment runs
         backward.
         """
-        return self.span if steps == 1 else float(self.length / steps)
+        if steps == 1:
+            return self.span
+        return float(self.length / steps)
 
     def times(self, steps: int) -> Iterator[float]:
         """The ends of `steps` equal steps, t0 first: t0 + length i/steps, rounded once. The last
@@ -117,7 +121,9 @@ class Segment:
 
     def intervals(self, steps: int) -> Iterable[tuple[float, float]]:
         """The start and end of each of `steps` equal steps."""
-        return ((self.start, self.end),) if steps == 1 else pairwise(self.times(steps))
+        if steps == 1:
+            return ((self.start, self.end),)
+        return pairwise(self.times(steps))
 
 
 def check_segments(segments: Sequence[Segment]) -> None:

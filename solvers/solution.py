@@ -123,6 +123,11 @@ class Solution:
         """One sentence on how the solve ended: what happened, where, and what to try."""
         if self.status is Status.SUCCESS:
             return str(self.status.value)
-        which = "" if self.event is None else f" (event {self.event})"
+        if self.event is None:
+            which = ""
+        else:
+            which = f" (event {self.event})"
         where = f"{self.status.value}{which} in segment {self.segment} at t = {self.time:.6g}"
-        return where if self.status.good else f"{where}: {ADVICE[self.status]}"
+        if self.status.good:
+            return where
+        return f"{where}: {ADVICE[self.status]}"

@@ -106,11 +106,18 @@ def solve(
     method with backprop to one graph. All other solves have graph breaks.
     """
     check_segments(segments)
-    tree = None if isinstance(x0, Tensor) else Tree(x0)
-    x = x0 if tree is None else tree.flat("x0", x0)
+    if isinstance(x0, Tensor):
+        tree = None
+    else:
+        tree = Tree(x0)
+    if tree is None:
+        x = x0
+    else:
+        x = tree.flat("x0", x0)
     check_state(x)
     control = (step_control or StepControl()).with_tolerances(rtol, atol)
-    chosen, kind = method_of(method, steps), get_gradient(gradient)
+    chosen = method_of(method, steps)
+    kind = get_gradient(gradient)
     if compiled:
         if not isinstance(chosen, RungeKutta):
             raise ConfigError(f"method {shown(method)} is not compiled: use one as tsit5")
@@ -123,11 +130,17 @@ def solve(
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
     kind.check(chosen, segments)
-    wanted = [] if times is None else check_times(times, segments, chosen, kind)
+    if times is None:
+        wanted = []
+    else:
+        wanted = check_times(times, segments, chosen, kind)
     if wanted and save != "ends":
         raise ConfigError(f"save = {save!r} and times both choose the states to keep: give only one")
     check_unused_options(chosen, {"save='steps'": save == "steps" or None}, method)
-    curve = Curve(segments, chosen, kind) if save == "curve" else None
+    if save == "curve":
+        curve = Curve(segments, chosen, kind)
+    else:
+        curve = None
     run = Run(int(steps), save="ends" if curve else save, check=bool(check), **limits)
     watched = check_stops(chosen, events, steady, on_step, bool(wanted))
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
@@ -137,8 +150,12 @@ def solve(
             "or give the batch as one state"
         )
     if tree is not None:
-        segments, watched = flat_segments(tree, segments), flat_events(tree, watched)
-        on_step = None if on_step is None else tree.on_parts(on_step)
+        segments = flat_segments(tree, segments)
+        watched = flat_events(tree, watched)
+        if on_step is None:
+            on_step = None
+        else:
+            on_step = tree.on_parts(on_step)
     run.observers = observers(watched, steady, on_step, run)
     if curve is not None:  # before an event ends the solve
         run.observers = [curve.note, *run.observers]

@@ -123,11 +123,17 @@ def check_unused_options(method: Method, given: Mapping[str, object], name: obje
     """Raises ConfigError for an option that is given (not None) but that the method does not use.
     `name` is how the user named the method.
     """
-    called = f"method {name!r}" if isinstance(name, str) else f"a {type(method).__name__}"
+    if isinstance(name, str):
+        called = f"method {name!r}"
+    else:
+        called = f"a {type(method).__name__}"
     for option, value in given.items():
         if value is None or option in options_of(method):
             continue
-        what = "rtol or atol" if option in ("rtol", "atol") else option
+        if option in ("rtol", "atol"):
+            what = "rtol or atol"
+        else:
+            what = option
         raise ConfigError(
             f"{called} takes no {what}: use an adaptive method of the package, as tsit5"
             if method.adaptive
@@ -139,7 +145,14 @@ def check_tolerances(method: Method, rtol: float | None, atol: float | None, dty
     """Both tolerances (defaults where None). Raises ConfigError unless they are positive, finite
     and resolved by the dtype.
     """
-    rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
+    if rtol is None:
+        rtol = RTOL
+    else:
+        rtol = rtol
+    if atol is None:
+        atol = ATOL
+    else:
+        atol = atol
     for what, value in (("rtol", rtol), ("atol", atol)):
         check_positive(what, value)
     resolution = 4 * torch.finfo(dtype).eps
@@ -150,7 +163,8 @@ def check_tolerances(method: Method, rtol: float | None, atol: float | None, dty
     compared = real_type(dtype)
     if "atol" in options_of(method) and atol < torch.finfo(compared).tiny:
         # rounded to 0, it gives 0/0 for an entry that is 0
-        name, least = dtype_name(compared), torch.finfo(compared).tiny
+        name = dtype_name(compared)
+        least = torch.finfo(compared).tiny
         raise ConfigError(f"atol = {atol:g} vanishes in {name}, whose least number is {least:.1e}: raise it or use float64")
     return float(rtol), float(atol)
 
@@ -165,16 +179,25 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
     if given is None or isinstance(given, str) or not isinstance(given, (Tensor, Sequence, Mapping)):
         return given, given
     try:
-        whole = torch.as_tensor(given).expand(x.shape) if tree is None else tree.spread(given)
+        if tree is None:
+            whole = torch.as_tensor(given).expand(x.shape)
+        else:
+            whole = tree.spread(given)
     except (RuntimeError, TypeError, ValueError):
-        state = f"shape {tuple(x.shape)}" if tree is None else f"{len(tree.shapes)} tensors"
+        if tree is None:
+            state = f"shape {tuple(x.shape)}"
+        else:
+            state = f"{len(tree.shapes)} tensors"
         raise ConfigError(
             f"{name} = {shown(given)} does not fit a state of {state}: give one number, a tensor that broadcasts with it, or one of both "
             "for each of its tensors"
         ) from None
     if whole.requires_grad:
         raise ConfigError(f"{name} requires a gradient, which a tolerance does not have: give {name}.detach()")
-    low, high = (float(whole.min()), float(whole.max())) if not whole.is_complex() else (float("nan"),) * 2
+    if not whole.is_complex():
+        low, high = (float(whole.min()), float(whole.max()))
+    else:
+        low, high = (float("nan"),) * 2
     if not (low > 0 and high < float("inf")):
         raise ConfigError(f"{name} is from {low:g} to {high:g}: give positive finite numbers")
     return low, whole.to(dtype=real_type(x.dtype), device=x.device)

@@ -36,7 +36,8 @@ class Stiffness:
     def found(self, product: float, interval: float) -> bool:
         """Whether an accepted step with h rho = product reaches the limit of such steps."""
         if product > NEAR * interval:
-            self.bounded, self.easy = self.bounded + 1, 0
+            self.bounded = self.bounded + 1
+            self.easy = 0
         else:
             self.easy += 1
             if self.easy == EASY:

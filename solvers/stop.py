@@ -29,7 +29,10 @@ def check_stops(
     """The events as a sequence. Raises ConfigError for an invalid request, and if the method or a
     transform does not support it.
     """
-    events = (events,) if isinstance(events, Event) else events
+    if isinstance(events, Event):
+        events = (events,)
+    else:
+        events = events
     if not isinstance(events, Sequence) or not all(isinstance(event, Event) for event in events):
         raise ConfigError(f"events = {shown(events)}: give an Event(function of t and x), or a list of them")
     if steady is not None:
@@ -38,9 +41,10 @@ def check_stops(
     if not (events or steady is not None or on_step is not None):
         return ()
     if not getattr(method, "shows_steps", False) or (events and not getattr(method, "dense", False)):
-        what = (
-            "events need a method whose tableau has dense output" if events else "on_step and steady need a method of the package"
-        )
+        if events:
+            what = "events need a method whose tableau has dense output"
+        else:
+            what = "on_step and steady need a method of the package"
         raise ConfigError(f"{what}, as tsit5, dopri5 or rk4: use one of these")
     if times and (events or steady is not None):
         raise ConfigError(
@@ -95,12 +99,21 @@ def again_to_there(
         found = march(method, segments, x0, run)
     if not found.status.good:
         return found
-    k = len(segments) - 1 if found.segment is None else found.segment
+    if found.segment is None:
+        k = len(segments) - 1
+    else:
+        k = found.segment
     last = segments[k]
-    time = last.end if found.time is None else found.time
+    if found.time is None:
+        time = last.end
+    else:
+        time = found.time
     reached = [*segments[:k], last if time == last.end else last.part(last.t0, time, True)]
     # within one segment take the number of steps that were begun: `odeint_event` asks for a million
-    begun = run.steps if k else max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
+    if k:
+        begun = run.steps
+    else:
+        begun = max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
     request = run.again(steps=begun, wanted=wanted)
     solution = integrate(integrator, reached, x0, request, progress)
     run.apart = request.apart
@@ -120,7 +133,9 @@ def again_to_there(
         half = x + 0.5 * tau * request.velocity(last, start, x)
         middle = (start + 0.5 * (t - time)).to(as_tensor(start, x.dtype))
         after = x + tau * request.velocity(last, middle, half)
-        return after if last.project is None else last.project(after)
+        if last.project is None:
+            return after
+        return last.project(after)
 
     moment, x1 = moved(event, time, last, along, x)
     return dataclasses.replace(ended, x1=x1, states=(*solution.states[:-1], x1), event=i, event_time=moment)

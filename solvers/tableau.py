@@ -122,20 +122,25 @@ class Tableau:
         err_e^2/sqrt(err_e^2 + 0.01 err_c^2) of two.
         """
         fine, *coarse = norms
-        return fine * fine / math.hypot(fine, 0.1 * coarse[0]) if coarse and fine else fine
+        if coarse and fine:
+            return fine * fine / math.hypot(fine, 0.1 * coarse[0])
+        return fine
 
     @property
     def error_order(self) -> int:
         """q of the error estimate O(h^q)."""
         fine = self.embedded_order + 1
-        return fine if self.coarse is None else 2 * fine - (self.coarse_order + 1)
+        if self.coarse is None:
+            return fine
+        return 2 * fine - (self.coarse_order + 1)
 
     @functools.cached_property
     def stability_interval(self) -> float:
         """The largest z with |R| <= 1 on [-z, 0], R(w) = 1 + sum_k w^k b'A^(k-1)1. Steps for x' =
         -a x are stable for h a <= z.
         """
-        powers, values = [1.0], [1.0] * len(self.b)
+        powers = [1.0]
+        values = [1.0] * len(self.b)
         for _ in self.b:
             powers.append(sum(b * value for b, value in zip(self.b, values, strict=True)))
             values = [sum(a * value for a, value in zip(row, values, strict=False)) for row in self.a]
@@ -151,7 +156,8 @@ class Tableau:
     @functools.cached_property
     def last_difference(self) -> Row:
         """x_s - x_(s-1) of the last two stages, over h, as weights of the stages."""
-        last, before = self.a[-1], (*self.a[-2], 0.0)
+        last = self.a[-1]
+        before = (*self.a[-2], 0.0)
         return tuple(a - b for a, b in zip(last, before, strict=True))
 
     @property

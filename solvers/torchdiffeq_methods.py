@@ -59,7 +59,11 @@ class TorchDiffEq:
     @property
     def options(self) -> frozenset[str]:
         """The options of `solve` that it uses. scipy does not show its steps."""
-        return frozenset({"rtol", "atol"}) if self.name == "scipy_solver" else ADAPTIVE if self.adaptive else FIXED
+        if self.name == "scipy_solver":
+            return frozenset({"rtol", "atol"})
+        if self.adaptive:
+            return ADAPTIVE
+        return FIXED
 
     @property
     def _solver(self) -> Any:
@@ -111,7 +115,10 @@ class TorchDiffEq:
             status = next((status for words, status in ASSERTED.items() if words in str(error)), None)
             if status is None:
                 raise
-            status = status if finite(field.state) else Status.NON_FINITE
+            if finite(field.state):
+                status = status
+            else:
+                status = Status.NON_FINITE
             raise Stopped(status, field.time, field.state) from None
         return run.accept(segment, t1, x1)
 
@@ -128,10 +135,13 @@ class _Watched(torch.nn.Module):
             "callback_reject_step",
         }:  # torchdiffeq warns of callbacks that a method never calls
             setattr(self, name, getattr(self, f"_{name}"))
-        self._segment, self._run = segment, run
+        self._segment = segment
+        self._run = run
         low, high = run.inside(segment, x.dtype)
-        self._low, self._high = max(min(t0, t1), low), min(max(t0, t1), high)
-        self.time, self.state = t0, x
+        self._low = max(min(t0, t1), low)
+        self._high = min(max(t0, t1), high)
+        self.time = t0
+        self.state = x
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
         return self._run.velocity(self._segment, t.clamp(self._low, self._high), x)
@@ -143,7 +153,8 @@ class _Watched(torch.nn.Module):
                 # its step sizes depend on the parameters; a saved state is at a fixed time
                 x = x - self._run.velocity(self._segment, t.detach(), x.detach()).detach() * (t - t.detach()).to(x.dtype)
             self._run.accept(self._segment, float(t.detach()), x)
-        self.time, self.state = float(t.detach()), x
+        self.time = float(t.detach())
+        self.state = x
 
     def _callback_reject_step(self, t: Tensor, x: Tensor, h: Tensor) -> None:
         self._run.stats.rejected += 1

@@ -31,7 +31,9 @@ def mapped(function: Callable[[Any], Any], state: Any) -> Any:
     """The same structure with function(leaf) in place of each leaf."""
     if isinstance(state, (tuple, list)):
         parts = [mapped(function, part) for part in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+        if hasattr(state, "_fields"):
+            return type(state)(*parts)
+        return type(state)(parts)
     if isinstance(state, dict):
         made = copy.copy(state)  # keeps the attributes of a subclass
         made.update({key: mapped(function, part) for key, part in state.items()})

@@ -43,7 +43,10 @@ def as_found(model: Any) -> Iterator[None]:
     """
     with _LOCK:
         modules = getattr(model, "modules", None)
-        parts = [part for part in modules() if id(part) not in _HELD] if callable(modules) else []
+        if callable(modules):
+            parts = [part for part in modules() if id(part) not in _HELD]
+        else:
+            parts = []
         if _HELD and not parts:
             yield
             return
@@ -98,7 +101,8 @@ def as_found(model: Any) -> Iterator[None]:
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
     """At the end the random numbers of torch, numpy and Python go on as if none had been drawn inside."""
-    ours, numpys = random.getstate(), np.random.get_state()
+    ours = random.getstate()
+    numpys = np.random.get_state()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             yield

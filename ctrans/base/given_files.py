@@ -69,7 +69,11 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
     """The file's bytes. Raises ConfigError for more than `limit` bytes, by default half of this
     machine's memory.
     """
-    size, limit = check_file(path), memory() // 2 if limit is None else limit
+    size = check_file(path)
+    if limit is None:
+        limit = memory() // 2
+    else:
+        limit = limit
     if size > limit:
         raise ConfigError(
             f"cannot read {str(path)!r}: it has {size:,} bytes, and ctrans reads at most {limit:,}: give a smaller file"
@@ -132,7 +136,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     data = read_file(path, LARGEST_TOML)
     try:
         text = data.decode()
-        found = {} if _long_key(text) else tomllib.loads(text)
+        if _long_key(text):
+            found = {}
+        else:
+            found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no TOML: {one_line(error)}") from None
     if _long_key(text) or nested_too_deep(found):
@@ -160,14 +167,18 @@ def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> A
     except Exception as error:  # damaged bytes lead numpy to ValueError, SyntaxError, EOFError and more
         raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
     if not isinstance(found, np.ndarray) or not fits(found):
-        what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        if isinstance(found, np.ndarray):
+            what = f"{found.dtype} of shape {found.shape}"
+        else:
+            what = type(found).__name__
         raise ConfigError(f"{str(path)!r} holds {what}: give {wanted}")
     return found
 
 
 def nested_too_deep(found: Any) -> bool:
     """Whether objects and lists of JSON are nested more than `DEEPEST_JSON` deep, values included."""
-    depth, inside = 0, [found]
+    depth = 0
+    inside = [found]
     while inside:
         depth += 1
         if depth > DEEPEST_JSON:

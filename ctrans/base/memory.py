@@ -38,7 +38,10 @@ def too_large_to_stay(weights: float) -> bool:
 def check_fits(size: int | float, remedy: str, what: str = "the weights need") -> None:
     """Raises ConfigError with the remedy if the size in bytes exceeds this machine's memory."""
     if size > memory():
-        much = f"{size / 1e9:.3g}" if size < 10**30 else "over 10^21"
+        if size < 10**30:
+            much = f"{size / 1e9:.3g}"
+        else:
+            much = "over 10^21"
         raise ConfigError(f"{what} {much} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
 
 

@@ -46,7 +46,10 @@ class Range:
         if number and self.low <= value <= self.high:
             return
         if number and value > self.high and not self.words:
-            said = f"{value:,}" if value < 10**15 else shown(value)
+            if value < 10**15:
+                said = f"{value:,}"
+            else:
+                said = shown(value)
             raise ConfigError(f"{name} = {said}: give at most {self.high:,}")
         raise ConfigError(f"{name} = {shown(value)}: give {self.words or f'a whole number of at least {self.low}'}{hint}")
 
@@ -91,7 +94,9 @@ class Option:
 
     def flag(self, name: str) -> str:
         """The first flag of the field of that name."""
-        return self.flags[0] if self.flags else "--" + name.replace("_", "-")
+        if self.flags:
+            return self.flags[0]
+        return "--" + name.replace("_", "-")
 
 
 def option(
@@ -136,9 +141,15 @@ def field_types(cls: type) -> Mapping[str, FieldType]:
 
 def _field_type(hint: Any) -> FieldType:
     several = typing.get_origin(hint) is tuple
-    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (typing.get_args(hint)[0] if several else hint,)
+    if isinstance(hint, types.UnionType):
+        members = typing.get_args(hint)
+    else:
+        members = (typing.get_args(hint)[0] if several else hint,)
     kinds = [member for member in members if member is not types.NoneType]
-    kind = kinds[0] if len(kinds) == 1 and kinds[0] in (bool, int, float, str, Path) else object
+    if len(kinds) == 1 and kinds[0] in (bool, int, float, str, Path):
+        kind = kinds[0]
+    else:
+        kind = object
     return FieldType(kind, types.NoneType in members, several)
 
 
@@ -152,7 +163,10 @@ def options_of(cls: type) -> Mapping[str, Option]:
         if KEY in field.metadata:
             home = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
             about: Option = field.metadata[KEY]
-            found[field.name] = about if about.group else dataclasses.replace(about, group=getattr(home, "option_group", OWN))
+            if about.group:
+                found[field.name] = about
+            else:
+                found[field.name] = dataclasses.replace(about, group=getattr(home, "option_group", OWN))
     return found
 
 
@@ -181,7 +195,8 @@ def check_options(made: Any) -> None:
             raise ConfigError(f"{name} = {shown(value)}: give True or False")
         if name not in about:
             continue
-        limits, choices = about[name].limits, about[name].choices
+        limits = about[name].limits
+        choices = about[name].choices
         if limits is not None:
             limits.check(name, value, whole=own.kind is int, hint=", or leave it out" if own.optional else "")
         if own.kind is str and choices is not None and not about[name].other_choices:

@@ -60,7 +60,10 @@ class Commands(click.Group):
             import difflib
 
             near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
-            hint = f": did you mean {near[0]!r}?" if near else f". There are {', '.join(COMMANDS)}"
+            if near:
+                hint = f": did you mean {near[0]!r}?"
+            else:
+                hint = f". There are {', '.join(COMMANDS)}"
             ctx.fail(f"No such command {cmd_name!r}{hint}")
         gc.disable()  # of what an import makes nothing is garbage
         try:

@@ -87,7 +87,9 @@ def parameters_of(kind: type) -> list[click.Parameter]:
     made = []
     for field in fields(kind):
         cls, names = field.metadata.get(SETTINGS, (kind, (field.name,)))
-        about, types, defaults = options_of(cls), field_types(cls), defaults_of(cls)
+        about = options_of(cls)
+        types = field_types(cls)
+        defaults = defaults_of(cls)
         made += [
             (about[name].group, parameter_of(name, about[name], types[name], defaults[name])) for name in names if name in about
         ]
@@ -110,7 +112,10 @@ def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> clic
         settings |= {"metavar": "NAME", "shell_complete": _completion(about.choices, own)}
     if own.kind is bool:
         settings |= {"type": None, "is_flag": True}
-        flags = flags if default is False else (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
+        if default is False:
+            flags = flags
+        else:
+            flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
     if own.kind is object and about.choices is not None:  # a name, or the first one where none is given
         settings |= {"is_flag": False, "flag_value": next(iter(about.choices)), "metavar": "[NAME]", "default": None}
         settings["callback"] = lambda context, parameter, value: value or default
@@ -121,8 +126,14 @@ def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> clic
 
 def _help_text(about: Option) -> str:
     """The option's help, the names of its choices, and what the default means."""
-    names = "" if about.choices is None else f" One of {', '.join(about.choices)}."
-    default = f"  [default: {about.default_words}]" if about.default_words else ""
+    if about.choices is None:
+        names = ""
+    else:
+        names = f" One of {', '.join(about.choices)}."
+    if about.default_words:
+        default = f"  [default: {about.default_words}]"
+    else:
+        default = ""
     return f"{about.help}{names}{default}"
 
 
@@ -136,7 +147,9 @@ def once(context: click.Context, parameter: click.Parameter, values: Sequence[An
     """Callback that gives an option's only value. Raises ConfigError for several."""
     if len(values) > 1:
         raise one_model_only([(parameter.opts[0], value) for value in values])
-    return values[0] if values else None
+    if values:
+        return values[0]
+    return None
 
 
 def one_model_only(given: Sequence[tuple[str, Any]]) -> ConfigError:

@@ -22,14 +22,20 @@ def values_of(setting: str, text: str) -> dict[Any, Any]:
 
     Raises ConfigError for an unknown setting or value.
     """
-    name, parts = look_up("setting to compare", setting, SETTINGS), text.split(",")
-    own, choices, default = field_types(GPTConfig)[name], options_of(GPTConfig)[name].choices, defaults_of(GPTConfig)[name]
+    name = look_up("setting to compare", setting, SETTINGS)
+    parts = text.split(",")
+    own = field_types(GPTConfig)[name]
+    choices = options_of(GPTConfig)[name].choices
+    default = defaults_of(GPTConfig)[name]
     if name == "placement":
         return {placement: placement for placement in expand_placements(parts)}
     if own.kind is bool:
         return {part: SWITCH[part] for part in expand(parts, SWITCH, name)}
     if choices is not None:
-        none = {} if default in choices else {"none": default}
+        if default in choices:
+            none = {}
+        else:
+            none = {"none": default}
         return {part: none.get(part, part) for part in expand(parts, {**none, **choices}, name)}
     try:
         values = [None if own.optional and part == "none" else own.kind(part) for part in parts]

@@ -59,7 +59,10 @@ def command(request: ControlRequest) -> None:
             model = source.model(request)
             p, why = continuous_or_discrete(model, batch.tokens, batch.targets, rtol=request.rtol, atol=request.atol)
             readings[source.name] = maximum_principle(model.depth, p)
-            instead |= {} if why is None else {source.name: why}
+            if why is None:
+                instead |= {}
+            else:
+                instead |= {source.name: why}
             try:
                 trained[source.name] = attained(model, batch.tokens, batch.targets, progress=advance.of(source.name))
             except ConfigError as error:

@@ -81,7 +81,8 @@ def _jobs(
     request: ConvergenceRequest, methods: Sequence[str], placements: Sequence[str], limits: Sequence[str]
 ) -> list[tuple[str, Callable[[], Convergence]]]:
     """The measurements, each with a word for the progress bar."""
-    norm, seed = request.norm, request.seed
+    norm = request.norm
+    seed = request.seed
     jobs: list[tuple[str, Callable[[], Convergence]]] = []
     if "substeps" in limits:
         jobs += [(f"{m}, {p}", partial(substep_convergence, m, p, norm, seed)) for m in methods for p in placements]

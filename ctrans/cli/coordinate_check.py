@@ -58,7 +58,8 @@ def command(request: CoordinateRequest) -> None:
     ctrans coordinate-check --parametrisation completep --placement pre
     ctrans coordinate-check --parametrisation mup --optimiser muon --depths 4
     """
-    model, settings = request.model, request.settings
+    model = request.model
+    settings = request.settings
     tokens = source_of(request.source, model.context)[1]
     directory = directory_of(request)
     choose_threads(flops(max(request.widths), settings.batch, model.context), settings.weight_dtype.itemsize)

@@ -128,11 +128,17 @@ def command(request: DiagnoseRequest) -> None:
     ctrans diagnose models/new --weights-only --baseline healthy.json --fail-on serious
     """
     without = _check_weights_only(request) if request.weights_only else ()
-    baseline = None if request.baseline is None else read_baseline(request.baseline)
+    if request.baseline is None:
+        baseline = None
+    else:
+        baseline = read_baseline(request.baseline)
     rounded = _in_formats(request)
     source = to_treat(request.named_models, request.treat)
     results, batch, directory = (_of_weights if request.weights_only else _of_models)(request)
-    before = {} if baseline is None else {name: of_baseline(baseline, name) for name in results}
+    if baseline is None:
+        before = {}
+    else:
+        before = {name: of_baseline(baseline, name) for name in results}
     changes = {**_changes(request, results), **rounded}
     changes |= {f"baseline to {name}": change(readings_in(known), results[name].readings) for name, known in before.items()}
     both = {**results, **changes}
@@ -140,8 +146,14 @@ def command(request: DiagnoseRequest) -> None:
     named = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
     paths = {name: next((named[each] for each in (name, *name.split(" to ")[::-1]) if each in named), name) for name in both}
     files = {request.sarif: partial(sarif, both, paths), request.junit: partial(junit, both, stops)}
-    number = sum(map(len, stops.values())) if request.fail_on else 0
-    checks = WEIGHT_CHECKS if request.weights_only else CHECKS
+    if request.fail_on:
+        number = sum(map(len, stops.values()))
+    else:
+        number = 0
+    if request.weights_only:
+        checks = WEIGHT_CHECKS
+    else:
+        checks = CHECKS
     end(
         request,
         directory,
@@ -180,10 +192,17 @@ def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path 
         for i, source in enumerate(found):
             several = []
             for s in range(seeds):
-                x, y = batch.tokens[s::seeds], None if batch.targets is None else batch.targets[s::seeds]
+                x = batch.tokens[s::seeds]
+                if batch.targets is None:
+                    y = None
+                else:
+                    y = batch.targets[s::seeds]
                 model = _drawn_anew(request, source, i, s).model(request)
                 several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=advance.of(source.name)))
-            results[source.name] = several[0] if seeds == 1 else merged(several)
+            if seeds == 1:
+                results[source.name] = several[0]
+            else:
+                results[source.name] = merged(several)
     return results, batch, directory
 
 
@@ -196,7 +215,10 @@ def _check_weights_only(request: DiagnoseRequest) -> list[str]:
     own = ("named", "model", "checkpoint", "allow_pickle", "weights_only", "precision", "baseline", "fail_on", "sarif", "junit")
     allowed = {*own, *options_of(WrittenRequest)}
     for name in request.typed - allowed:
-        flag = about[name].flag(name) if name in about else f"--{name.replace('_', '-')}"
+        if name in about:
+            flag = about[name].flag(name)
+        else:
+            flag = f"--{name.replace('_', '-')}"
         raise ConfigError(
             f"{flag} has no effect with --weights-only, which reads files of weights alone: leave out one of the two"
         )
@@ -208,7 +230,10 @@ def _check_weights_only(request: DiagnoseRequest) -> list[str]:
 def _weights(request: DiagnoseRequest) -> dict[str, WeightReaders]:
     """The weights of each named model by its name in results."""
     paths = [Path(value) for _, value in request.named_models]
-    names = [path.name or str(path) for path in paths] if len(paths) == 1 else labels([str(path) for path in paths])
+    if len(paths) == 1:
+        names = [path.name or str(path) for path in paths]
+    else:
+        names = labels([str(path) for path in paths])
     return {name: checkpoint_weights(path, allow_pickle=request.allow_pickle) for name, path in zip(names, paths, strict=True)}
 
 
@@ -255,4 +280,6 @@ def _in_formats(request: DiagnoseRequest) -> dict[str, PrecisionDiagnosis]:
 def _drawn_anew(request: DiagnoseRequest, source: ModelSource, i: int, s: int) -> ModelSource:
     """The model; for repetition s > 0 of a seeded model, the same with seed + s."""
     seeded = not source.trained and source.opened is None
-    return find_models(dataclasses.replace(request, seed=request.seed + s))[i] if s and seeded else source
+    if s and seeded:
+        return find_models(dataclasses.replace(request, seed=request.seed + s))[i]
+    return source

@@ -96,17 +96,35 @@ def end(
     - `report`: the page to show, if it is not that of the result
     - `failures`: one line each
     """
-    decided = {} if inputs is None else resolved(inputs.found)
+    if inputs is None:
+        decided = {}
+    else:
+        decided = resolved(inputs.found)
     begin = result_of(request, request.shown(**decided, **options), CPU if inputs is None else inputs.tokens.device)
-    about = {} if inputs is None else {"model": inputs.summary}
+    if inputs is None:
+        about = {}
+    else:
+        about = {"model": inputs.summary}
     page = write_result(request, directory, {**begin, **about, **result}, report)
-    own = pictures(page) if report is None and directory is not None else {}
+    if report is None and directory is not None:
+        own = pictures(page)
+    else:
+        own = {}
     for name, make in {**own, **files}.items():
         if directory is not None or Path(name).is_absolute():
             write_atomic((directory or Path()) / name, make())
-    written = [] if directory is None else [f"{directory}/{name}" for name in (f"{request.command}.json", *own)]
-    written += [str(directory / name) for name in files] if directory is not None else []
-    written += [] if request.html_path is None else [request.html_path]
+    if directory is None:
+        written = []
+    else:
+        written = [f"{directory}/{name}" for name in (f"{request.command}.json", *own)]
+    if directory is not None:
+        written += [str(directory / name) for name in files]
+    else:
+        written += []
+    if request.html_path is None:
+        written += []
+    else:
+        written += [request.html_path]
     print_page(request, page, written, looked_at=None if inputs is None else inputs.words)
     for failure in failures:
         say(failure, error=True)
@@ -118,9 +136,15 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
     """The common keys of all results: the command, its options, and what else the result depends
     on.
     """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = device.type
     environment = {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
-    environment |= {"plugins": list(LOADED)} if LOADED else {}
+    if LOADED:
+        environment |= {"plugins": list(LOADED)}
+    else:
+        environment |= {}
     return {"command": request.command, "options": options, "environment": environment}
 
 

@@ -33,7 +33,10 @@ def explained(error: BaseException) -> tuple[str, int]:
         _show(error)
     if isinstance(error, click.ClickException):
         early = isinstance(error, click.NoSuchOption) and error.option_name == "--plugin"
-        hint = " Give it before the command: ctrans --plugin FILE COMMAND" if early else ""
+        if early:
+            hint = " Give it before the command: ctrans --plugin FILE COMMAND"
+        else:
+            hint = ""
         return f"{error.format_message()}{hint}", error.exit_code
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         return words_of(signal.SIGINT), 128 + signal.SIGINT

@@ -83,7 +83,10 @@ def command(request: GenerateRequest) -> None:
     samples = []
     with progress_bar("generate", request.samples * request.tokens) as advance:
         for k in range(request.samples):
-            progress = partial(advance, f"sample {k + 1}") if request.quiet else None
+            if request.quiet:
+                progress = partial(advance, f"sample {k + 1}")
+            else:
+                progress = None
             samples.append(_sample(model, prompt, request, request.seed + k, scheme, show, progress))
             show("\n" if k + 1 == request.samples else "\n---\n")
     found = {"scheme": scheme, "prompt": prompt, "samples": samples}
@@ -152,7 +155,8 @@ def _sample(
     device = model.token_embedding.weight.device
     made = stream(model, torch.tensor(prompt, device=device), request.tokens, sampling, scheme)
     show("".join(decode(token, False) for token in prompt))
-    tokens, pieces = [], []
+    tokens = []
+    pieces = []
     for token in map(int, made):
         tokens.append(token)
         pieces.append(decode(token, len(tokens) == request.tokens))

@@ -106,7 +106,10 @@ def command(request: HJBCheckRequest) -> None:
             progress = advance.of(f"{norm}, {source.config.placement}")
             check = check_model(source.model(request), batch.tokens, batch.targets, regularization, progress=progress)
             checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
-        study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS) if request.pde else None
+        if request.pde:
+            study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS)
+        else:
+            study = None
     named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
     failures = [f"{name}, {failure}" for name, check in named for failure in check.failures]
     end(

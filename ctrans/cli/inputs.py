@@ -39,7 +39,8 @@ class Text:
         length). Raises ConfigError for tokens outside the vocabulary.
         """
         cut = windows(self.ids, walks * count, length)
-        lowest, highest = int(cut.min()), int(cut.max())
+        lowest = int(cut.min())
+        highest = int(cut.max())
         if not 0 <= lowest <= highest < self.vocabulary:
             raise ConfigError(
                 f"{self.said}: they run from {lowest} to {highest}, and the model's vocabulary from 0 to {self.vocabulary - 1}: give "
@@ -50,7 +51,9 @@ class Text:
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
         """Tokens and targets: the next tokens, or an imported model's own (`Opened.pairs`)."""
         longer = self.sequences(count, length + 1, walks)
-        return (longer[:, :-1], longer[:, 1:]) if self.opened is None else self.opened.pairs(longer, self.mask)
+        if self.opened is None:
+            return (longer[:, :-1], longer[:, 1:])
+        return self.opened.pairs(longer, self.mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +90,20 @@ class InputRows:
         if not self.exact:
             wanted = min(wanted, max(1, self.there // walks) * walks)
         if self.there < wanted:
-            each = f" ({wanted // walks} for the model, and as many for comparison)" if walks > 1 else ""
-            most = f", or lower --batch to {self.there // walks}" if self.there >= walks else ""
+            if walks > 1:
+                each = f" ({wanted // walks} for the model, and as many for comparison)"
+            else:
+                each = ""
+            if self.there >= walks:
+                most = f", or lower --batch to {self.there // walks}"
+            else:
+                most = ""
             units = f"{self.there} {self.unit}{'s' * (self.there != 1)}"
             raise ConfigError(f"{self.holds} {units}, and {wanted} are wanted{each}: give more{most}")
         x = self.take(wanted)
-        return x if self.reader is None else x[:, :length]
+        if self.reader is None:
+            return x
+        return x[:, :length]
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
         """Rows and targets. Without the user's targets: those of token ids (`Opened.pairs`), or -1,
@@ -165,8 +176,12 @@ def _given(request: ModelRequest, source: ModelSource, rows: Tensor, targets: Te
         if targets is not None:
             raise ConfigError(f"--example gives a batch with targets, and --{asked[0]} another: choose one")
         return read_inputs(request, [replace(source, given=None)])
-    reader = source.opened if source.vocabulary and targets is None else None
-    said, exact = f"the batch of {request.example}", "batch" in request.typed
+    if source.vocabulary and targets is None:
+        reader = source.opened
+    else:
+        reader = None
+    said = f"the batch of {request.example}"
+    exact = "batch" in request.typed
     return InputRows(
         lambda count: rows[:count], len(rows), said, f"{said} has", "row", source.opened.loss, exact, targets, reader
     )
@@ -205,8 +220,10 @@ class Batch:
         imported = {source.name: source.opened.described for source in self.found if source.opened is not None}
         if not imported:
             return None
-        first, asked = self.found[0], self.request.context
-        count, length = len(self.tokens), tokens_of(first, self.tokens)
+        first = self.found[0]
+        asked = self.request.context
+        count = len(self.tokens)
+        length = tokens_of(first, self.tokens)
         much = f"{count} sequence{'s' * (count > 1)} of {length} tokens"
         if first.longest is not None and first.longest < asked and "context" in self.request.typed:
             much += f"; its context is {first.longest}, and you asked for {asked}"
@@ -243,7 +260,8 @@ def read_batch(request: ModelRequest, found: Sequence[ModelSource], *, targets: 
     Raises ConfigError as `read_inputs`, and for a GPT whose weights and activations of one sublayer
     do not fit in this machine's memory.
     """
-    text, device = read_inputs(request, found), get_device(request.device)
+    text = read_inputs(request, found)
+    device = get_device(request.device)
     length = min(source.context for source in found)
     read = text.pairs(request.batch, length, walks) if targets else [text.sequences(request.batch, length, walks)]
     for source in found:

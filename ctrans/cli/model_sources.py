@@ -77,7 +77,9 @@ class ModelSource:
         """The model on the request's device, in evaluation mode, without gradients."""
         made = self.make().to(device=get_device(request.device)).requires_grad_(False).eval()
         # an imported model was opened in its dtype; its library keeps some tables in float32
-        return made if self.opened is not None else made.to(dtype=get_dtype(request.dtype))
+        if self.opened is not None:
+            return made
+        return made.to(dtype=get_dtype(request.dtype))
 
 
 def find_models(request: ModelRequest) -> list[ModelSource]:
@@ -95,7 +97,8 @@ def find_models(request: ModelRequest) -> list[ModelSource]:
         check_foreign_options(request, option)
     if not named:
         check_foreign_options(request)
-        norms, placements = expand(request.norms, NORMS, "norm"), expand_placements(request.placements)
+        norms = expand(request.norms, NORMS, "norm")
+        placements = expand_placements(request.placements)
         return [seeded(request, {"placement": placement, "norm": norm}) for norm in norms for placement in placements]
     found = [SOURCES[option](request, value) for option, value in named]
     if len(found) == 1:
@@ -137,14 +140,19 @@ def labels(names: Sequence[str]) -> list[str]:
     while all(len(part) > 1 for part in parts) and len({part[-1] for part in parts}) == 1:
         parts = [part[:-1] for part in parts]
     short = ["/".join(part) for part in parts]
-    return short if len(set(short)) == len(names) else list(names)
+    if len(set(short)) == len(names):
+        return short
+    return list(names)
 
 
 def seeded(request: ModelRequest, changes: OptionValues) -> ModelSource:
     """The request's architecture with these fields changed, and weights from its seed."""
     config = GPTConfig(VOCABULARY, **{**request.config, **changes})
     large = too_large_to_stay(number_of_weights(config) * torch.get_default_dtype().itemsize)
-    on_demand = large if request.stream is None else request.stream
+    if request.stream is None:
+        on_demand = large
+    else:
+        on_demand = request.stream
     check_buildable(config, request.seed, on_demand=on_demand)
     make = partial(GPT, config, seed=request.seed, on_demand=on_demand)
     return _of_config(config, make, context=config.context, streamed=on_demand)
@@ -154,7 +162,10 @@ def _of_config(config: GPTConfig, make: Callable[[], GPT], **more: Any) -> Model
     """A GPT of ctrans. `more` are further fields of `ModelSource`."""
     placements = tuple(placement.name for placement in placements_in(config.placement))
     if config.is_stack:  # the placement of its velocity
-        placements = ("output",) if config.placements[-1].ffn.final_norm else ("none",)
+        if config.placements[-1].ffn.final_norm:
+            placements = ("output",)
+        else:
+            placements = ("none",)
     return ModelSource(
         config=config,
         make=make,
@@ -201,12 +212,16 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
     _check_alone("--python", request, but=("context", "dt"))
     if request.stream:
         raise ConfigError(f"{function!r} returns a model with all its weights: leave out --stream")
-    made, dtype = called(function), get_dtype(request.dtype)
+    made = called(function)
+    dtype = get_dtype(request.dtype)
     if isinstance(made, Opened):
         raise ConfigError(f"{function!r} returns a model that open_model made: return the module itself")
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{function!r} returned {type(made).__name__}: return an nn.Module")
-    example, given = (None, None) if request.example is None else _example(request.example)
+    if request.example is None:
+        example, given = (None, None)
+    else:
+        example, given = _example(request.example)
     if example is None and request.images is not None and not hasattr(getattr(made, "config", None), "model_type"):
         if request.images.suffix != ".npy":
             raise ConfigError(f"the module of {function!r} does not state its image size: give --images an .npy array of images")
@@ -219,18 +234,36 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
 
 def _loss(request: ModelRequest) -> str | Loss | None:
     """The name of the loss, or the user's function."""
-    return function_of(request.loss) if request.loss is not None and ":" in request.loss else request.loss
+    if request.loss is not None and ":" in request.loss:
+        return function_of(request.loss)
+    return request.loss
 
 
 def _example(value: str) -> tuple[Example, tuple[Tensor, Tensor | None]]:
     """The model's input that the user's function returns; and the rows and targets of its batch."""
     made = called(value)
-    example, targets = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    inner = next(iter(example.values())) if isinstance(example, Mapping) and len(example) == 1 else None
-    arguments = inner if isinstance(inner, Mapping) else example  # the forward's one argument may be a mapping
-    rows = next(iter(arguments.values()), None) if isinstance(arguments, Mapping) else arguments
+    if isinstance(made, tuple) and len(made) == 2:
+        example, targets = made
+    else:
+        example, targets = (made, None)
+    if isinstance(example, Mapping) and len(example) == 1:
+        inner = next(iter(example.values()))
+    else:
+        inner = None
+    # the forward's one argument may be a mapping
+    if isinstance(inner, Mapping):
+        arguments = inner
+    else:
+        arguments = example
+    if isinstance(arguments, Mapping):
+        rows = next(iter(arguments.values()), None)
+    else:
+        rows = arguments
     if not isinstance(rows, Tensor) or not (targets is None or isinstance(targets, Tensor)):
-        what = f"a {type(rows).__name__}" if targets is None else f"a {type(rows).__name__} and a {type(targets).__name__}"
+        if targets is None:
+            what = f"a {type(rows).__name__}"
+        else:
+            what = f"a {type(rows).__name__} and a {type(targets).__name__}"
         raise ConfigError(
             f"{value!r} returns {what}: return a tensor, or a mapping of the forward's keyword arguments with a tensor first; or a pair "
             "of one of them and a tensor of targets"
@@ -242,7 +275,9 @@ def _example(value: str) -> tuple[Example, tuple[Tensor, Tensor | None]]:
 
 def _named_parts(request: ModelRequest) -> dict[str, Any]:
     """The parts that the file of --anatomy names, as keywords of `open_model`."""
-    return {} if request.anatomy is None else vars(read_anatomy(request.anatomy))
+    if request.anatomy is None:
+        return {}
+    return vars(read_anatomy(request.anatomy))
 
 
 def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
@@ -263,7 +298,12 @@ def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
             anatomy=None if request.anatomy is None else read_anatomy(request.anatomy),
         )
     path = Path(name)
-    directory = None if name in PRESETS else path if path.is_dir() else path.parent
+    if name in PRESETS:
+        directory = None
+    elif path.is_dir():
+        directory = path
+    else:
+        directory = path.parent
     return _of_opened(open_imported(model, directory, _loss(request)), request, path.name)
 
 
@@ -277,9 +317,13 @@ def needs_images(model: str) -> ConfigError:
 
 def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) -> ModelSource:
     """A model of another library with this name. `more` are further fields of `ModelSource`."""
-    config, depth = opened.config, opened.model.depth
+    config = opened.config
+    depth = opened.model.depth
     context = opened.longest(request.context)
-    longest = context if config.context is None and context < request.context else config.context
+    if config.context is None and context < request.context:
+        longest = context
+    else:
+        longest = config.context
     unknown = dict.fromkeys(key for key in request.config if key not in ("context", "dt"))
     return ModelSource(
         config=config,

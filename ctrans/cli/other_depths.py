@@ -45,7 +45,9 @@ def losses_at(depths: Sequence[int], run: TrainingRun) -> dict[int, float]:
     """
     if not depths:
         return {}
-    model, config, alone = load(run.store.directory / LAST), run.config, Processes(run.processes.device)
+    model = load(run.store.directory / LAST)
+    config = run.config
+    alone = Processes(run.processes.device)
     batches = -(-len(run.data.validation_windows(config.eval_windows)[0]) // config.batch)
     losses = {}
     with progress_bar("evaluate", batches * len(depths)) as advance:

@@ -33,7 +33,10 @@ FILES: set[str] = set()
 def import_named(value: str) -> ModuleType:
     """Imports a .py file by its path, or a module that is installed or in this directory."""
     with _failures_of(value):
-        module = _import_file(Path(value)) if value.endswith(".py") else _import_module(value)
+        if value.endswith(".py"):
+            module = _import_file(Path(value))
+        else:
+            module = _import_module(value)
         FILES.add(str(getattr(module, "__file__", value)))  # built-in modules have none
         return module
 
@@ -68,7 +71,10 @@ def function_of(value: str) -> Callable[..., Any]:
 @contextmanager
 def _folder_first(where: str) -> Iterator[None]:
     """Inside, Python imports from a file's own folder first, as if it ran the file."""
-    folder = str(Path(where).resolve().parent) if where.endswith(".py") else None
+    if where.endswith(".py"):
+        folder = str(Path(where).resolve().parent)
+    else:
+        folder = None
     if folder is not None:
         sys.path.insert(0, folder)
     try:

@@ -67,7 +67,8 @@ def command(request: RateRequest) -> None:
     ctrans rate --task recall --placement pre --dt 1 --iterations 600 --batch 16
     ctrans rate --file book.txt --iterations 1000 --rates 0.001 --rates 0.01 --rates 0.1
     """
-    model, settings = request.model, request.settings
+    model = request.model
+    settings = request.settings
     data = source_of(request.source, model.context)[1]
     directory = directory_of(request)
     choose_threads(flops(model.width, settings.batch, model.context), settings.weight_dtype.itemsize)

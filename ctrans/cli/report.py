@@ -48,7 +48,10 @@ def command(request: ReportRequest) -> None:
         "results": {name: {key: result.get(key) for key in ("command", "environment")} for name, result in kept.items()},
         "chapters": [chapter.title for chapter in page.chapters],
     }
-    files = {} if request.html_path else {"report.html": lambda: render(page).encode()}
+    if request.html_path:
+        files = {}
+    else:
+        files = {"report.html": lambda: render(page).encode()}
     end(request, directory, result=about, report=page, files=files)
 
 

@@ -277,7 +277,11 @@ def is_ours(path: Path) -> bool:
 
 def _in_words(value: Any) -> Any:
     """Paths, alone or in a tuple, as text."""
-    return [_in_words(each) for each in value] if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+    if isinstance(value, tuple):
+        return [_in_words(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
 
 
 Asked = TypeVar("Asked", bound=Request)

@@ -67,8 +67,12 @@ def command(request: ScreenRequest) -> None:
     batch = read_batch(request, found, walks=2)
     # half of the sequences are of another text, which the transport step needs; other arguments of an example belong to its first rows
     half = len(batch.tokens) // 2
-    own, others = (slice(half), slice(half, None)) if found[0].given else (slice(0, None, 2), slice(1, None, 2))
-    other, batch = batch.tokens[others], dataclasses.replace(batch, tokens=batch.tokens[own], targets=batch.targets[own])
+    if found[0].given:
+        own, others = (slice(half), slice(half, None))
+    else:
+        own, others = (slice(0, None, 2), slice(1, None, 2))
+    other = batch.tokens[others]
+    batch = dataclasses.replace(batch, tokens=batch.tokens[own], targets=batch.targets[own])
     directory = directory_of(request)
     effort = EFFORTS["quick" if request.quick else "full"]
     results: dict[str, Screening] = {}

@@ -19,7 +19,9 @@ PATIENCE = 3.0
 
 def words_of(number: int) -> str:
     """What a command says that the signal ends."""
-    return "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    if number == signal.SIGINT:
+        return "interrupted"
+    return f"ended by {signal.Signals(number).name}"
 
 
 def _imports(frame: FrameType | None) -> bool:

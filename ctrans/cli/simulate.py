@@ -110,7 +110,8 @@ def command(request: SimulateRequest) -> None:
 
 def _analyses(request: SimulateRequest, batch: Batch, model: AnyModel | ModelWithLoss) -> dict[str, Any]:
     """The results of the optional analyses; None for those that the user did not ask for."""
-    text, tokens = batch.text, batch.tokens
+    text = batch.text
+    tokens = batch.tokens
     found = dict.fromkeys(("lyapunov", "spectra", "contributions"))
     if request.lyapunov and isinstance(text, Text):
         sequence = tokens[0, : request.lyapunov]
@@ -118,7 +119,10 @@ def _analyses(request: SimulateRequest, batch: Batch, model: AnyModel | ModelWit
     if request.spectra:
         (found["spectra"],) = walk(model, tokens[:1], None, [Spectra()])
     if request.contributions:
-        targets = tokens[:, 1:] if isinstance(text, Text) and isinstance(model, GPT) else None
+        if isinstance(text, Text) and isinstance(model, GPT):
+            targets = tokens[:, 1:]
+        else:
+            targets = None
         found["contributions"] = contributions_by_depth(model, tokens if targets is None else tokens[:, :-1], targets)
     return found
 

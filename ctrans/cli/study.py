@@ -86,7 +86,10 @@ def _study(request: StudyRequest) -> Study:
             f"{study.name} is of the task {study.source['task']}, which has its own data: leave out --file and --bin"
         )
     changes: dict[str, Any] = {"source": source} if given else {}
-    changes |= {"budget": request.budget} if request.budget is not None else {}
+    if request.budget is not None:
+        changes |= {"budget": request.budget}
+    else:
+        changes |= {}
     return dataclasses.replace(study, **changes)
 
 
@@ -99,9 +102,10 @@ def _preset(request: StudyRequest) -> Preset:
 
 
 def _directory(request: StudyRequest) -> Path:
-    name = (
-        Path(request.name).stem if request.name.endswith(TOML) or request.scale == "small" else f"{request.name}-{request.scale}"
-    )
+    if request.name.endswith(TOML) or request.scale == "small":
+        name = Path(request.name).stem
+    else:
+        name = f"{request.name}-{request.scale}"
     return request.out or Path("out") / "study" / name
 
 
@@ -119,8 +123,12 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
     """Writes and prints the results of the runs so far."""
     runs = plan.kept(store)
     data = _data(plan, runs)
-    floor = None if data is None else Floor(data.depthless_loss(), data.guess_loss())
-    outcomes, failed = outcomes_of(runs, floor), [run for run in runs if run.result.ending == FAILED]
+    if data is None:
+        floor = None
+    else:
+        floor = Floor(data.depthless_loss(), data.guess_loss())
+    outcomes = outcomes_of(runs, floor)
+    failed = [run for run in runs if run.result.ending == FAILED]
     result = {
         **begins(plan),
         "failed": len(failed),
@@ -144,9 +152,13 @@ def _verdict(request: StudyRequest, plan: Prospect, runs: FinishedRuns, floor: F
     """
     if request.name.endswith(TOML):
         return None
-    preset, left = _preset(request), {run.training.seed for run in plan.left.values()}
+    preset = _preset(request)
+    left = {run.training.seed for run in plan.left.values()}
     whole = [run for run in runs if run.run.training.seed not in left]
-    to_halve = None if floor is None or plan.study.task is None else floor.depth
+    if floor is None or plan.study.task is None:
+        to_halve = None
+    else:
+        to_halve = floor.depth
     return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes, to_halve)
 
 
@@ -159,7 +171,9 @@ def _data(plan: Prospect, runs: FinishedRuns) -> Data | None:
         data = read_source(plan.study.source, context)
     except ConfigError:
         return None
-    return data if data.fingerprint() == plan.fingerprints[context] else None
+    if data.fingerprint() == plan.fingerprints[context]:
+        return data
+    return None
 
 
 command.help = (command.help or "").replace("{presets}", ", ".join(PRESETS))

@@ -83,7 +83,9 @@ def processes(workers: int | None) -> int:
 
 def engine(workers: int | None, ray: str | None) -> Engine:
     """The Ray cluster at this address, or processes of this machine without one."""
-    return partial(in_processes, processes(workers)) if ray is None else partial(by_ray, ray)
+    if ray is None:
+        return partial(in_processes, processes(workers))
+    return partial(by_ray, ray)
 
 
 def begins(plan: Prospect) -> dict[str, Any]:

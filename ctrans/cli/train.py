@@ -76,7 +76,8 @@ def command(request: TrainRequest) -> None:
     _set_threads(request, planned)
     with begun(planned, get_device(request.device)) as (run, progress):
         first = run.processes.first
-        step, iterations = progress.step, run.config.iterations
+        step = progress.step
+        iterations = run.config.iterations
         if first and step and not request.quiet:
             done = f"Nothing to do: {step} of {iterations} iterations are done. Raise --iterations to continue."
             _say(done if step == iterations else f"Continuing from step {step} of {iterations}.")
@@ -108,7 +109,10 @@ def _check_places(request: TrainRequest) -> None:
 def _plan(request: TrainRequest) -> Plan:
     """The run that the options describe, new or resumed."""
     if request.resume and (RunDirectory(request.out).exists or not restarts()):
-        moved = request.source if {"file", "bin", "task"} & request.typed else None
+        if {"file", "bin", "task"} & request.typed:
+            moved = request.source
+        else:
+            moved = None
         flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
         planned = plan_to_resume(request.out, request.given, moved, parallel=request.parallel, flags=flags)
         check_depths(request.eval_depth, planned.architecture, planned.config)
@@ -140,7 +144,10 @@ def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> It
         iterations = run.config.iterations
         advance = stack.enter_context(progress_bar("train", iterations, progress.step))
         wanted = request.use_tensorboard and run.processes.first
-        write = stack.enter_context(tensorboard(run.store.directory, progress.step)) if wanted else None
+        if wanted:
+            write = stack.enter_context(tensorboard(run.store.directory, progress.step))
+        else:
+            write = None
 
         def observe(row: log.Row) -> None:
             if write is not None:
@@ -170,7 +177,8 @@ class MonitoredRun(Watcher):
     """
 
     def __init__(self, request: TrainRequest, run: TrainingRun, step: int):
-        self.run, self.quiet = run, request.quiet
+        self.run = run
+        self.quiet = request.quiet
         self._before: Mapping[str, str] | None = None
         tokens, targets = run.data.validation_windows(HELD)
         self.monitor = Monitor(
@@ -193,8 +201,12 @@ class MonitoredRun(Watcher):
         """The advice of the monitor's reactions, empty without reactions."""
         self._before = None
         monitor = self.monitor
-        skipped, stopped = len(monitor.reactions.skipped), monitor.stopped
-        batch = tokens.to(self.run.processes.device) if self.run.config.compile else None
+        skipped = len(monitor.reactions.skipped)
+        stopped = monitor.stopped
+        if self.run.config.compile:
+            batch = tokens.to(self.run.processes.device)
+        else:
+            batch = None
         alarms = monitor.step(loss, optimiser, gradient_norm=norm, batch=batch)
         if self.run.processes.first and not self.quiet:
             for alarm in alarms:
@@ -224,7 +236,8 @@ def _say(words: str) -> None:
 def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float) -> dict[str, Any]:
     rows = list(log.read(run.store.directory))
     evaluations = [row for row in rows if "validation_loss" in row]
-    progress, curves = outcome.progress, log.curves(rows)
+    progress = outcome.progress
+    curves = log.curves(rows)
     shown = request.shown()
     if request.resume:  # the checkpoint has the other settings: see "model" and "training"
         shown = {name: value for name, value in shown.items() if name in request.typed}

@@ -71,13 +71,19 @@ class OfTraining(WrittenRequest):
         if task is not None:
             own = {name: value for name, value in self.config.items() if name not in task.architecture}
             return GPTConfig(**task.architecture, **own)
-        default = VOCABULARY if self.bin is None else GPT2_VOCABULARY
+        if self.bin is None:
+            default = VOCABULARY
+        else:
+            default = GPT2_VOCABULARY
         return GPTConfig(default if self.vocab_size is None else self.vocab_size, **self.config)
 
     @property
     def settings(self) -> TrainConfig:
         """The training's settings. Raises ConfigError for invalid ones."""
-        usual = {} if self._task is None else {name: v for name, v in self._task.settings.items() if name not in self.typed}
+        if self._task is None:
+            usual = {}
+        else:
+            usual = {name: v for name, v in self._task.settings.items() if name not in self.typed}
         return TrainConfig(**{**self.training, **usual})
 
     @property

@@ -44,10 +44,14 @@ def verdict_of(finite: bool | None, *, rest_fixed: bool = False, bounded_gains: 
       bounded
     """
     if not finite:
-        return "open" if finite is None else "degenerate"
+        if finite is None:
+            return "open"
+        return "degenerate"
     if rest_fixed:
         return "well-posed, the rest fixed"
-    return "well-posed for bounded gains" if bounded_gains else "well-posed"
+    if bounded_gains:
+        return "well-posed for bounded gains"
+    return "well-posed"
 
 
 ROUNDING = 32

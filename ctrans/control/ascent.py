@@ -110,7 +110,8 @@ class Chart:
         """
         if self.parts == 1:
             return self
-        velocity, project = self.velocity, self.project
+        velocity = self.velocity
+        project = self.project
 
         def split(x: Tensor) -> Tensor:
             parts: Tensor = x.unflatten(-1, (self.parts, -1))
@@ -155,7 +156,8 @@ def ascend(payoff: Map, start: AnyShape, axes: tuple[int, ...], project: Map = i
     eta = torch.zeros_like(inner(z, z))
     taken = 0
     while taken < steps:
-        size, slope = inner(z, z).sqrt(), inner(gradient, gradient).sqrt()
+        size = inner(z, z).sqrt()
+        slope = inner(gradient, gradient).sqrt()
         unit = size / torch.where(slope == 0, 1.0, slope)
         probe = project(z + unit * gradient) - z
         scale = torch.maximum(best.abs(), SMALL * best.abs().mean()).reshape(size.shape)
@@ -163,12 +165,16 @@ def ascend(payoff: Map, start: AnyShape, axes: tuple[int, ...], project: Map = i
         if not active.any():
             break
         curvature = inner(move, fall)
-        secant = inner(move, move) / curvature if taken % 2 else curvature / inner(fall, fall)
+        if taken % 2:
+            secant = inner(move, move) / curvature
+        else:
+            secant = curvature / inner(fall, fall)
         eta = torch.where(curvature > 0, secant, torch.maximum(2 * eta, SHARE * unit))
         move = torch.where(active, project(z + eta * gradient) - z, 0.0)
         z = z + move
         values, uphill = _slope(payoff, z)
-        fall, gradient = gradient - uphill, uphill
+        fall = gradient - uphill
+        gradient = uphill
         # of payoffs that are equal to rounding, the later one has converged further
         later = values >= best - NOISE * eps * best.abs()
         at = torch.where(later.reshape(size.shape), z, at)
@@ -207,7 +213,8 @@ class BoundedAscent:
 
     def climb(self, radius: float, starts: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
         """The best value found from any of the starts, and its z."""
-        payoff, within = partial(self.payoff, radius), partial(self.within, radius)
+        payoff = partial(self.payoff, radius)
+        within = partial(self.within, radius)
         found = ascend(payoff, starts, (-2, -1), within, steps or self.steps)
         first = found.best.argmax()
         return found.best[first : first + 1], found.z[first : first + 1]

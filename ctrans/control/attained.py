@@ -141,7 +141,8 @@ class StepAt:
 
     @classmethod
     def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float, decays: tuple[float, float]) -> StepAt:
-        x, p = sublayer.enter(found.states[k]), found.costates[k + 1]
+        x = sublayer.enter(found.states[k])
+        p = found.costates[k + 1]
         if sublayer.state_norm is not None:
             p = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1](p)[0]
         return cls(sublayer, x, p, h, decays)
@@ -240,7 +241,8 @@ class StepAt:
             pieces = [piece.reshape(part.shape) for piece, part in zip(z.flatten().split(counts), parts, strict=True)]
             return -self.h * (self.p * self._made_by(dict(zip(names, pieces, strict=True)))).sum().reshape(1)
 
-        ascent, random = BoundedAscent(payoff, STEPS), noise(theta, torch.Generator().manual_seed(0), STARTS, *theta.shape)
+        ascent = BoundedAscent(payoff, STEPS)
+        random = noise(theta, torch.Generator().manual_seed(0), STARTS, *theta.shape)
         starts = [theta, *(radius * z / frobenius(z) for z in random)]
         return max(float(ascent.climb(float(radius), start)[0]) for start in starts) + self.work
 

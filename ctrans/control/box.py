@@ -42,7 +42,9 @@ class Box(NormImage):
 
     @property
     def inside(self) -> Map:
-        return self.norm if isinstance(self.norm, ClipEntries) else identity
+        if isinstance(self.norm, ClipEntries):
+            return self.norm
+        return identity
 
     @property
     def spread(self) -> float:
@@ -56,7 +58,8 @@ class Box(NormImage):
         return self.norm.preimage(u if self.attained else NEARLY * u)
 
     def nearest(self, y: TokenRows) -> TokenRows:
-        beta, reach = self.norm.beta, self.norm.gamma.abs()
+        beta = self.norm.beta
+        reach = self.norm.gamma.abs()
         return torch.minimum(torch.maximum(y, beta - reach), beta + reach)
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
@@ -67,7 +70,10 @@ class Box(NormImage):
             return None
         self.check(P)
         gain = float(P.abs().sum(0).norm())
-        offset = float(P.sum(0).norm()) if has_offset(self.norm) else 0.0
+        if has_offset(self.norm):
+            offset = float(P.sum(0).norm())
+        else:
+            offset = 0.0
         return GainSlope(gain, offset, math.hypot(gain, offset), math.hypot(gain, offset))
 
     def best_gains(self, P: TokenRows) -> BestGains:

@@ -109,11 +109,17 @@ class Certificate:
             words = f"different starts find one maximiser, ties apart (found: {self.velocities.uniqueness:.2g} apart)"
             found[words] = self.velocities.uniqueness <= math.sqrt(small)
         if self.weights is not None:
-            least, most = (-small, small) if self.weights.rank == self.weights.tokens else (self.weights.proven - small, math.inf)
+            if self.weights.rank == self.weights.tokens:
+                least, most = (-small, small)
+            else:
+                least, most = (self.weights.proven - small, math.inf)
             words = f"the best weights found have a value that their rank allows (found: a gap of {self.weights.gap:.2g})"
             found[words] = least <= self.weights.gap <= most
         if self.growth is not None:
-            k, error = (1, LINEAR) if self.hamiltonian == math.inf else (0, SATURATED)
+            if self.hamiltonian == math.inf:
+                k, error = (1, LINEAR)
+            else:
+                k, error = (0, SATURATED)
             words = f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g}, allowed error {error:g})"
             if not self.rank_deficient:
                 found[words] = abs(self.growth.exponent - k) <= error
@@ -181,24 +187,35 @@ def certify(
         scaled: Certificate = _scaled(evidence, exponent)
         return scaled
     chart = admissible.chart(P)
-    value, ties = float(admissible.support(P)), admissible.ties(P)
-    attained = admissible.attained if value < math.inf else None
+    value = float(admissible.support(P))
+    ties = admissible.ties(P)
+    if value < math.inf:
+        attained = admissible.attained
+    else:
+        attained = None
     eps = torch.finfo(P.dtype).eps
     summary = Certificate(admissible.words, admissible.verdict, value, int(ties.sum()), eps, attained=attained)
     generator = torch.Generator().manual_seed(int(seed))
     last_map = None
     if features is not None and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
-        last_map = Features(features) if features.any() else None
+        if features.any():
+            last_map = Features(features)
+        else:
+            last_map = None
     if isinstance(admissible, LinearSpace) and value == math.inf:
         bound = last_map or Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
         grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
         return replace(summary, growth=grown, witness=witness(admissible, P))
-    best, ceiling = admissible.maximizer(P), admissible.ceiling(P)
+    best = admissible.maximizer(P)
+    ceiling = admissible.ceiling(P)
     # H of velocities that all are 0: their rounding counts against velocities of 1
     scale = admissible.scale(P) or float(P.abs().max())
     # if the problem of a token splits, some of its parts may tie and others not
-    idle = bool(ties.all()) if chart.parts == 1 else not P.any()
+    if chart.parts == 1:
+        idle = bool(ties.all())
+    else:
+        idle = not P.any()
     still = idle and not admissible.gains_tie(P)
     velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
     summary = replace(
@@ -227,9 +244,17 @@ def _out_of_range(admissible: Supremum, P: Tensor) -> int:
         return 0
     admissible.check(P)
     largest = P.abs().max()
-    fastest = admissible.maximizer(P / largest).abs().max() if largest else largest
-    exponent = sum(math.frexp(float(factor))[1] for factor in (largest, fastest)) if fastest else 0
-    return exponent if 4 * abs(exponent) > -math.frexp(torch.finfo(P.dtype).tiny)[1] else 0
+    if largest:
+        fastest = admissible.maximizer(P / largest).abs().max()
+    else:
+        fastest = largest
+    if fastest:
+        exponent = sum(math.frexp(float(factor))[1] for factor in (largest, fastest))
+    else:
+        exponent = 0
+    if 4 * abs(exponent) > -math.frexp(torch.finfo(P.dtype).tiny)[1]:
+        return exponent
+    return 0
 
 
 def _times(P: Tensor, exponent: int) -> Tensor:
@@ -246,7 +271,10 @@ def _scaled(evidence: Any, exponent: int) -> Any:
             scaled[field.name] = _scaled(value, exponent)
         elif field.name in VALUES and value is not None:
             each = [number * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2) for number in np.atleast_1d(value)]
-            scaled[field.name] = tuple(map(float, each)) if isinstance(value, tuple) else float(each[0])
+            if isinstance(value, tuple):
+                scaled[field.name] = tuple(map(float, each))
+            else:
+                scaled[field.name] = float(each[0])
     return replace(evidence, **scaled)
 
 
@@ -262,7 +290,9 @@ def _with_weights(
     """Adds to the certificate of a finite H what weights of the last map attain: freely, within a
     bound, and with gains.
     """
-    chart, value, scale = admissible.chart(P), summary.hamiltonian, summary.scale
+    chart = admissible.chart(P)
+    value = summary.hamiltonian
+    scale = summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, SphereImage):
         weights = replace(weights, proven=share_of(gap_of_rank(admissible.norm, P, last_map), scale))
@@ -271,7 +301,10 @@ def _with_weights(
     found = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
     grown = replace(found, limit=limit)
     summary = replace(summary, weights=weights, growth=grown)
-    slope = admissible.slope_in_gains(P) if isinstance(admissible, VelocitySet) else None
+    if isinstance(admissible, VelocitySet):
+        slope = admissible.slope_in_gains(P)
+    else:
+        slope = None
     if slope is None or slope.lower == 0:
         return summary
     gained = gained_growth(chart, last_map, best, likely, generator)

@@ -88,7 +88,8 @@ def climb_velocities(
       best after a few steps continue
     - `steps`: the largest number of steps; 0 if all tokens tie: then only rounding could be climbed
     """
-    tokens, width = len(chart.P), chart.shape[-1]
+    tokens = len(chart.P)
+    width = chart.shape[-1]
     chart = chart.split_parts()
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
     if chart.guess is not None:
@@ -161,4 +162,8 @@ def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Gene
 
 def share_of(part: float, whole: float) -> float:
     """part/whole, with 0/0 = 0."""
-    return part / whole if whole else math.copysign(math.inf, part) if part else 0.0
+    if whole:
+        return part / whole
+    if part:
+        return math.copysign(math.inf, part)
+    return 0.0

@@ -67,11 +67,15 @@ def findings_of(name: str, check: ModelCheck) -> list[Finding]:
 
 def _reading(name: str, segment: SegmentCheck) -> Reading:
     grown = segment.certificate.growth
-    growth = (
-        "" if grown is None else f", the best value grows like R^{max(grown.exponent, 0.0):.2g} with a bound R on the weights"
-    )
+    if grown is None:
+        growth = ""
+    else:
+        growth = f", the best value grows like R^{max(grown.exponent, 0.0):.2g} with a bound R on the weights"
     value = segment.hamiltonian
-    said = "is not known" if value is None else f"= {value:.3g}"
+    if value is None:
+        said = "is not known"
+    else:
+        said = f"= {value:.3g}"
     return Reading(math.nan if value is None else value, _place(name, segment), f"H {said}{growth}", segment.segment)
 
 

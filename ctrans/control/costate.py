@@ -150,7 +150,8 @@ class DiscreteCostate(Instrument):
     """The costate of the discrete model, P_k = (dX_{k+1}/dX_k)' P_{k+1}, on a walk with a loss."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._times, self._states = depth.times, [x0]
+        self._times = depth.times
+        self._states = [x0]
         self._loss = math.nan
         self._costates: list[Tensor] = []
         self._starts: list[Point] = []
@@ -160,7 +161,8 @@ class DiscreteCostate(Instrument):
         self._states.append(at.y)
 
     def head(self, model: Model, at: Turn) -> None:
-        self._loss, self._costates = at.loss, [at.p]
+        self._loss = at.loss
+        self._costates = [at.p]
 
     def backward(self, at: StepContextBack) -> None:
         self._costates.insert(0, at.before)
@@ -195,21 +197,30 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
     chooses the steps.
     """
     options = {"method": "tsit5"} | options
-    depth, x0 = model.depth, model.embed(tokens)
+    depth = model.depth
+    x0 = model.embed(tokens)
     segments = depth.segments(continuous=True)
     forward = solve(segments, x0, save="steps", **options)
     options.pop("steps", None)
-    states, ways, first = [x0], [], 0
+    states = [x0]
+    ways = []
+    first = 0
     for sublayer, segment in zip(depth.sublayers, segments, strict=True):
         last = forward.times.index(float(segment.t1), first)
         x = states[-1]
-        start = x if segment.enter is None else segment.enter(x)
+        if segment.enter is None:
+            start = x
+        else:
+            start = segment.enter(x)
         steps = list(zip(forward.times[first : last + 1], [start, *forward.states[first + 1 : last + 1]], strict=True))
         ways.append((sublayer.velocity, segment.enter, x, steps))
         states.append(forward.states[last])
         first = last
     loss, p = value_and_pullback(lambda x: terminal_loss(model, x, targets), states[-1])
-    costates, starts, drift, stats = [p], list[Point](), list[float](), forward.stats
+    costates = [p]
+    starts = list[Point]()
+    drift = list[float]()
+    stats = forward.stats
     for velocity, enter, before, steps in reversed(ways):
         path, p, taken = _solve_back(velocity, steps, options, costates[0])
         costates.insert(0, p if enter is None else value_and_pullback(enter, before, p)[1])
@@ -269,5 +280,8 @@ def _check_finite(states: Sequence[Tensor], costates: Sequence[Tensor]) -> None:
         if not finite(x):
             raise SolveError(f"the hidden state became non-finite in segment {max(k - 1, 0)}: {ADVICE[Status.NON_FINITE]}")
     k = next(k for k in range(last, -1, -1) if not finite(costates[k]))
-    where = "at the head" if k == last else f"in segment {k}"
+    if k == last:
+        where = "at the head"
+    else:
+        where = f"in segment {k}"
     raise SolveError(f"the costate became non-finite {where}: take a smaller dt, smaller weights or a wider dtype")

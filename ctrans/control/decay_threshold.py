@@ -96,7 +96,9 @@ class ValuePath:
 
     @property
     def _values(self) -> tuple[int, ...]:
-        return tuple(range(len(self.mixed))) if self.groups is None else self.groups
+        if self.groups is None:
+            return tuple(range(len(self.mixed)))
+        return self.groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +213,10 @@ def path_of(field: object, x: SequenceRows) -> Path:
         values = [matrices.value for matrices in field.head_matrices()]
         places = list(dict.fromkeys(value.data_ptr() for value in values))
         return ValuePath(mixed, len(values[0]), tuple(places.index(value.data_ptr()) for value in values))
-    units = field.units() if isinstance(field, HasUnits) else None
+    if isinstance(field, HasUnits):
+        units = field.units()
+    else:
+        units = None
     if units is not None and units.activation.degree == 1:
         return UnitsPath(x.flatten(0, -2), units.activation, min(UNITS, units.number), x.shape[-1])
     raise ConfigError(
@@ -282,15 +287,22 @@ def climb_factors(path: Path, P: UnbatchedRows, decay: float, seed: int = 0) -> 
     unit = float(reached.norm())
 
     def payoff(radius: float, z: Tensor) -> Tensor:
-        flat, first = z.flatten(), counts[0]
-        inner, outer = flat[:first].reshape(shapes[0]), flat[first:].reshape(shapes[1])
+        flat = z.flatten()
+        first = counts[0]
+        inner = flat[:first].reshape(shapes[0])
+        outer = flat[first:].reshape(shapes[1])
         return (-(P * path.velocity(inner, outer)).sum() - decay / 2 * z.square().sum()).reshape(1)
 
-    ascent, values, radii = BoundedAscent(payoff, STEPS), [], [unit * 10**decade for decade in DECADES]
+    ascent = BoundedAscent(payoff, STEPS)
+    values = []
+    radii = [unit * 10**decade for decade in DECADES]
     for radius in radii:
         stretched = ascent.stretched(radius, reached)
         best, end = ascent.climb(radius, stretched)
         # the gradient at zero is zero: continue from a larger point instead
-        reached = end if float(best) > 0 else stretched
+        if float(best) > 0:
+            reached = end
+        else:
+            reached = stretched
         values.append(max(float(best), 0.0))
     return Climb(decay, tuple(radii), tuple(values))

@@ -110,7 +110,9 @@ class SphereImage(NormImage):
         return BestGains(gamma, no_ties(gamma))
 
     def allowed_gains(self, gamma: Tensor) -> Tensor:
-        return gamma if self.norm.gains == "each" else gamma.mean(-1, keepdim=True).expand_as(gamma)
+        if self.norm.gains == "each":
+            return gamma
+        return gamma.mean(-1, keepdim=True).expand_as(gamma)
 
     def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
         return -self.radius * unit(self.norm.centre(gamma * P))
@@ -210,7 +212,8 @@ class EllipsoidHull(SphereImage):
         return self
 
     def residual(self, f: TokenRows) -> PerBatch:
-        norm, u = self.norm, self._point(f)
+        norm = self.norm
+        u = self._point(f)
         outside = (u.square().mean(-1) - 1).clamp_min(0)
         off_centre = (u - norm.centre(u)).abs().amax(-1)
         off_flat = torch.where(norm.gamma == 0, f - norm.beta, 0.0).abs().amax(-1)
@@ -235,7 +238,8 @@ class EllipsoidHull(SphereImage):
         """Velocities norm(x) at the x with x_hat = u: in this coordinate the inside is as easy to
         reach as the surface.
         """
-        norm, chart = self.norm, super().chart(P)
+        norm = self.norm
+        chart = super().chart(P)
         return replace(chart, degree=None, velocity=lambda u: norm(norm.preimage(u)), project=self._into_ball, spread=1.0)
 
     def _into_ball(self, u: Tensor) -> Tensor:
@@ -264,7 +268,10 @@ class EllipsoidProduct(NormImage):
 
     @property
     def words(self) -> str:
-        sign = "<=" if self.inner else "="
+        if self.inner:
+            sign = "<="
+        else:
+            sign = "="
         return f"f_j = gamma * u_j, |u_jg|^2 {sign} {self.norm.each} in each of {self.norm.groups} groups"
 
     @property
@@ -333,7 +340,8 @@ class EllipsoidProduct(NormImage):
         def by_group(maps: list[Map]) -> Map:
             return lambda u: torch.cat([each(part) for each, part in zip(maps, self._split(u), strict=True)], -1)
 
-        velocity, project = by_group([each.velocity for each in charts]), by_group([each.project for each in charts])
+        velocity = by_group([each.velocity for each in charts])
+        project = by_group([each.project for each in charts])
         return replace(chart, degree=None, velocity=velocity, project=project, spread=1.0)
 
     def _each(self, method: str, *rows: Tensor, **options: float) -> list[Any]:

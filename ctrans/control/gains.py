@@ -81,11 +81,17 @@ def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
     gamma = best_gains(norm, P).gamma
     lengths = length(norm.centre(gamma * P))
     gain = float(math.sqrt(norm.width) * lengths.sum())
-    offset = float(P.sum(0).norm()) if has_offset(norm) else 0.0
+    if has_offset(norm):
+        offset = float(P.sum(0).norm())
+    else:
+        offset = 0.0
     # a token without length has its own bound: |w_j| <= |p_j|_inf, as |gamma| = 1
     seen = lengths > rounding_of(P) * lengths.amax()
     top = float(torch.linalg.eigvalsh(_form(norm, P[seen], lengths[seen]))[-1].clamp_min(0))
-    unseen = float(P[~seen].abs().amax(-1).sum()) if (~seen).any() else 0.0
+    if (~seen).any():
+        unseen = float(P[~seen].abs().amax(-1).sum())
+    else:
+        unseen = 0.0
     above = math.sqrt(norm.width) * (math.sqrt(top * float(lengths[seen].sum())) + unseen)
     return GainSlope(gain, offset, math.hypot(gain, offset), math.hypot(max(gain, above), offset))
 
@@ -129,7 +135,8 @@ def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]
         w = norm.centre(gamma.unsqueeze(-2) * p)
         lengths = length(w)
         s = p * ratio(w, lengths.unsqueeze(-1))
-        slope, value = s.sum(-2), lengths.sum(-1)
+        slope = s.sum(-2)
+        value = lengths.sum(-1)
         tangent = slope - (slope * gamma).sum(-1, keepdim=True) * gamma
         curvature = value[..., None, None] * eye - _form(norm, p, lengths) + s.mT @ ratio(s, lengths.unsqueeze(-1))
         off = eye - gamma.unsqueeze(-1) * gamma.unsqueeze(-2)
@@ -165,7 +172,9 @@ def _form(norm: SphereNorm, p: Tensor, lengths: Tensor) -> Tensor:
     """sum_j M_j/l_j, M_j = diag(p_j) C diag(p_j), over the tokens with a length."""
     weighted = torch.where(lengths.unsqueeze(-1) > 0, ratio(p, lengths.unsqueeze(-1)), 0.0)
     form = torch.diag_embed((p * weighted).sum(-2))
-    return form - weighted.mT @ p / norm.width if norm.centred else form
+    if norm.centred:
+        return form - weighted.mT @ p / norm.width
+    return form
 
 
 @checked

@@ -99,7 +99,10 @@ def growth(
     u, s, inverse, _ = features.svd
     # a norm ignores the scale of h W', so coordinates orthonormal in h W' converge fastest; for a
     # linear f those orthonormal in W
-    to_raw, to_weights = (u, inverse) if chart.degree == 0 else (u * s.mT, torch.ones_like(s))
+    if chart.degree == 0:
+        to_raw, to_weights = (u, inverse)
+    else:
+        to_raw, to_weights = (u * s.mT, torch.ones_like(s))
     unit = float(frobenius(features.coordinates(chart.raw(typical)))) or 1.0
     radii = (unit * decades(typical)).tolist()
     ascent = BoundedAscent(lambda radius, z: chart.payoff(to_raw @ z).sum(-1), STEPS, lambda z: frobenius(to_weights * z))
@@ -121,7 +124,8 @@ def _improved(ascent: BoundedAscent, radii: Sequence[float], climbed: Sequence[t
     """The growth of the values of ascents with their ends. Each value improves if the end of an
     ascent at another bound leads to a better one.
     """
-    ends, values = torch.cat([end for _, end in climbed]), list[Tensor]()
+    ends = torch.cat([end for _, end in climbed])
+    values = list[Tensor]()
     for radius, (value, _) in zip(radii, climbed, strict=True):
         start = ascent.best(radius, ascent.stretched(radius, ends))
         if float(ascent.payoff(radius, start)) > float(value):
@@ -161,10 +165,12 @@ def exponent(radii: PerRadius, values: PerRadius) -> float:
     """k of the least-squares fit log|value| = k log R + c over the largest radii; 0 if a value is
     0.
     """
-    radii, values = radii[-FITTED:], values[-FITTED:].abs()
+    radii = radii[-FITTED:]
+    values = values[-FITTED:].abs()
     if not values.all():
         return 0.0
-    x, y = radii.log(), values.log()
+    x = radii.log()
+    y = values.log()
     x = x - x.mean()
     return float((x * y).sum() / x.square().sum())
 
@@ -195,13 +201,15 @@ def gained_growth(
     the present gains) and from random directions. The smaller radii start from its end, unscaled
     and in proportion. Values are lower bounds. The chart has gains.
     """
-    gains, p = chart.gains, chart.P
+    gains = chart.gains
+    p = chart.P
     assert gains is not None, "only a norm's chart is asked"
     u, _, inverse, _ = features.svd
     own = torch.stack([gains.gamma, gains.has_offset * gains.beta])
     unit = math.hypot(float(frobenius(features.coordinates(chart.raw(typical)))), float(own.norm())) or 1.0
     radii = (unit * decades(typical, GAINED_DECADES)).tolist()
-    one, zero = torch.ones_like(gains.gamma), torch.zeros_like(gains.gamma)
+    one = torch.ones_like(gains.gamma)
+    zero = torch.zeros_like(gains.gamma)
     by_offset = -gains.has_offset * (p * (gains.velocity(likely, zero, one) - gains.velocity(likely, zero, zero))).sum(-2)
 
     def size(z: Tensor) -> Tensor:
@@ -218,7 +226,8 @@ def gained_growth(
         return -(p * fixed).sum((-2, -1)) + (radius**2 - size(z).square().squeeze((-2, -1))).sqrt() * slope
 
     ascent = BoundedAscent(payoff, CARRIED, size, most=MOST, shares=SHARES)
-    best, last = (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0), radii[-1]
+    best = (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0)
+    last = radii[-1]
     directions = torch.cat([best, u.mT @ balanced(p, noise(u, generator, RESTARTS, *chart.shape))])
     small = ascent.stretched(last, directions)[: 2 * len(directions)]  # the two smallest shares
     _, z = ascent.climb(last, torch.cat([ascent.within(last, best), small]), TRIED)

@@ -166,14 +166,21 @@ def solve_hjb(
             H = torch.sub(H, above - below, alpha=speed / 2)
         return H
 
-    slope = torch.compile(slope) if compiled else slope
+    if compiled:
+        slope = torch.compile(slope)
+    else:
+        slope = slope
     rate = sum(speed / h for speed, h in zip(bounds, spacing, strict=True))
-    saved, taken = {horizon: phi}, 0
+    saved = {horizon: phi}
+    taken = 0
     for start, end in pairwise(sorted({horizon, *times}, reverse=True)):
         steps = max(1, math.ceil((start - end) * rate / cfl))
         marks = [*(start + (end - start) * k / steps for k in range(steps)), end]
         segments = [Segment(a, b, slope) for a, b in pairwise(marks)]
-        report = None if progress is None else lambda k, marks=marks: progress(marks[k + 1])
+        if progress is None:
+            report = None
+        else:
+            report = lambda k, marks=marks: progress(marks[k + 1])
         phi = saved[end] = solve(segments, phi, method=rule.method, progress=report).x1
         taken += steps
     return ValueFunction(grid, tuple(times), torch.stack([saved[time] for time in times]), horizon, bounds, taken)
@@ -250,7 +257,8 @@ def weno5(slopes: Tensor, axis: int) -> Sides:
     """
     count = slopes.shape[axis] - 5
     e = slopes.diff(dim=axis)
-    d, f = _but_last(e, axis, 1), _from(e, axis, 1)
+    d = _but_last(e, axis, 1)
+    f = _from(e, axis, 1)
     bend = torch.sub(f, d).square_().mul_(13 / 12)
     # S_k of a triple that the node sees at its right end, in its middle and at its left end
     right, middle, left = (
@@ -264,7 +272,8 @@ def weno5(slopes: Tensor, axis: int) -> Sides:
 
     def blend(node: int, eps: int, parabolas: Sequence[tuple[Tensor, int, int, float, int, float]]) -> Tensor:
         """s + sum_k w_k (p e_i + q e_j)/(6 sum_k w_k), of S and its place, i, p, j, q."""
-        total, weights = torch.zeros_like(at(floor, eps)), torch.zeros_like(at(floor, eps))
+        total = torch.zeros_like(at(floor, eps))
+        weights = torch.zeros_like(at(floor, eps))
         for share, (smoothness, k, i, p, j, q) in zip((1, 6, 3), parabolas, strict=True):
             w = (at(smoothness, k) + at(floor, eps)).square_().reciprocal_().mul_(share)
             total.addcmul_(w, torch.add(p * at(e, i), at(e, j), alpha=q))
@@ -315,6 +324,7 @@ def one_sided(scheme: UpwindScheme, values: OnGrid, axis: int, spacing: float) -
     """
     count = values.shape[axis]
     inner = values.diff(dim=axis) / spacing
-    first, last = inner.narrow(axis, 0, 1), inner.narrow(axis, count - 2, 1)
+    first = inner.narrow(axis, 0, 1)
+    last = inner.narrow(axis, count - 2, 1)
     slopes = torch.cat([first] * scheme.ghosts + [inner] + [last] * scheme.ghosts, axis)
     return scheme.sides(slopes, axis)

@@ -117,9 +117,11 @@ def pde_study(velocities: BallImage, *, points: int = 81, radii: tuple[float, ..
         raise ConfigError(f"velocities of width {len(centre)}: the study is drawn in the plane, give width 2")
     if not radii:
         raise ConfigError("no radii for the balls of velocities: give at least one")
-    terminal, times = NearestTarget(), tuple(HORIZON * k / 3 for k in (3, 2, 1, 0))
+    terminal = NearestTarget()
+    times = tuple(HORIZON * k / 3 for k in (3, 2, 1, 0))
     grid = Grid((-HALF_WIDTH,) * 2, (HALF_WIDTH,) * 2, (points,) * 2, dtype=centre.dtype, device=centre.device)
-    nodes, time = grid.nodes, 0.75 * HORIZON
+    nodes = grid.nodes
+    time = 0.75 * HORIZON
 
     def in_ball(radius: float, remaining: float, nodes: Tensor) -> Tensor:
         ball = velocity_ball(radius, 2, dtype=grid.dtype, device=grid.device)

@@ -212,7 +212,8 @@ def descend(problems: Problems, w: BallPoints) -> BallPoints:
     tiny = torch.finfo(w.dtype).tiny
     rows = torch.arange(len(w), device=w.device)
     value, slope = problems.slope(w)
-    result, lowest = w.clone(), value.clone()
+    result = w.clone()
+    lowest = value.clone()
     recent = value.unsqueeze(-1).repeat(1, MEMORY)
     size = 1 / length(slope).clamp(min=tiny)
     for step in range(DESCENT_STEPS):
@@ -220,8 +221,10 @@ def descend(problems: Problems, w: BallPoints) -> BallPoints:
         fraction = STRIDE / length(full).clamp(min=STRIDE)
         trial = w + fraction.unsqueeze(-1) * full
         trial_value, trial_slope = problems.slope(trial)
-        move, turn = trial - w, trial_slope - slope
-        length2, curvature = move.square().sum(-1), (move * turn).sum(-1)
+        move = trial - w
+        turn = trial_slope - slope
+        length2 = move.square().sum(-1)
+        curvature = (move * turn).sum(-1)
         accept = trial_value <= recent.amax(-1) - ARMIJO * length2 / (fraction * size)
         secant = torch.where(curvature > 0, length2 / curvature, math.inf)
         size = torch.where(accept, secant.minimum(GROW * size), SHRINK * size)

@@ -187,7 +187,8 @@ class FrobeniusBall(LastMap, VelocitySet):
         relative to |h'P|.
         """
         z = self.map.coordinates(f)
-        slope, size = self.map.pull(P + kinetic * f), frobenius(z)
+        slope = self.map.pull(P + kinetic * f)
+        size = frobenius(z)
         eta = ratio(-(slope * z).sum((-2, -1), keepdim=True), size.square()).clamp_min(0)
         error = torch.maximum(frobenius(slope + eta * z), eta * (self.radius - size).abs())
         return torch.maximum(ratio(error, frobenius(self.map.pull(P)))[..., 0, 0], self.residual(f))
@@ -278,7 +279,9 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
     h = field.pre_projection(sublayer.given(x))
     if field.output_projection.bias is not None:
         h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
-    return h if sublayer.output_norm is not None else sublayer.gain * h
+    if sublayer.output_norm is not None:
+        return h
+    return sublayer.gain * h
 
 
 def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None:

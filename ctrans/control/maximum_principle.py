@@ -91,7 +91,9 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
     """
     if measure is not None and measure not in MEASURES:
         raise unknown("measure of alignment", measure, MEASURES)
-    sublayers, skipped, readings = list(depth.sublayers), dict[str, str](), list[PointwiseReading]()
+    sublayers = list(depth.sublayers)
+    skipped = dict[str, str]()
+    readings = list[PointwiseReading]()
     measures = [measure or ("gap" if sublayer.placement.output_norm else "cosine") for sublayer in sublayers]
     for k, (name, sublayer, (x, p)) in enumerate(zip(measures, sublayers, costate.starts, strict=True)):
         try:
@@ -116,7 +118,8 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
 
 
 def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
-    placement, norm = sublayer.placement, sublayer.output_norm
+    placement = sublayer.placement
+    norm = sublayer.output_norm
     if norm is None:
         raise ConfigError(
             f"placement {placement.name!r} has no output norm on its {sublayer.kind} sublayer, so H(P) = +inf and no velocity "
@@ -124,16 +127,27 @@ def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> Pointw
         )
     allowed = admissible_set(norm, placement)
     scaled = sublayer.pulled(p)  # v = gain * W N_out f, so H(P) is the norm's at the pulled costate
-    hamiltonian, centre, product = allowed.support(scaled).sum(), (scaled @ norm.beta).sum(), (p * v).sum()
+    hamiltonian = allowed.support(scaled).sum()
+    centre = (scaled @ norm.beta).sum()
+    product = (p * v).sum()
     tie = bool(allowed.ties(scaled).all())
-    alignment = None if tie else float((centre - product) / (centre + hamiltonian))
+    if tie:
+        alignment = None
+    else:
+        alignment = float((centre - product) / (centre + hamiltonian))
     return PointwiseReading(float(hamiltonian), float(hamiltonian + product), alignment)
 
 
 def _against_costate(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
     size = p.norm() * v.norm()
     bounded = sublayer.placement.output_norm or sublayer.image is not None
-    h = None if bounded else math.inf if p.any() else 0.0  # a finite H is not part of this measure; H(0) = 0
+    # a finite H is not part of this measure; H(0) = 0
+    if bounded:
+        h = None
+    elif p.any():
+        h = math.inf
+    else:
+        h = 0.0
     return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
 
 

@@ -79,7 +79,9 @@ class ModelCheck:
         """
         found = [segment.training_threshold for segment in self.segments]
         known = [threshold for threshold in found if threshold is not None]
-        return largest(known) if len(known) == len(found) else None
+        if len(known) == len(found):
+            return largest(known)
+        return None
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -112,7 +114,9 @@ class ModelCheck:
     def step_evidence(self) -> dict[str, float | None] | None:
         """The weakest evidence for the discrete step; None if no step has a set of its own."""
         steps = [segment.step for segment in self.segments if segment.step is not None]
-        return weakest(steps) if steps else None
+        if steps:
+            return weakest(steps)
+        return None
 
 
 def why_not_applicable(placement: Placement, regularization: Regularization) -> str | None:
@@ -157,15 +161,26 @@ def check_model(
 
     >>> check_model(model, tokens[:, :-1], tokens[:, 1:]).verdict
     """
-    regularization = Regularization() if regularization is None else regularization
+    if regularization is None:
+        regularization = Regularization()
+    else:
+        regularization = regularization
     found, instead = continuous_or_discrete(model, tokens, targets)
-    sublayers, continuous = list(model.depth.sublayers), found.form == "continuous"
+    sublayers = list(model.depth.sublayers)
+    continuous = found.form == "continuous"
     around = any(sublayer.state_norm is not None for sublayer in sublayers)
-    discrete = None if not around else costate(model, tokens, targets) if continuous else found
-    segments, failed = [], dict[str, ConfigError | SolveError]()
+    if not around:
+        discrete = None
+    elif continuous:
+        discrete = costate(model, tokens, targets)
+    else:
+        discrete = found
+    segments = []
+    failed = dict[str, ConfigError | SolveError]()
     for k, (sublayer, start, dt) in enumerate(zip(sublayers, found.starts, model.depth.lengths, strict=True)):
         try:
-            ends, time = (found.states[k], found.costates[k + 1]), found.times[k]
+            ends = (found.states[k], found.costates[k + 1])
+            time = found.times[k]
             segment = check_segment(
                 sublayer, ends, start, segment=k, time=time, dt=dt, regularization=regularization, continuous=continuous
             )
@@ -190,12 +205,15 @@ def _with_factor_ascents(check: ModelCheck, depth: Depth, found: Costate) -> Mod
     """The check with ascents over both factors on the segment with the largest threshold."""
 
     def size(segment: SegmentCheck) -> float:
-        return 0.0 if segment.training_threshold is None else segment.training_threshold.lower
+        if segment.training_threshold is None:
+            return 0.0
+        return segment.training_threshold.lower
 
     top = max(check.segments, key=size)
     if top.training_threshold is None or size(top) == 0:
         return check
-    sublayer, dt = list(depth.sublayers)[top.segment], depth.lengths[top.segment]
+    sublayer = list(depth.sublayers)[top.segment]
+    dt = depth.lengths[top.segment]
     x, p = at_field(sublayer, found.starts[top.segment], found.form == "continuous")
     space = admissible_at(
         sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, Regularization(), active_channels(sublayer)

@@ -62,7 +62,9 @@ class NormImage(VelocitySet):
     def magnification(self, f: UnbatchedRows) -> float:
         """The largest (|f_i| + |beta_i|)/|gamma_i|: u = (f - beta)/gamma has entries of about 1."""
         seen = self.norm.gamma != 0
-        return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()) if seen.any() else 1.0
+        if seen.any():
+            return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max())
+        return 1.0
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Raw outputs x, through the module itself."""
@@ -88,7 +90,8 @@ class NormImage(VelocitySet):
         """The duality gap max over f' of <g, f - f'> = H(g) + <g, f>, g = P + kinetic f, of a
         convex set; relative.
         """
-        slope, beta = P + kinetic * f, self.norm.beta
+        slope = P + kinetic * f
+        beta = self.norm.beta
         gap = self.norm.support(-slope) + (slope * f).sum(-1)
         scale = self.norm.support(-P) + P @ beta + (P * beta).abs().sum(-1) + kinetic * f.square().sum(-1)
         return torch.maximum(ratio(gap.clamp_min(0), scale).amax(-1), self.residual(f))
@@ -149,8 +152,14 @@ class NormImage(VelocitySet):
     @property
     def _gains(self) -> Gains:
         norm, each = self.norm, self.norm.gains == "each"
-        gamma = norm.gamma if each else torch.linalg.vector_norm(norm.gamma).reshape(1)
-        scale = 1.0 if each else math.sqrt(norm.width)
+        if each:
+            gamma = norm.gamma
+        else:
+            gamma = torch.linalg.vector_norm(norm.gamma).reshape(1)
+        if each:
+            scale = 1.0
+        else:
+            scale = math.sqrt(norm.width)
 
         def velocity(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
             return gamma / scale * norm.standardize(x) + beta

@@ -44,8 +44,12 @@ def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float
     order = order[lengths[order] > rounding_of(P) * length(norm.gamma * P)[order]]
     u, s, _, _ = features.svd
     basis = (u * (s > 0).mT)[order]
-    first, last = features.rank + 1, len(order)
-    counts = sorted({round(first + (last - first) * k / SUBSETS) for k in range(1, SUBSETS + 1)}) if first <= last else []
+    first = features.rank + 1
+    last = len(order)
+    if first <= last:
+        counts = sorted({round(first + (last - first) * k / SUBSETS) for k in range(1, SUBSETS + 1)})
+    else:
+        counts = []
     found = [_least_loss(w[order[:n]], lengths[order[:n]], basis[:n]) for n in counts]
     return math.sqrt(norm.width) / 2 * max(found, default=0.0)
 
@@ -54,7 +58,10 @@ def _least_loss(w: Tensor, lengths: Tensor, basis: Tensor) -> float:
     """min_j |w_j|/(G^-1)_jj of these tokens; 0 if G is singular to rounding."""
     n = len(w)
     eye = torch.eye(n, dtype=w.dtype, device=w.device)
-    inside = torch.linalg.qr(basis).Q if basis.shape[-1] <= n else eye
+    if basis.shape[-1] <= n:
+        inside = torch.linalg.qr(basis).Q
+    else:
+        inside = eye
     off = eye - inside @ inside.mT
     best = w / lengths.unsqueeze(-1)
     values, vectors = torch.linalg.eigh(off * (best @ best.mT))

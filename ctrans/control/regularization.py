@@ -171,7 +171,10 @@ class GainDecay(Supremum):
         self.check(P)
         best = self.image.best_gains(P.detach()).gamma.unsqueeze(-2)
         kappa = -(P * best * self.image.points(P, best)).sum((-2, -1))[..., None, None]
-        drift = P.sum(-2, keepdim=True) if has_offset(self.norm) else torch.zeros_like(best)
+        if has_offset(self.norm):
+            drift = P.sum(-2, keepdim=True)
+        else:
+            drift = torch.zeros_like(best)
         return kappa / self.gain_decay * best, -drift / self.gain_decay
 
     def support(self, P: TokenRows) -> PerBatch:
@@ -208,7 +211,10 @@ class GainDecay(Supremum):
         self.check(P)
         image = self.image
         standardize, project, spread = image.point_chart
-        beta = -P.sum(0) / self.gain_decay if has_offset(self.norm) else torch.zeros_like(P[0])
+        if has_offset(self.norm):
+            beta = -P.sum(0) / self.gain_decay
+        else:
+            beta = torch.zeros_like(P[0])
 
         def made(x: Tensor) -> tuple[Tensor, Tensor]:
             u = standardize(x)

@@ -56,7 +56,8 @@ def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool) -> Vel
     """The possible states after a step from X, on the norm around the state; with its inside for a
     `kinetic` cost.
     """
-    norm, active = sublayer.state_norm, active_channels(sublayer)
+    norm = sublayer.state_norm
+    active = active_channels(sublayer)
     assert norm is not None, "a norm stands around the state"
     if active is not None:
         if not isinstance(norm, SphereNorm):
@@ -65,7 +66,9 @@ def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool) -> Vel
                 "certificate; prune these channels, or give them a small gain"
             )
         return SectionImage(norm, x, active)
-    return reachable(norm) if kinetic else image_of(norm)
+    if kinetic:
+        return reachable(norm)
+    return image_of(norm)
 
 
 def raw_costate(sublayer: Sublayer, space: LinearSpace, P: UnbatchedRows) -> UnbatchedRows:
@@ -74,7 +77,9 @@ def raw_costate(sublayer: Sublayer, space: LinearSpace, P: UnbatchedRows) -> Unb
     """
     pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
     inside = sublayer.state_norm is not None and not has_zero_gain(sublayer)
-    return sublayer.residual.pull(pulled) if inside else pulled
+    if inside:
+        return sublayer.residual.pull(pulled)
+    return pulled
 
 
 def cost_factor(sublayer: Sublayer) -> float:
@@ -83,7 +88,10 @@ def cost_factor(sublayer: Sublayer) -> float:
     Raises ConfigError for a residual that stretches v by direction.
     """
     residual = sublayer.residual
-    gain = sublayer.gain if sublayer.output_norm is not None else 1.0
+    if sublayer.output_norm is not None:
+        gain = sublayer.gain
+    else:
+        gain = 1.0
     if sublayer.state_norm is not None or has_zero_gain(sublayer):
         return gain**2
     if residual.stretch is None:
@@ -103,7 +111,9 @@ def factor_formula(sublayer: Sublayer) -> str | None:
     """The factor of v in r, for a certificate's words; None if it is 1."""
     if sublayer.residual.words is not None:
         return sublayer.residual.words
-    return f"{sublayer.gain:g} f" if sublayer.output_norm is not None and sublayer.gain != 1 else None
+    if sublayer.output_norm is not None and sublayer.gain != 1:
+        return f"{sublayer.gain:g} f"
+    return None
 
 
 def trains_gains(sublayer: Sublayer) -> bool:
@@ -162,7 +172,9 @@ def certify_towards_image(
     a closed subset of the outer norm's image, so its H is finite too. Raises ConfigError for a
     regularization.
     """
-    norm, around, residual = sublayer.image, sublayer.state_norm, sublayer.residual
+    norm = sublayer.image
+    around = sublayer.state_norm
+    residual = sublayer.residual
     assert norm is not None, "the residual has a norm"
     assert around is not None, "its placement has a norm around the state"
     if asked := [name for name, value in vars(regularization).items() if value is not None and name != "weight_decay"]:
@@ -172,7 +184,10 @@ def certify_towards_image(
     q = residual.pull(torch.func.vjp(lambda f: around.tangent(x, f), p)[1](p)[0])
     found = certify(image_of(norm), q, features=features)
     offset = float((q * x).sum())
-    ceiling = None if found.ceiling is None else found.ceiling + offset
+    if found.ceiling is None:
+        ceiling = None
+    else:
+        ceiling = found.ceiling + offset
     velocities = found.velocities and replace(found.velocities, best=found.velocities.best + offset)
     words = f"{residual.words}, f in: {found.words}"
     return replace(found, hamiltonian=found.hamiltonian + offset, velocities=velocities, ceiling=ceiling, words=words)

@@ -140,7 +140,8 @@ class SectionImage(AtState):
         If these channels do not determine all of (a, c), the undetermined part takes the length
         that the sphere leaves, in a direction that f does not depend on.
         """
-        hidden, frame = self.norm.gamma == 0, self._frame
+        hidden = self.norm.gamma == 0
+        frame = self._frame
         u = torch.where(hidden, 0.0, ratio(f - self.norm.beta, self.norm.gamma))
         seen = torch.where(hidden.unsqueeze(-1), 0.0, frame)
         # absolute, as the columns are unit vectors
@@ -191,7 +192,8 @@ class SectionImage(AtState):
         """
         self.check(P)
         r, size = self._rest
-        basis, scale = self._basis, torch.where(size == 0, 1.0, size)
+        basis = self._basis
+        scale = torch.where(size == 0, 1.0, size)
         pole = ratio(r, length(r).unsqueeze(-1))
         # if r = 0 any direction serves as the pole
         spare = torch.zeros_like(pole)

@@ -74,7 +74,9 @@ class SegmentCheck:
         """
         if self.weight_decay is None or self.certificate.verdict != "degenerate":
             return self.certificate.verdict
-        return verdict_of(None) if self.training_threshold is None else self.training_threshold.verdict(self.weight_decay)
+        if self.training_threshold is None:
+            return verdict_of(None)
+        return self.training_threshold.verdict(self.weight_decay)
 
     @property
     def decayed(self) -> bool:
@@ -91,18 +93,25 @@ class SegmentCheck:
         if not self.decayed:
             return self.certificate.hamiltonian
         exact = self.training_threshold is not None and self.training_threshold.homogeneous and self.verdict != "open"
-        return 0.0 if exact else None
+        if exact:
+            return 0.0
+        return None
 
     @property
     def step_verdict(self) -> Posedness:
         """The verdict for the discrete step."""
-        return self.verdict if self.step is None else self.step.verdict
+        if self.step is None:
+            return self.verdict
+        return self.step.verdict
 
     @property
     def failures(self) -> list[str]:
         """The findings that contradict the verdicts, each with its segment; empty if all agree."""
         parts = {"": self.certificate.findings, ", step": {} if self.step is None else self.step.findings}
-        parts[", decay"] = {} if self.training_threshold is None else self.training_threshold.findings
+        if self.training_threshold is None:
+            parts[", decay"] = {}
+        else:
+            parts[", decay"] = self.training_threshold.findings
         return [
             f"segment {self.segment} ({self.kind}{part}): does not hold: {finding}"
             for part, findings in parts.items()
@@ -134,7 +143,8 @@ def check_segment(
     there is no ODE, and the certificate is the discrete step's (`check_step`).
     """
     if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
-        certificate, size = check_step(sublayer, *ends, dt, regularization), float(ends[1].norm())
+        certificate = check_step(sublayer, *ends, dt, regularization)
+        size = float(ends[1].norm())
         decay = regularization.weight_decay
         return SegmentCheck(segment, sublayer.kind, time, size, certificate, None, None, weight_decay=decay, ode=False)
     state, p = at_field(sublayer, start, continuous)
@@ -142,7 +152,8 @@ def check_segment(
     check_gain_decay(sublayer, regularization)
     h = last_features(sublayer, state).flatten(0, -2)
     check_last_decay(sublayer, regularization)
-    x, p = state.flatten(0, -2), p.flatten(0, -2)
+    x = state.flatten(0, -2)
+    p = p.flatten(0, -2)
     norm = sublayer.state_norm
     if sublayer.image is not None:
         certificate = assuming_bounded_gains(sublayer, certify_towards_image(sublayer, x, p, h, regularization))
@@ -153,15 +164,22 @@ def check_segment(
     if regularization.kinetic is not None:
         regularization = replace(regularization, kinetic=regularization.kinetic * cost_factor(sublayer))
     admissible = admissible_at(norm, sublayer.placement, x, h, regularization, active_channels(sublayer))
-    pulled = raw_costate(sublayer, admissible, p) if isinstance(admissible, LinearSpace) else None
-    slope = None if pulled is None else float((h.mT @ pulled).norm())
+    if isinstance(admissible, LinearSpace):
+        pulled = raw_costate(sublayer, admissible, p)
+    else:
+        pulled = None
+    if pulled is None:
+        slope = None
+    else:
+        slope = float((h.mT @ pulled).norm())
     blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
     if blind and pulled is not None:
         slope = float(pulled.norm())
     certificate = certify(admissible, p, features=None if blind else h)
     if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
         certificate = replace(certificate, growth=decayed_growth(admissible, p))
-    certificate, factor = assuming_bounded_gains(sublayer, certificate), factor_formula(sublayer)
+    certificate = assuming_bounded_gains(sublayer, certificate)
+    factor = factor_formula(sublayer)
     if factor is not None:
         certificate = replace(certificate, words=f"{factor}, {certificate.words}")
     return SegmentCheck(
@@ -200,7 +218,8 @@ def check_step(
     norm = sublayer.state_norm
     assert norm is not None, "a step has a set of its own where a norm stands around the state"
     h = last_features(sublayer, x)
-    state, p = x.flatten(0, -2), p.flatten(0, -2)
+    state = x.flatten(0, -2)
+    p = p.flatten(0, -2)
     kinetic = regularization.kinetic
     velocities = StepImage(reachable_set(sublayer, state, kinetic=kinetic is not None), state, dt)
     return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h.flatten(0, -2))

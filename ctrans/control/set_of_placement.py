@@ -55,7 +55,10 @@ def admissible_set(
     Raises ConfigError, naming the placement, if an argument is missing or options contradict each
     other.
     """
-    placement = get_placement(placement) if isinstance(placement, str) else placement
+    if isinstance(placement, str):
+        placement = get_placement(placement)
+    else:
+        placement = placement
     weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}
     _check_options(placement, state, weights, gain_decay, kinetic)
     if last_map_decay is not None:
@@ -65,16 +68,24 @@ def admissible_set(
     velocities: VelocitySet
     if placement.output_norm:
         norm = _given(placement, norm, "norm, its output norm")
-        velocities = image_of(norm) if kinetic is None else reachable(norm)
+        if kinetic is None:
+            velocities = image_of(norm)
+        else:
+            velocities = reachable(norm)
     elif placement.state_norm:
         norm = _given(placement, norm, "norm, its state norm")
         x = _given(placement, state, "state, for the tangent space of its state norm's image")
-        velocities = TangentSpace(norm, x) if active_channels is None else TangentSection(norm, x, active_channels)
+        if active_channels is None:
+            velocities = TangentSpace(norm, x)
+        else:
+            velocities = TangentSection(norm, x, active_channels)
     elif radius is not None:
         velocities = FrobeniusBall(_given(placement, features, "features, the input of its last linear map"), radius)
     else:
         velocities = WholeSpace()
-    return velocities if kinetic is None else KineticCost(velocities, kinetic)
+    if kinetic is None:
+        return velocities
+    return KineticCost(velocities, kinetic)
 
 
 def _given(placement: Placement, value: Given | None, what: str) -> Given:

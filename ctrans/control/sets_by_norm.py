@@ -33,4 +33,6 @@ def reachable(norm: Norm) -> NormImage:
     a running cost uses the inside.
     """
     image = image_of(norm)
-    return image.hull if norm.reaches_inside else image
+    if norm.reaches_inside:
+        return image.hull
+    return image

@@ -89,7 +89,9 @@ class StepImage(VelocitySet):
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
         slope = self.image.slope_in_gains(P)
-        return None if slope is None else GainSlope(*(part / self.dt for part in dataclasses.astuple(slope)))
+        if slope is None:
+            return None
+        return GainSlope(*(part / self.dt for part in dataclasses.astuple(slope)))
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Raw velocities r, through the norm around X + dt r."""

@@ -132,8 +132,14 @@ class TangentSpace(LinearSpace, AtState):
 
     @property
     def words(self) -> str:
-        centred = ", 1'q_j = 0" if self.norm.centred else ""
-        groups = " in each group" if self.norm.image == "ellipsoids" else ""
+        if self.norm.centred:
+            centred = ", 1'q_j = 0"
+        else:
+            centred = ""
+        if self.norm.image == "ellipsoids":
+            groups = " in each group"
+        else:
+            groups = ""
         return f"f_j = gamma * q_j, u_j'q_j = 0{centred}{groups}, u_j = (x_j - beta)/gamma"
 
     @functools.cached_property

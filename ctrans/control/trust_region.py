@@ -51,7 +51,8 @@ def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     second case.
     """
     scale = torch.maximum(gaps.amax(-1, keepdim=True), torch.linalg.vector_norm(b, dim=-1, keepdim=True)).detach()
-    gaps, b = ratio(gaps.expand_as(b), scale), ratio(b, scale)
+    gaps = ratio(gaps.expand_as(b), scale)
+    b = ratio(b, scale)
     rounding = rounding_of(b)
     with torch.no_grad():
         t = (b.abs() - gaps).amax(-1, keepdim=True).clamp_min(floor)  # a lower bound of the root from each entry

@@ -61,7 +61,8 @@ class Depth(nn.Module):
         self.dt = check_dt(dt)
         check_count("per_block", per_block)
         self.spans = _check_spans(spans, len(self.sublayers))
-        self.per_block, self.shared = per_block, shared
+        self.per_block = per_block
+        self.shared = shared
         if sum(self.spans) * Fraction(self.dt) > sys.float_info.max:
             raise ConfigError(f"dt = {dt:g} times {len(self.sublayers)} sublayers is no finite depth-time: lower dt")
         if not self.sublayers or len(self.sublayers) % per_block:
@@ -192,7 +193,8 @@ Sources = list[tuple[int, Fraction]]
 
 def _average(start: Fraction, end: Fraction, blocks: int) -> Sources:
     """Piecewise constant theta, averaged over [start, end]."""
-    first, last = math.floor(start * blocks), math.ceil(end * blocks)
+    first = math.floor(start * blocks)
+    last = math.ceil(end * blocks)
     overlap = [(i, min(end, Fraction(i + 1, blocks)) - max(start, Fraction(i, blocks))) for i in range(first, last)]
     return [(i, share / (end - start)) for i, share in overlap]
 

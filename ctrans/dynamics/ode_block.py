@@ -83,8 +83,12 @@ class ODEBlock(nn.Module):
     ):
         super().__init__()
         self.scheme = Scheme(method, steps, rtol, atol, gradient)
-        chosen, norm_class = get_placement(placement), look_up("norm", norm, NORMS)
-        width = getattr(attention, "width", None) if width is None else width
+        chosen = get_placement(placement)
+        norm_class = look_up("norm", norm, NORMS)
+        if width is None:
+            width = getattr(attention, "width", None)
+        else:
+            width = width
         self.width: int | None = width if isinstance(width, int) else None
 
         def make_norm(wanted: bool) -> Norm | None:

@@ -160,7 +160,9 @@ def spell_for(given: Spelling, blocks: int) -> str:
     text = spell(given)
     check_arrangement(text, blocks)
     runs = _runs(text)
-    return _spelt(runs[0][0], None) if len(runs) == 1 else text
+    if len(runs) == 1:
+        return _spelt(runs[0][0], None)
+    return text
 
 
 def arrange(text: str, blocks: int) -> list[BlockPlacement]:
@@ -183,7 +185,10 @@ def check_arrangement(text: str, blocks: int) -> None:
         fix += f", or give {pairs[0]!r} for all blocks"
     elif described == 2 and "/" not in text:
         fix += f", or give {'/'.join(pairs)!r} for attention and FFN (in Python the tuple {tuple(pairs)}; a list goes by blocks)"
-    number = "1 block" if described == 1 else f"{described} blocks"
+    if described == 1:
+        number = "1 block"
+    else:
+        number = f"{described} blocks"
     raise ConfigError(f"placement {shown(text)} is for {number} and the model has {blocks}: {fix}")
 
 
@@ -198,8 +203,13 @@ def _is_pair(value: object) -> bool:
 
 def _spelt(pair: BlockPlacement, count: int | None) -> str:
     attention, ffn = (placement.name for placement in pair)
-    name = attention if attention == ffn else f"{attention}/{ffn}"
-    return name if count is None else f"{name}*{count}"
+    if attention == ffn:
+        name = attention
+    else:
+        name = f"{attention}/{ffn}"
+    if count is None:
+        return name
+    return f"{name}*{count}"
 
 
 def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
@@ -218,7 +228,10 @@ def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
         pair = BlockPlacement(get_placement(attention), get_placement(ffn or attention))
         if counted is None and len(parts) == 1:
             return [(pair, None)]
-        counted = "1" if counted is None else counted
+        if counted is None:
+            counted = "1"
+        else:
+            counted = counted
         if not re.fullmatch(r"0*[1-9][0-9]{0,5}", counted):
             raise ConfigError(
                 f"placement {shown(text)}: {shown('*' + counted)} is no number of blocks: give a whole number from 1 to {MOST_BLOCKS} "

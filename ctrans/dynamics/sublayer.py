@@ -50,8 +50,12 @@ class Sublayer(nn.Module):
     ):
         super().__init__()
         self._placement = placement
-        self.field, self.kind, self.gain = field, kind, gain
-        self.input_norm, self.output_norm, self.state_norm = input_norm, output_norm, state_norm
+        self.field = field
+        self.kind = kind
+        self.gain = gain
+        self.input_norm = input_norm
+        self.output_norm = output_norm
+        self.state_norm = state_norm
         if placement is not None and self._norms != (placement.input_norm, placement.output_norm, placement.state_norm):
             raise ConfigError(f"placement {placement.name!r} has other norms than this sublayer: make them agree")
         self.residual = residual or Residual()
@@ -101,8 +105,13 @@ class Sublayer(nn.Module):
     def given(self, x: StreamRows) -> TokenRows:
         """U = s N_in R X, the map's input for a state that has entered the segment."""
         u = self.residual.read(x)
-        u = u if self.input_norm is None else self.input_norm(u)
-        return u if self.input_scale == 1.0 else self.input_scale * u
+        if self.input_norm is None:
+            u = u
+        else:
+            u = self.input_norm(u)
+        if self.input_scale == 1.0:
+            return u
+        return self.input_scale * u
 
     def joined(self, v: TokenRows, x: StreamRows) -> StreamRows:
         """r = gain * W v at X, with v the normalised output of the map."""
@@ -121,7 +130,9 @@ class Sublayer(nn.Module):
         """The map by its kind, or the maps of a sum. The input of each is
         `branch.given(sublayer.given(x))`.
         """
-        return self.field.branches if isinstance(self.field, SumOfMaps) else {self.kind: Branch(self.field)}
+        if isinstance(self.field, SumOfMaps):
+            return self.field.branches
+        return {self.kind: Branch(self.field)}
 
     @property
     def attention(self) -> Branch | None:
@@ -204,7 +215,10 @@ class Sublayer(nn.Module):
         image of the state norm has no tangent spaces.
         """
         if self.state_norm is None or not continuous:
-            mix = self.enter if self.streams > 1 else None
+            if self.streams > 1:
+                mix = self.enter
+            else:
+                mix = None
             return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=mix)
         if not self.state_norm.has_tangent:
             raise self.state_norm.no_ode()

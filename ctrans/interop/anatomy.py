@@ -94,6 +94,9 @@ def named_maps(block: nn.Module, anatomy: Anatomy) -> tuple[list[nn.Module] | No
 
 def _modules(block: nn.Module, given: str | Sequence[str] | None, known: tuple[tuple[str, ...], ...]) -> list[nn.Module] | None:
     """The modules at the given paths, or at the first row of usual paths that the block has."""
-    rows = known if given is None else ((given,) if isinstance(given, str) else tuple(given),)
+    if given is None:
+        rows = known
+    else:
+        rows = ((given,) if isinstance(given, str) else tuple(given),)
     parts = dict(block.named_modules())
     return next(([parts[path] for path in row] for row in rows if all(path in parts for path in row)), None)

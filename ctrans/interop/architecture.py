@@ -111,7 +111,10 @@ def from_architecture(
     anatomy = anatomy or Anatomy()
     model = skeleton(architecture, seed=seed, blocks=blocks, dtype=dtype)
     size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
-    on_demand = too_large_to_stay(size) if on_demand is None else on_demand
+    if on_demand is None:
+        on_demand = too_large_to_stay(size)
+    else:
+        on_demand = on_demand
     if not on_demand:
         check_fits(size, "have them drawn on demand (on_demand=True, --stream)")
     with reading(f"the {type(model).__name__} of this architecture does not run"):
@@ -129,7 +132,10 @@ def skeleton(
     transformers = import_transformers()
     settings = _settings(architecture, transformers)
     own = {name: value for name, value in settings.items() if name != "model_type"}
-    named = settings["model_type"] if isinstance(architecture, Mapping) else str(architecture)
+    if isinstance(architecture, Mapping):
+        named = settings["model_type"]
+    else:
+        named = str(architecture)
     with reading(f"architecture {named!r} makes no model"):
         kind = transformers.CONFIG_MAPPING[settings["model_type"]]
         if isinstance(architecture, Mapping):
@@ -154,7 +160,10 @@ def _settings(architecture: Description, transformers: Any) -> Mapping[str, Any]
     path = Path(architecture)
     if not str(architecture) or not os.path.exists(path):
         raise unknown("architecture", str(architecture), [*PRESETS, "a config.json"])
-    settings = read_settings(path) if os.path.isfile(path) else read_config(path)
+    if os.path.isfile(path):
+        settings = read_settings(path)
+    else:
+        settings = read_config(path)
     check_family(repr(str(path)), settings, transformers)
     return settings
 

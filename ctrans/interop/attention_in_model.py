@@ -25,7 +25,9 @@ ROLES: tuple[Role, ...] = ("query", "key", "value", "out")
 
 def reference_kernel(field: HasReferenceKernel) -> contextlib.AbstractContextManager[None]:
     """Inside, torch's attention has all derivatives if the map asks for that."""
-    return sdpa_kernel(SDPBackend.MATH) if field.use_reference_kernel else contextlib.nullcontext()
+    if field.use_reference_kernel:
+        return sdpa_kernel(SDPBackend.MATH)
+    return contextlib.nullcontext()
 
 
 class AttentionInModel(MapInModel):
@@ -39,7 +41,9 @@ class AttentionInModel(MapInModel):
 
     def __init__(self, chain: ModuleChain, block: int, adapter: ModelAdapter, why_not: str = ""):
         super().__init__(chain, why_not)
-        self.block, self.adapter, self.use_reference_kernel = block, adapter, False
+        self.block = block
+        self.adapter = adapter
+        self.use_reference_kernel = False
 
     def forward(self, x: TokenRows, **context: Any) -> TokenRows:
         own = self.adapter.block_context(self.block, x.reshape(-1, *x.shape[-2:]))
@@ -80,7 +84,8 @@ class AttentionWithValues(AttentionInModel):
         sum_h |O_h b_v,g| + |b_o|.
         """
         reading = self.reading
-        value, out = reading.value.weight(self).detach(), reading.out.weight(self).detach()
+        value = reading.value.weight(self).detach()
+        out = reading.out.weight(self).detach()
         values = for_each_head(value, self.heads, reading.groups)
         squares = [spectral_norm(part) ** 2 for part in value.chunk(reading.groups)]
         outs = out.chunk(self.heads, dim=1)
@@ -125,8 +130,11 @@ class AttentionWithHeads(AttentionWithValues):
     @property
     def temperature(self) -> float:
         """tau = 1/(scale sqrt(d_h)), 1 for the usual scale; nan if scores are not bilinear."""
-        scale, head = self.reading.scale, self.reading.query.rows // self.heads
-        return math.nan if scale is None else 1 / (scale * math.sqrt(head))
+        scale = self.reading.scale
+        head = self.reading.query.rows // self.heads
+        if scale is None:
+            return math.nan
+        return 1 / (scale * math.sqrt(head))
 
     @property
     def normalised_scores(self) -> bool:
@@ -148,7 +156,8 @@ class AttentionWithHeads(AttentionWithValues):
         """
         reading = self.reading
         weights = [getattr(reading, role).weight(self) for role in ROLES]
-        q_0, k_0 = reading.query.bias(self), reading.key.bias(self)
+        q_0 = reading.query.bias(self)
+        k_0 = reading.key.bias(self)
         if not reading.key_offsets:
             k_0 = None
         elif k_0 is None:

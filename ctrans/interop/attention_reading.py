@@ -90,10 +90,12 @@ def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Map
 
 
 def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]) -> AttentionReading:
-    first, close = chain.stages[0], tolerance(x.dtype)
+    first = chain.stages[0]
+    close = tolerance(x.dtype)
     with watched(chain.linear_maps()) as seen, seeing_rows(first) as shown:
         output = chain(x, **context)
-    rows, name = shown(), type(own_module(first)).__name__
+    rows = shown()
+    name = type(own_module(first)).__name__
     if rows is None:
         raise _UnreadableError(f"{name} does not return its rows")
     if chain.output_path is None:
@@ -101,7 +103,8 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
     if not difference(output, expected) <= close:
         raise _UnreadableError(f"{name} computes something else in the mode that returns its rows")
     *inner, last = seen
-    heads, features = rows.shape[1], last.x.shape[-1]
+    heads = rows.shape[1]
+    features = last.x.shape[-1]
     head = features // heads
     if features % heads:
         raise _UnreadableError(f"its {features} features do not divide into {heads} equal heads")
@@ -136,7 +139,10 @@ def _no_values(inner: Sequence[RecordedCall], x: Tensor, heads: int, fitting: bo
     if fitting:
         return "its heads' averages are not averages of values that are linear in its input"
     others = dict.fromkeys(part.path.rpartition(".")[2] for part in inner if not torch.equal(part.x, x))
-    why = f"; not applied to the state: {', '.join(others)} (relative positions, or a map between)" if others else ""
+    if others:
+        why = f"; not applied to the state: {', '.join(others)} (relative positions, or a map between)"
+    else:
+        why = ""
     return f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads{why}"
 
 
@@ -214,12 +220,19 @@ class _Scores:
         small, large = (self._state_size(query, key, target * math.sqrt(self.head)) for target in (FAINT, STRONG))
         if not 0 < small < large < math.inf:
             return None
-        close, faint, by_place = tolerance(self.x.dtype), self._centred(self._products(query, key, small)), self._observed(0.0)
+        close = tolerance(self.x.dtype)
+        faint = self._centred(self._products(query, key, small))
+        by_place = self._observed(0.0)
         fitted = float((faint * (self._observed(small) - by_place)).sum() / faint.square().sum())
         scale = max((said for said in self._said() if abs(said - fitted) <= close * said), default=fitted * (1 + close))
         scores = scale * self._products(query, key, large)
-        capped = scores if self.cap is None else self.cap * torch.tanh(scores / self.cap)
-        return scale if scale > 0 and difference(self._centred(capped), self._observed(large) - by_place) <= 2 * close else None
+        if self.cap is None:
+            capped = scores
+        else:
+            capped = self.cap * torch.tanh(scores / self.cap)
+        if scale > 0 and difference(self._centred(capped), self._observed(large) - by_place) <= 2 * close:
+            return scale
+        return None
 
     def _said(self) -> list[float]:
         """Candidates for the scale: what the module states and 1/sqrt(head), each also times the
@@ -231,7 +244,10 @@ class _Scores:
         if isinstance(self.context.get(ROTARY), tuple):
             cosines, sines = self.context[ROTARY]
             lengths = float((cosines.double().square() + sines.double().square()).max())
-            stretch = 1.0 if abs(lengths - 1) <= tolerance(cosines.dtype) else lengths
+            if abs(lengths - 1) <= tolerance(cosines.dtype):
+                stretch = 1.0
+            else:
+                stretch = lengths
         return [factor * more for factor in (*factors, self.head**-0.5) for more in {1.0, stretch}]
 
     def _state_size(self, query: Projection, key: Projection, target: float) -> float:

@@ -60,7 +60,10 @@ def _returned(output: Any) -> Tensor | None:
     """The attention rows (batch, heads, tokens, tokens) in a module's output: the first such array
     with entries >= 0 (T5 returns biases too).
     """
-    returned = output[1:] if isinstance(output, tuple) else ()
+    if isinstance(output, tuple):
+        returned = output[1:]
+    else:
+        returned = ()
     square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
     return next((each for each in square if (each >= 0).all()), None)
 

@@ -36,7 +36,9 @@ class Call:
 
     def given(self, x: Tensor) -> Any:
         """The state argument of the block with x in place of the recorded state."""
-        return x if self.around is None else {**self.around, self.key: x}
+        if self.around is None:
+            return x
+        return {**self.around, self.key: x}
 
     @property
     def others(self) -> dict[str, Any]:
@@ -52,7 +54,10 @@ def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     named = dict(zip(names, args, strict=False)) | kwargs
     state = next((name for name in names if is_state(named.get(name))), names[0])
     value = named.pop(state)
-    inside = [key for key, part in value.items() if is_state(part)] if isinstance(value, Mapping) else []
+    if isinstance(value, Mapping):
+        inside = [key for key, part in value.items() if is_state(part)]
+    else:
+        inside = []
     if len(inside) == 1:
         return Call(value[inside[0]], named, state, value, inside[0])
     return Call(value, named, state)
@@ -77,7 +82,9 @@ class StateForm:
 
     def turned(self, x: Tensor) -> Tensor:
         """Swaps the first two axes if the model puts tokens first; its own inverse."""
-        return x.transpose(0, 1) if self.tokens_first else x
+        if self.tokens_first:
+            return x.transpose(0, 1)
+        return x
 
     def read(self, output: Any) -> Tensor:
         """The state in the output of a block."""
@@ -98,8 +105,15 @@ class StateForm:
 def form_of(output: Any, x: Tensor) -> StateForm | None:
     """Where a block's output holds a state of the shape of x; None if it holds none or several."""
     if isinstance(output, Tensor):
-        return StateForm() if output.shape == x.shape else None
-    parts = dict(enumerate(output)) if isinstance(output, (tuple, list)) else dict(output) if isinstance(output, dict) else {}
+        if output.shape == x.shape:
+            return StateForm()
+        return None
+    if isinstance(output, (tuple, list)):
+        parts = dict(enumerate(output))
+    elif isinstance(output, dict):
+        parts = dict(output)
+    else:
+        parts = {}
     fitting = [key for key, value in parts.items() if is_state(value) and value.shape == x.shape]
     if len(fitting) != 1:
         return None
@@ -118,12 +132,19 @@ class Running:
     form: StateForm = StateForm()
 
     def __call__(self, x: Tensor) -> Any:
-        x, named, kind = self.form.turned(x), self.call.context, type(self.block)
+        x = self.form.turned(x)
+        named = self.call.context
+        kind = type(self.block)
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
         first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]  # a class is hashable
         given = self.call.given(x.clone())  # a block may change its input in place
-        output = self.block(given, **named) if first else self.block(**{self.call.argument: given}, **named)
-        return output if self.form.part is None and not isinstance(output, Tensor) else self.form.read(output)
+        if first:
+            output = self.block(given, **named)
+        else:
+            output = self.block(**{self.call.argument: given}, **named)
+        if self.form.part is None and not isinstance(output, Tensor):
+            return output
+        return self.form.read(output)
 
 
 @functools.cache
@@ -206,7 +227,10 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: State
         raise ConfigError(f"{len(blocks) - len(calls)} of {len(blocks)} blocks are not called in a forward pass")
     for i, call in sorted(calls.items()):
         if not isinstance(call.x, Tensor) or call.x.dim() != 3:
-            what = f"of shape {tuple(call.x.shape)}" if isinstance(call.x, Tensor) else type(call.x).__name__
+            if isinstance(call.x, Tensor):
+                what = f"of shape {tuple(call.x.shape)}"
+            else:
+                what = type(call.x).__name__
             raise ConfigError(f"block {i} gets a state {what}: states must be (batch, tokens, width)")
         if not torch.equal(call.x, calls[0].x):
             raise ConfigError(

@@ -114,8 +114,12 @@ def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
         attention, context = _attention(run, None if anatomy.attention is None else named[0])
     else:
         assert named[0] is not None
-        attention, context = Part(ModuleChain(named[0]), tuple(named[0])), run.running.call.context
-    ffn = _ffn(run, attention) if anatomy.ffn is None or named[1] is None else _given_ffn(run, named[1])
+        attention = Part(ModuleChain(named[0]), tuple(named[0]))
+        context = run.running.call.context
+    if anatomy.ffn is None or named[1] is None:
+        ffn = _ffn(run, attention)
+    else:
+        ffn = _given_ffn(run, named[1])
     return Parts(attention, ffn, context, attention.own[0] if own_calls else None)
 
 
@@ -150,7 +154,9 @@ def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
 
 
 def _path(named: str | Sequence[str]) -> str:
-    return repr(named) if isinstance(named, str) else " then ".join(map(repr, named))
+    if isinstance(named, str):
+        return repr(named)
+    return " then ".join(map(repr, named))
 
 
 def _attention(run: BlockRun, given: Sequence[nn.Module] | None) -> tuple[Part, dict[str, Any]]:
@@ -163,7 +169,10 @@ def _attention(run: BlockRun, given: Sequence[nn.Module] | None) -> tuple[Part, 
         if len(mixing) != 1:
             raise ConfigError(_no_attention(run, mixing))
         call = mixing[0]
-    stages = list(given) if given is not None and len(given) > 1 else _extended(call, run)
+    if given is not None and len(given) > 1:
+        stages = list(given)
+    else:
+        stages = _extended(call, run)
     tokens_first = run.running.form.tokens_first
     first: nn.Module = CalledAs(call.module, tokens_first)
     if unfolds(call.module, call.template):
@@ -223,7 +232,9 @@ def token_axis_is_first(block: Running, x: Tensor) -> bool:
 
 def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:
     """The called module and each later leaf that acts on its output alone and is no norm."""
-    inside, y, found = set(call.module.modules()), call.y, [call.module]
+    inside = set(call.module.modules())
+    y = call.y
+    found = [call.module]
     for later in _leaves(run.calls[run.calls.index(call) + 1 :]):
         if later.module not in inside and later.x is y and as_norm(later.module, later.x.shape[-1]) is None:
             found.append(later.module)
@@ -250,7 +261,8 @@ def _ffn(run: BlockRun, attention: Part) -> Part | None:
         )
     holder = _holder(run, [call.path for call in weighty], attention)
     if holder is not None:
-        stages, template = _extended(holder, run), holder.template.alone(holder.x)
+        stages = _extended(holder, run)
+        template = holder.template.alone(holder.x)
         first = CalledAs(holder.module, always=template) if template.adds else holder.module
         return Part(ModuleChain([first, *stages[1:]]), tuple(stages))
     return _line(run.kind, leaves, weighty)
@@ -262,7 +274,9 @@ def _given_ffn(run: BlockRun, given: Sequence[nn.Module]) -> Part:
     missing = next((part for part in given if all(call.module is not part for call in own)), None)
     if missing is not None:
         raise ConfigError(f"ffn=: {run.kind} does not call its {type(missing).__name__}")
-    return Part(ModuleChain(given), tuple(given)) if len(own) == 1 else _line(run.kind, own, own)
+    if len(own) == 1:
+        return Part(ModuleChain(given), tuple(given))
+    return _line(run.kind, own, own)
 
 
 def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCall | None:
@@ -276,7 +290,9 @@ def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCal
     if found is None or attention.own[0] in set(found.module.modules()) or found.y is None or found.y.shape != found.x.shape:
         return None
     first = next((call for call in _leaves(run.calls) if call.path.startswith(f"{found.path}.")), None)
-    return None if first is not None and first.x is found.x and as_norm(first.module, first.x.shape[-1]) is not None else found
+    if first is not None and first.x is found.x and as_norm(first.module, first.x.shape[-1]) is not None:
+        return None
+    return found
 
 
 def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedCall]) -> Part:
@@ -290,10 +306,12 @@ def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedC
         gate = _gate(heads[0], heads[1], rest)
         if gate is None:
             raise ConfigError(_between(kind, heads[0], rest[0]))
-        stages, y = [gate[0]], rest[gate[1]].x
+        stages = [gate[0]]
+        y = rest[gate[1]].x
         rest = rest[gate[1] :]
     else:
-        stages, y = [heads[0].module], heads[0].y
+        stages = [heads[0].module]
+        y = heads[0].y
     for call in rest:
         if call.x is not y and not same(call.x, y):
             if not has_matrix(call.module):

@@ -50,7 +50,10 @@ def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> dict[str, C
             found[name] = _dequantised(name, weight, stored)
         elif weight.dtype in FLOATS:
             one_plus = less_one and GAIN.search(name) and "linear_attn" not in name
-            found[name] = partial(_one_plus, weight) if one_plus else partial(read_weight, weight)
+            if one_plus:
+                found[name] = partial(_one_plus, weight)
+            else:
+                found[name] = partial(read_weight, weight)
         elif name.endswith("weight"):
             raise ConfigError(
                 f"{str(weight.path)!r} holds {name} as {weight.dtype}, and ctrans reads {', '.join(FLOATS | CODES)}: save it so"
@@ -86,8 +89,13 @@ def _stored(path: Path, allow_pickle: bool) -> Mapping[str, Stored]:
 def _family(path: Path) -> str:
     """The family in the config next to the weights; empty if there is none."""
     config = (path if os.path.isdir(path) else path.parent) / CONFIG
-    said = read_json(config) if os.path.isfile(config) else None
-    return str(said.get("model_type", "")) if isinstance(said, dict) else ""
+    if os.path.isfile(config):
+        said = read_json(config)
+    else:
+        said = None
+    if isinstance(said, dict):
+        return str(said.get("model_type", ""))
+    return ""
 
 
 def _one_plus(weight: Stored) -> Tensor:

@@ -91,7 +91,10 @@ def check_names(where: str, given: Mapping[str, Any], kind: Any) -> None:
     """
     known = {*vars(kind()), *kind.attribute_map, *dir(kind)}
     for name in given:
-        near = difflib.get_close_matches(name, known - set(given), n=1, cutoff=0.8) if name not in known else []
+        if name not in known:
+            near = difflib.get_close_matches(name, known - set(given), n=1, cutoff=0.8)
+        else:
+            near = []
         if near:
             raise ConfigError(f"{where} has no entry {name!r}: did you mean {near[0]!r}?")
 
@@ -125,4 +128,6 @@ def _check_kernels(where: str, name: str, value: Any) -> None:
 
 
 def _short(value: int) -> str:
-    return f"{value:,}" if value < 10**15 else f"a number of {value.bit_length()} bits"
+    if value < 10**15:
+        return f"{value:,}"
+    return f"a number of {value.bit_length()} bits"

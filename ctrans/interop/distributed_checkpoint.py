@@ -82,7 +82,10 @@ def distributed_weights(directory: Path) -> dict[str, Stored]:
     path = directory / METADATA
     if (directory / MEGATRON).is_file():
         said = read_json(directory / MEGATRON)
-        backend = said.get("sharded_backend") if isinstance(said, dict) else None
+        if isinstance(said, dict):
+            backend = said.get("sharded_backend")
+        else:
+            backend = None
         if backend not in ("torch_dist", None):
             raise ConfigError(f"{str(directory)!r} has the backend {backend!r} of Megatron: save it as torch_dist")
     try:
@@ -104,7 +107,8 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
     places: dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]] = {}
     sizes: dict[str, int] = {}
     for index, info in metadata["storage_data"].items():
-        own, at = _fields(index), _fields(info)
+        own = _fields(index)
+        at = _fields(info)
         name = str(at["relative_path"])
         if name != Path(name).name or name in ("", ".."):
             raise ConfigError(f"{str(directory / METADATA)!r} names {name!r}: parts must be files in the same directory")
@@ -114,7 +118,8 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
             )
         if name not in sizes:
             sizes[name] = check_file(directory / name)
-        start, length = int(at["offset"]), int(at["length"])
+        start = int(at["offset"])
+        length = int(at["length"])
         if not 0 <= start <= start + length <= sizes[name]:
             raise ConfigError(
                 f"{str(directory / name)!r} is not whole: it has {sizes[name]:,} bytes, and a part ends at {start + length:,}"
@@ -132,12 +137,21 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
             parts.append((offsets, _shape(chunk["sizes"]), *places[name, offsets]))
         dtype = getattr(torch, vars(about["properties"])["state"][0].__name__, None)
         _check_parts(directory, name, size, parts)
-        like = torch.empty(size, dtype=dtype, device="meta") if isinstance(dtype, torch.dtype) else None
+        if isinstance(dtype, torch.dtype):
+            like = torch.empty(size, dtype=dtype, device="meta")
+        else:
+            like = None
         if like is None:
             raise ConfigError(f"{str(directory)!r} holds {name} in a dtype that this torch does not have")
-        stacked = STACKED.search(name) if len(size) > 1 else None
+        if len(size) > 1:
+            stacked = STACKED.search(name)
+        else:
+            stacked = None
         for block in range(size[0]) if stacked else [None]:
-            one = name if stacked is None else f"{name[: stacked.end()]}{block}.{name[stacked.end() :]}"
+            if stacked is None:
+                one = name
+            else:
+                one = f"{name[: stacked.end()]}{block}.{name[stacked.end() :]}"
             make = partial(_assembled, name, size, like.dtype, parts, block)
             found[one] = stored_tensor(directory, one, like if block is None else like[0], make)
     if not found:
@@ -147,12 +161,16 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
 
 def _fields(made: Any) -> Mapping[str, Any]:
     state = vars(made).get("state")
-    return state if isinstance(state, Mapping) else {}
+    if isinstance(state, Mapping):
+        return state
+    return {}
 
 
 def _shape(size: Any) -> tuple[int, ...]:
     """The numbers of a torch.Size; () for none."""
-    return () if size is None else tuple(int(n) for n in (vars(size)["args"][0] if isinstance(size, Inert) else size))
+    if size is None:
+        return ()
+    return tuple(int(n) for n in (vars(size)["args"][0] if isinstance(size, Inert) else size))
 
 
 def _check_parts(directory: Path, name: str, size: tuple[int, ...], parts: list[Any]) -> None:

@@ -30,7 +30,8 @@ def example_of(model: nn.Module) -> dict[str, Any]:
             f"{type(model).__name__} takes {name!r} first, which is not one of {known}: give example=dict(...), "
             "the keyword arguments of one forward pass"
         )
-    weight, made = next(model.parameters()), EXAMPLES[name](model)
+    weight = next(model.parameters())
+    made = EXAMPLES[name](model)
     return {name: made.to(weight.device, weight.dtype if made.is_floating_point() else made.dtype)}
 
 
@@ -38,7 +39,10 @@ def _images(model: nn.Module) -> Tensor:
     """Blank images of the size in the model's config."""
     config: Any = model.config
     size = config.image_size
-    height, width = (size, size) if isinstance(size, int) else size
+    if isinstance(size, int):
+        height, width = (size, size)
+    else:
+        height, width = size
     return torch.zeros(1, config.num_channels, height, width)
 
 

@@ -243,7 +243,8 @@ def small_model(family: str, seed: int = 0) -> nn.Module:
     """The family's small model with the library's initialisation, in eval mode. Raises ConfigError
     for an unknown family.
     """
-    entry, transformers = look_up("family", family, FAMILIES), import_transformers()
+    entry = look_up("family", family, FAMILIES)
+    transformers = import_transformers()
     config = getattr(transformers, entry.config)(**entry.settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -256,7 +257,8 @@ def small_model(family: str, seed: int = 0) -> nn.Module:
 
 def found_family(family: str) -> FoundFamily:
     """What is found in the family's small model. It does not depend on weights or sizes."""
-    entry, model = FAMILIES[family], _moved(small_model(family))
+    entry = FAMILIES[family]
+    model = _moved(small_model(family))
     about: dict[str, Any] = {
         "family": family,
         "model": entry.model,
@@ -267,7 +269,8 @@ def found_family(family: str) -> FoundFamily:
         imported = Imported(model)
     except ConfigError as error:
         return FoundFamily(**about, supported=False, refused=str(error))
-    config, branches = imported.config, [part.branches for part in imported.depth.sublayers]
+    config = imported.config
+    branches = [part.branches for part in imported.depth.sublayers]
     maps = [branch.field for each in branches for branch in each.values()]
     heads = [each for each in maps if isinstance(each, ExposesHeads)]
     attentions = sum("attention" in each for each in branches)

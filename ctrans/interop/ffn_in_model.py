@@ -44,7 +44,10 @@ class GatedUnits(nn.Module):
 
     def __init__(self, gate: nn.Module, up: nn.Module, name: str):
         super().__init__()
-        self.gate, self.up, self.name, self.said = gate, up, name, f"{name} gate"
+        self.gate = gate
+        self.up = up
+        self.name = name
+        self.said = f"{name} gate"
 
     def forward(self, x: Tensor) -> Tensor:
         gated: Tensor = KNOWN[self.name](self.gate(x)) * self.up(x)
@@ -128,7 +131,10 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
         for name, activation in KNOWN.items():
             if gate is not None and activation.degree != 1:
                 continue
-            found = activation(values[up]) if gate is None else activation(values[gate]) * values[up]
+            if gate is None:
+                found = activation(values[up])
+            else:
+                found = activation(values[gate]) * values[up]
             fits.append((difference(found, last.x), FeedForwardReading(gate, up, down, name)))
     miss, reading = min(fits, key=lambda fit: fit[0], default=(math.inf, None))
     if reading is None or not miss <= 64 * unit(x.dtype):
@@ -142,7 +148,9 @@ def ffn_in_model(chain: ModuleChain, reading: FeedForwardReading | str) -> MapIn
     """
     if isinstance(reading, str):
         return MapInModel(chain, reading)
-    return PlainFeedForward(chain, reading) if reading.gate is None else GatedFeedForward(chain, reading)
+    if reading.gate is None:
+        return PlainFeedForward(chain, reading)
+    return GatedFeedForward(chain, reading)
 
 
 def _seen(chain: ModuleChain, x: Tensor) -> tuple[list[RecordedCall], RecordedCall]:

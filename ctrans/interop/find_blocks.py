@@ -48,7 +48,10 @@ def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
     # an FFN without a known name is found when the block runs
     fitting = fitting or [name for name, each in maps.items() if all(attention is not None for attention, _ in each)]
     if len(fitting) != 1:
-        found = "several lists" if fitting else "no list"
+        if fitting:
+            found = "several lists"
+        else:
+            found = "no list"
         raise ConfigError(
             f"{type(model).__name__} has {found} of blocks with an attention and an FFN of a known name; its lists are "
             f"{_described(lists)}: give paths by anatomy=Anatomy(blocks=..., attention=..., ffn=...), or by --anatomy FILE.toml"
@@ -67,7 +70,10 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
     lists = _lists(model)
     if path is not None and path not in lists:
         raise ConfigError(f"blocks=: the model has no list of modules {path!r}: it has {_described(lists)}")
-    wanted = lists if path is None else {path: lists[path]}
+    if path is None:
+        wanted = lists
+    else:
+        wanted = {path: lists[path]}
     calls = observed({part for blocks in wanted.values() for part in blocks}, run)
     found = {name: _form(blocks, calls) for name, blocks in wanted.items()}
     forms = {name: form for name, form in found.items() if isinstance(form, StateForm)}
@@ -84,7 +90,10 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
                 f"blocks=: give the path of the list of blocks: several lists could be; candidates: {_described(fitting)}"
             )
         reasons = [f"{name!r}: {form}" for name, form in found.items() if isinstance(form, str)]
-        why = f" ({'; '.join(reasons[:2])})" if reasons else ""
+        if reasons:
+            why = f" ({'; '.join(reasons[:2])})"
+        else:
+            why = ""
         raise ConfigError(
             f"{type(model).__name__} has no list of modules that act in sequence on one state{why}, so no blocks= can name one; its lists "
             f"are {_described(lists)}: make each step of its forward pass a module of one list, which gets what the one before returned"
@@ -116,8 +125,14 @@ def _form(blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[
         found = form_of(output, x)
         if found is None:
             return f"module {i} returns no state of the shape {tuple(x.shape)} of its input"
-        form = found if form is None or form == found else dataclasses.replace(found, others=None)
-        state = output if isinstance(output, Tensor) else output[form.part]
+        if form is None or form == found:
+            form = found
+        else:
+            form = dataclasses.replace(found, others=None)
+        if isinstance(output, Tensor):
+            state = output
+        else:
+            state = output[form.part]
     return form or "it is empty"
 
 
@@ -126,7 +141,8 @@ def _within_larger(name: str, part: Blocks, others: Mapping[str, Blocks]) -> boo
     is kept.
     """
     for other, blocks in others.items():
-        inside, around = other.startswith(f"{name}.") or name == "", name.startswith(f"{other}.") or other == ""
+        inside = other.startswith(f"{name}.") or name == ""
+        around = name.startswith(f"{other}.") or other == ""
         if other != name and ((inside and len(blocks) > len(part)) or (around and len(blocks) >= len(part))):
             return True
     return False

@@ -12,4 +12,6 @@ def named_error(error: BaseException) -> str:
     """The error as 'TypeError: its text on one line', and for one of dtypes what to give."""
     text = f"{type(error).__name__}: {one_line(error)}"
     own = "dtype" in text or "double" in text.lower()
-    return f"{text}; if its code makes float32 tensors, give --dtype float32" if own else text
+    if own:
+        return f"{text}; if its code makes float32 tensors, give --dtype float32"
+    return text

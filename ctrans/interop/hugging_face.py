@@ -69,7 +69,10 @@ def from_transformers(
     """
     if not isinstance(model, nn.Module):
         anatomy = anatomy or Anatomy()
-        model = open_local(model, anatomy, dtype, allow_pickle) if on_demand else load_local(model, dtype, allow_pickle)
+        if on_demand:
+            model = open_local(model, anatomy, dtype, allow_pickle)
+        else:
+            model = load_local(model, dtype, allow_pickle)
     elif dtype is not None or on_demand:
         raise ConfigError(
             f"dtype = {dtype} and on_demand = {on_demand} are only for models loaded from a directory: convert this one by "
@@ -163,7 +166,8 @@ def _checked(
     Raises ConfigError for an unreadable config, missing or damaged weights, and a model that is too
     large.
     """
-    transformers, where = import_transformers(), repr(str(directory / CONFIG))
+    transformers = import_transformers()
+    where = repr(str(directory / CONFIG))
     settings = read_config(directory)
     check_family(where, settings, transformers)
     stored = directory_weights(directory, allow_pickle)
@@ -195,14 +199,19 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
     classes of the same family.
     """
     base = f"{getattr(model, 'base_model_prefix', '')}."
-    parts, lost = dict(model.named_modules()), dict[str, None]()
+    parts = dict(model.named_modules())
+    lost = dict[str, None]()
     for name in sorted(name for name in unused if not ignored(model, name)):
         for full in (name, base + name, name.removeprefix(base)):
-            path, inside = "", False
+            path = ""
+            inside = False
             for step in full.split(".")[:-1]:
                 blocks = parts[path]
                 inside = inside or isinstance(blocks, nn.ModuleList)
-                inner = f"{path}.{step}" if path else step
+                if path:
+                    inner = f"{path}.{step}"
+                else:
+                    inner = step
                 if inner not in parts:
                     if isinstance(blocks, nn.ModuleList) and step.isdecimal():
                         raise ConfigError(
@@ -213,7 +222,10 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
                 path = inner
             else:
                 inside = inside or isinstance(getattr(parts[path], "weight", None), torch.Tensor)
-            lost |= {name: None} if inside else {}
+            if inside:
+                lost |= {name: None}
+            else:
+                lost |= {}
     if lost:
         raise ConfigError(
             f"{str(directory)!r} holds weights that a model of its {CONFIG} does not use ({len(lost)}), such as "
@@ -237,8 +249,13 @@ def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.d
 def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
     """The library's class that a config names, or None."""
     named = settings.get("architectures")
-    kind = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
-    return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else None
+    if isinstance(named, list) and named:
+        kind = getattr(transformers, str(named[0]), None)
+    else:
+        kind = None
+    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+        return kind
+    return None
 
 
 def check_not_quantised(model: nn.Module) -> None:
@@ -248,7 +265,10 @@ def check_not_quantised(model: nn.Module) -> None:
     kept = getattr(getattr(model, "config", None), "quantization_config", None)
     whole = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
     if kept is not None or whole:
-        what = f"such as {whole[0]}" if whole else "according to its config"
+        if whole:
+            what = f"such as {whole[0]}"
+        else:
+            what = "according to its config"
         raise ConfigError(f"{type(model).__name__} has quantised weights, {what}: load it unquantised")
 
 
@@ -323,12 +343,21 @@ def directory_weights(directory: Path, allow_pickle: bool) -> dict[str, Stored]:
         raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge them and save the result")
     shards = weight_files(directory)
     missing = [name for name in shards if not os.path.isfile(directory / name)]
-    others = weight_files(directory, PICKLES) if missing and allow_pickle else []
+    if missing and allow_pickle:
+        others = weight_files(directory, PICKLES)
+    else:
+        others = []
     if others and all(os.path.isfile(directory / name) for name in others):
         return {name: weight for file in others for name, weight in pickled_weights(directory / file).items()}
     if missing:
         found = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
-        hint = f"; {found[0]} is a pickle and is not read: save with safe_serialization=True" if found else ""
-        hint += ", or allow it (--allow-pickle)" if PICKLES[0] in found and not allow_pickle else ""
+        if found:
+            hint = f"; {found[0]} is a pickle and is not read: save with safe_serialization=True"
+        else:
+            hint = ""
+        if PICKLES[0] in found and not allow_pickle:
+            hint += ", or allow it (--allow-pickle)"
+        else:
+            hint += ""
         raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as {missing[0]}{hint}")
     return stored_weights([directory / name for name in shards], weight_map(directory))

@@ -48,12 +48,16 @@ class Images:
         """`count` of them, evenly spaced. Raises ConfigError if there are too few, or if one cannot
         be read or has another shape.
         """
-        return self._of_array(count) if self.path.suffix == ".npy" else self._of_files(count)
+        if self.path.suffix == ".npy":
+            return self._of_array(count)
+        return self._of_files(count)
 
     @property
     def there(self) -> int:
         """How many there are. Errors as `batch`."""
-        return len(read_images(self.path)) if self.path.suffix == ".npy" else len(image_files(self.path))
+        if self.path.suffix == ".npy":
+            return len(read_images(self.path))
+        return len(image_files(self.path))
 
     @property
     def said(self) -> str:
@@ -129,7 +133,10 @@ def _by_channel(entries: dict[str, Any], name: str, channels: int, directory: Pa
     found = entries.get(name)
     if found is None:
         return (HALF,) * channels
-    numbers = [found] * channels if isinstance(found, (int, float)) else found
+    if isinstance(found, (int, float)):
+        numbers = [found] * channels
+    else:
+        numbers = found
     fits = isinstance(numbers, list) and len(numbers) == channels and all(map(_is_level, numbers))
     if not fits or (name == "image_std" and min(numbers) <= 0):
         raise ConfigError(

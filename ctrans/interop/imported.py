@@ -74,7 +74,10 @@ class Architecture:
     unread: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        what = "part" if self.placement == UNKNOWN else "block"
+        if self.placement == UNKNOWN:
+            what = "part"
+        else:
+            what = "block"
         return (
             f"{self.model} ({self.family}): {self.blocks} {what}{'s' * (self.blocks != 1)} of width {self.width}, "
             f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}"
@@ -149,7 +152,10 @@ class Imported(nn.Module):
         output = self.outputs(x)
         result = self.adapter.tensor(output)
         if result is None:
-            names = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
+            if isinstance(output, Mapping):
+                names = ", ".join(output)
+            else:
+                names = type(output).__name__
             raise ConfigError(
                 f"{self.config.model} returns {names}, not one of {', '.join(OUTPUTS)}: use the family's class with a "
                 "language-model head, or the one without a head"
@@ -200,7 +206,9 @@ class Imported(nn.Module):
     def kept(self) -> Bool[Tensor, "batch tokens"] | None:
         """Where `padded` says that there is text; None outside of it."""
         mask = self.adapter.padding
-        return None if mask is None else mask.bool()
+        if mask is None:
+            return None
+        return mask.bool()
 
     @property
     def vocabulary(self) -> int:
@@ -228,7 +236,10 @@ def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like:
             continue
         if key not in known:
             # the FFN first: if weights are read on demand, its own are still in memory
-            ffn_seen = read_ffn(chains[1], x) if len(chains) > 1 else ""
+            if len(chains) > 1:
+                ffn_seen = read_ffn(chains[1], x)
+            else:
+                ffn_seen = ""
             output = chains[0](x, **adapter.block_context(i, x))
             with showing_rows(adapter.model):
                 known[key] = read_attention(chains[0], x, output, adapter.block_context(i, x)), ffn_seen
@@ -237,7 +248,8 @@ def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like:
         if len(chains) == 1:
             structure.sublayers[0].field = attention
             continue
-        ffn, first = ffn_in_model(chains[1], ffn_read_as), structure.sublayers[0]
+        ffn = ffn_in_model(chains[1], ffn_read_as)
+        first = structure.sublayers[0]
         if isinstance(both := first.field, ParallelMaps):
             first.field = ParallelMaps(attention, ffn, (both.attention_gains, both.ffn_gains))
         else:
@@ -291,11 +303,30 @@ def _said(stage: nn.Module) -> str:
 
 
 def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
-    kind = "centred" if norm.centred else "not centred"
+    if norm.centred:
+        kind = "centred"
+    else:
+        kind = "not centred"
     if isinstance(norm, FreeNorm):
         return f"of the block's own forward ({kind}, gamma = 1, eps = {norm.eps:g})"
-    form = norm.form if isinstance(norm, AdaptedNorm) else None
-    name = None if form is None else form.gain
-    gain = "of the maps" if form is None else "1" if name is None else f"1 + {name}" if form.shift else name
-    eps = f"eps = {norm.eps:g}" if form is None or not form.added else f"eps = {form.added:g} added to the deviation"
+    if isinstance(norm, AdaptedNorm):
+        form = norm.form
+    else:
+        form = None
+    if form is None:
+        name = None
+    else:
+        name = form.gain
+    if form is None:
+        gain = "of the maps"
+    elif name is None:
+        gain = "1"
+    elif form.shift:
+        gain = f"1 + {name}"
+    else:
+        gain = name
+    if form is None or not form.added:
+        eps = f"eps = {norm.eps:g}"
+    else:
+        eps = f"eps = {form.added:g} added to the deviation"
     return f"{type(norm.module).__name__} ({kind}, gamma = {gain}, {eps})"

@@ -78,7 +78,8 @@ class ModelWithLoss(ModelAround):
 
     def __init__(self, model: AnyModel, loss: Loss):
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = loss
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
         """The output of the head, and with `targets` the loss."""
@@ -87,7 +88,10 @@ class ModelWithLoss(ModelAround):
 
     def terminal_loss(self, x: TokenRows, targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError for a loss that is not a number."""
-        outputs = self.model.outputs(x) if isinstance(self.model, Imported) else self.model.head(x)
+        if isinstance(self.model, Imported):
+            outputs = self.model.outputs(x)
+        else:
+            outputs = self.model.head(x)
         try:
             value = self.loss(outputs, targets)
         except ConfigError:
@@ -98,7 +102,10 @@ class ModelWithLoss(ModelAround):
                 "of any size"
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
-            what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            if isinstance(value, Tensor):
+                what = f"a tensor {tuple(value.shape)}"
+            else:
+                what = f"a {type(value).__name__}"
             raise ConfigError(f"loss=: it returned {what}: return one number, such as a mean")
         return value.reshape(())
 
@@ -144,9 +151,13 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
     """
 
     def loss(outputs: Any, targets: Tensor) -> Tensor:
-        y, weight = tensor(outputs), table.weight
+        y = tensor(outputs)
+        weight = table.weight
         if y is None or y.shape[-1] != weight.shape[-1] or y.shape[:-1].numel() != targets.numel():
-            shape = None if y is None else tuple(y.shape)
+            if y is None:
+                shape = None
+            else:
+                shape = tuple(y.shape)
             raise ConfigError(
                 f"the model's output {shape} cannot be multiplied with the embeddings {tuple(weight.shape)} for each token: choose the "
                 "loss mean or random"
@@ -165,14 +176,23 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
     if the model reads none, and for an output that gives no logits.
     """
     if loss is None:
-        loss = ("next" if causal else "mlm") if predicts else "random"
+        if predicts:
+            if causal:
+                loss = "next"
+            else:
+                loss = "mlm"
+        else:
+            loss = "random"
     if not isinstance(loss, str):
         if isinstance(model, Imported) and model.adapter.apart:
             loss = _of_last_state(loss, model.adapter.apart)
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
         raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
-    tensor = model.adapter.tensor if isinstance(model, Imported) else tensor_in
+    if isinstance(model, Imported):
+        tensor = model.adapter.tensor
+    else:
+        tensor = tensor_in
     if loss in ("mean", "random"):
         return ModelWithLoss(model, _stand_in(tensor, random=loss == "random")), loss
     if loss == "none" or predicts:
@@ -182,7 +202,10 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
         with torch.no_grad():
             y = tensor(model.adapter.outputs(model.adapter.like().unsqueeze(0)))
         if y is None or y.shape[-1] != table.weight.shape[-1]:
-            shape = "no known tensor" if y is None else f"{tuple(y.shape)} for one sequence"
+            if y is None:
+                shape = "no known tensor"
+            else:
+                shape = f"{tuple(y.shape)} for one sequence"
             raise ConfigError(
                 f"loss {loss!r} needs logits (sequences, tokens, {table.num_embeddings}) or states (sequences, tokens, "
                 f"{table.embedding_dim}), but the model returns {shape}: return one of these, choose the loss mean or random, or in "
@@ -194,7 +217,10 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
 def _embeddings(model: AnyModel) -> nn.Embedding:
     """The embedding table of the tokens."""
     tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
-    size = model.vocabulary if isinstance(model, Imported) else model.config.vocab_size
+    if isinstance(model, Imported):
+        size = model.vocabulary
+    else:
+        size = model.config.vocab_size
     found = next((part for part in tables if size and part.num_embeddings == size), None)
     if found is None:
         raise ConfigError(

@@ -37,7 +37,10 @@ class MapOutput:
         if self.adds:
             given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape]
             other = next((x for x in given if x is not given[0]), None)
-            y = y if other is None else y - other.detach()
+            if other is None:
+                y = y
+            else:
+                y = y - other.detach()
         return self.tail(y)
 
 

@@ -50,7 +50,8 @@ class ModelAdapter(ABC):
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.model: Any = model
-        self.anatomy, self.form = anatomy, StateForm()
+        self.anatomy = anatomy
+        self.form = StateForm()
         self._called: tuple[str | None, ...] = ()
         self._contexts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self.padding: Tensor | None = None
@@ -108,7 +109,8 @@ class ModelAdapter(ABC):
             next((path for path, part in block.named_modules() if part is structure.called), None)
             for block, structure in zip(self.blocks(), found, strict=True)
         )
-        self.tokens, self._like = calls[0].x.shape[-2], torch.zeros_like(calls[0].x[0])
+        self.tokens = calls[0].x.shape[-2]
+        self._like = torch.zeros_like(calls[0].x[0])
         return found, calls[0].x
 
     def like(self) -> Tensor:
@@ -120,7 +122,9 @@ class ModelAdapter(ABC):
         there is none.
         """
         found = tensor_in(output)
-        return self.form.turned(found) if found is not None and found.dim() > 1 else found
+        if found is not None and found.dim() > 1:
+            return self.form.turned(found)
+        return found
 
     def block_context(self, block: int, x: Tensor) -> dict[str, Any]:
         """What the model gives that block besides its state x (batch, tokens, width), such as masks
@@ -182,7 +186,8 @@ class ModelAdapter(ABC):
         if model is None:
             return self
         other = copy.copy(self)
-        other.model, other._contexts = model, {}
+        other.model = model
+        other._contexts = {}
         return other
 
 
@@ -196,7 +201,10 @@ def tensor_in(output: Any) -> Tensor | None:
         return output
     if isinstance(output, (tuple, list)):
         return next((part for part in output if _of_numbers(part)), None)
-    entries = output if isinstance(output, Mapping) else {name: getattr(output, name, None) for name in OUTPUTS}
+    if isinstance(output, Mapping):
+        entries = output
+    else:
+        entries = {name: getattr(output, name, None) for name in OUTPUTS}
     named = next((entries[name] for name in OUTPUTS if entries.get(name) is not None), None)
     if named is not None or not isinstance(output, Mapping):
         return named

@@ -44,21 +44,29 @@ class ModuleAdapter(ModelAdapter):
         self, model: nn.Module, anatomy: Anatomy, example: Example, embed: Embed | None = None, head: Head | None = None
     ):
         super().__init__(model, anatomy)
-        self.own_embed, self.own_head = embed, head
+        self.own_embed = embed
+        self.own_head = head
         if isinstance(example, Mapping) and len(example) == 1 and isinstance(inner := next(iter(example.values())), Mapping):
             example = inner  # the one argument is a mapping
         self.named = dict(example) if isinstance(example, Mapping) else None
         self.as_one = self.named is not None and not _fits(model, self.named)
-        main = next(iter(self.named.values())) if self.named else example
+        if self.named:
+            main = next(iter(self.named.values()))
+        else:
+            main = example
         if not isinstance(main, Tensor) or main.dim() < 2:
             raise ConfigError(
                 f"example=: {shown(main)} is no batch of inputs: give a tensor whose first axis counts sequences or images, or "
                 "the keyword arguments of a forward pass with such a tensor first. One sequence is a batch as example[None]"
             )
-        self.example, self.tokens_first = main, False
+        self.example = main
+        self.tokens_first = False
         self._find()
         self.row = self.example[0]
-        self.vocabulary = 0 if main.is_floating_point() else self._vocabulary()
+        if main.is_floating_point():
+            self.vocabulary = 0
+        else:
+            self.vocabulary = self._vocabulary()
 
     def _find(self) -> None:
         """Finds its blocks and the axes of its states."""
@@ -92,12 +100,17 @@ class ModuleAdapter(ModelAdapter):
                     return self.model(given)
                 rest = {name: self._like_the_weights(self._as_many(self.named[name], len(tokens))) for name in others}
                 arguments = {next(iter(self.named)): given, **rest}
-                return self.model(arguments) if self.as_one else self.model(**arguments)
+                if self.as_one:
+                    return self.model(arguments)
+                return self.model(**arguments)
         except ConfigError:
             raise
         except FOREIGN_ERRORS as error:
             read = f"a tensor {tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}"
-            beside = f" with {', '.join(others)} as in the example" if others else ""
+            if others:
+                beside = f" with {', '.join(others)} as in the example"
+            else:
+                beside = ""
             raise ConfigError(
                 f"example=: {type(self.model).__name__} does not run on {read}{beside} ({named_error(error)}): give an input "
                 "that it accepts"
@@ -107,7 +120,10 @@ class ModuleAdapter(ModelAdapter):
         axes = self.example.dim() - 1
         lead = tokens.shape[: tokens.dim() - axes]
         flat = tokens.reshape(-1, *tokens.shape[tokens.dim() - axes :])
-        x = self._embedded(flat) if self.own_embed is None else self.own_embed(flat)
+        if self.own_embed is None:
+            x = self._embedded(flat)
+        else:
+            x = self.own_embed(flat)
         # a copy: a view of learned latents would change with them, and need gradients as they do
         return x.reshape(*lead, *x.shape[1:]).clone()
 
@@ -158,13 +174,15 @@ class ModuleAdapter(ModelAdapter):
         """Checks that the sublayers map each block's state to its output, and that this is the next
         block's state.
         """
-        blocks, per_block = self.blocks(), depth.per_block
+        blocks = self.blocks()
+        per_block = depth.per_block
         with torch.no_grad():
             calls = observed(blocks, lambda: self.run(tokens), copies=True)
         before: Tensor | None = None
         for i, block in enumerate(blocks):
             ((given, output),) = calls[block]
-            x, y = self.form.turned(given), self.form.read(output)
+            x = self.form.turned(given)
+            y = self.form.read(output)
             if before is not None and not torch.equal(x, before):
                 raise ConfigError(
                     f"blocks=: {type(self.model).__name__} changes the state between block {i - 1} and block {i}: make the change a part "
@@ -210,7 +228,8 @@ class ModuleAdapter(ModelAdapter):
             return
         for call, like in zip(calls, self._calls(self.shaped(calls[0].x)), strict=True):
             for name, value in call.others.items():
-                found, expected = tensors_in(value), tensors_in(like.others.get(name))
+                found = tensors_in(value)
+                expected = tensors_in(like.others.get(name))
                 if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
                     raise ConfigError(
                         f"{type(self.model).__name__} gives its blocks another {name} for these inputs than for its example, as when it "
@@ -228,7 +247,8 @@ class ModuleAdapter(ModelAdapter):
                 observed(tables, partial(self.run, ids), copies=True) for ids in (self.example, self.example.roll(1, -1))
             )
         ids = self.example.sort(-1).values
-        read, changed = [], []
+        read = []
+        changed = []
         for table in tables:
             given, other = ([x for x, _ in calls[table]] for calls in (first, second))
             if any(x.shape == ids.shape and torch.equal(x.sort(-1).values.to(ids), ids) for x in given):
@@ -247,7 +267,8 @@ class ModuleAdapter(ModelAdapter):
             first = token_axis_is_first(Running(block, call, self.form), call.x)
         self.form = StateForm(self.form.part, tokens_first=first)
         if self.example.dim() > 1 and self._grown(0) != (1, 0) and self._grown(1) == (1, 0):
-            self.example, self.tokens_first = self.example.transpose(0, 1), True
+            self.example = self.example.transpose(0, 1)
+            self.tokens_first = True
 
     def _grown(self, axis: int) -> tuple[int, int] | None:
         """By how much the sequences and tokens of the first state grow if the example grows by one
@@ -263,7 +284,9 @@ class ModuleAdapter(ModelAdapter):
         like = next((p for p in self.model.parameters() if p.is_floating_point()), None)
         if like is None or not isinstance(value, Tensor):
             return value
-        return value.to(like.device, like.dtype) if value.is_floating_point() else value.to(like.device)
+        if value.is_floating_point():
+            return value.to(like.device, like.dtype)
+        return value.to(like.device)
 
     def _as_many(self, value: Any, count: int) -> Any:
         """A tensor repeated to `count` along its first axis, if that axis counts sequences."""
@@ -283,7 +306,9 @@ class ModuleAdapter(ModelAdapter):
 
     def _start(self, tokens: Tensor) -> Tensor | None:
         calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)
-        return calls[0].x if calls else None
+        if calls:
+            return calls[0].x
+        return None
 
 
 def _fits(model: nn.Module, named: Mapping[str, Any]) -> bool:

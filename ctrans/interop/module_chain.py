@@ -40,7 +40,8 @@ class ModuleChain(nn.Module):
     def __init__(self, stages: Sequence[nn.Module], output_path: str | None = None, scale_path: str | None = None):
         super().__init__()
         self.stages = nn.ModuleList(stages)
-        self.output_path, self.scale_path = output_path, scale_path
+        self.output_path = output_path
+        self.scale_path = scale_path
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         first, *others = self.stages
@@ -48,7 +49,9 @@ class ModuleChain(nn.Module):
         for stage in others:
             y = first_tensor(stage(y))
         # experts may return the tokens of all sequences along one axis
-        return y.view(x.shape) if y.numel() == x.numel() and y.dim() == 2 else y
+        if y.numel() == x.numel() and y.dim() == 2:
+            return y.view(x.shape)
+        return y
 
     @property
     def output_projection(self) -> nn.Linear | ScaledLinear:
@@ -74,14 +77,16 @@ class ModuleChain(nn.Module):
             output = self(x, **context)
         if not seen:
             return
-        path, y = seen[-1].path, seen[-1].y
+        path = seen[-1].path
+        y = seen[-1].y
         if torch.equal(y, output):
             self.output_path = path
         elif y.shape == output.shape:
             shapes = ((), (1,), y.shape[-1:])  # one number, or one for each channel
             for name, scale in (*self.named_parameters(), *self.named_buffers()):
                 if scale.is_floating_point() and scale.shape in shapes and torch.equal(scale.to(y) * y, output):
-                    self.output_path, self.scale_path = path, name
+                    self.output_path = path
+                    self.scale_path = name
                     return
 
     def linear_maps(self) -> dict[str, nn.Module]:
@@ -176,7 +181,9 @@ class Projection:
         module: Any = chain.get_submodule(self.path)
         whole: Tensor = module.weight
         rows = self._rows_of(whole.T if isinstance(module, TransposedLinear) else whole)
-        return rows if self.scale_path is None else numbers_at(chain, self.scale_path).to(rows).reshape(-1, 1) * rows
+        if self.scale_path is None:
+            return rows
+        return numbers_at(chain, self.scale_path).to(rows).reshape(-1, 1) * rows
 
     def matrix(self, chain: nn.Module, role: Role) -> Matrix:
         """W with its role, as a map exposes it."""
@@ -188,8 +195,13 @@ class Projection:
         has no bias.
         """
         bias: Tensor | None = getattr(chain.get_submodule(self.path), "bias", None)
-        rows = None if bias is None else self._rows_of(bias)
-        return rows if rows is None or self.scale_path is None else numbers_at(chain, self.scale_path).to(rows) * rows
+        if bias is None:
+            rows = None
+        else:
+            rows = self._rows_of(bias)
+        if rows is None or self.scale_path is None:
+            return rows
+        return numbers_at(chain, self.scale_path).to(rows) * rows
 
     def affine(self, chain: nn.Module) -> Affine:
         """W x + b."""

@@ -28,14 +28,18 @@ class UnfoldedAttention(nn.Module):
 
     def __init__(self, module: nn.MultiheadAttention, tokens_first: bool):
         super().__init__()
-        self.heads, self.tokens_first = module.num_heads, tokens_first
+        self.heads = module.num_heads
+        self.tokens_first = tokens_first
         self.qkv = nn.Linear(1, 1, bias=False, device="meta")
         self.qkv.weight, self.qkv.bias = module.in_proj_weight, module.in_proj_bias
         self.out = module.out_proj
 
     def forward(self, x: Tensor, call: Template | None = None) -> Tensor:
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
-        mask, causal = (None, False) if call is None else self._mask(call, x)
+        if call is None:
+            mask, causal = (None, False)
+        else:
+            mask, causal = self._mask(call, x)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         out: Tensor = self.out(y.transpose(1, 2).flatten(-2))
         return out
@@ -45,12 +49,16 @@ class UnfoldedAttention(nn.Module):
         `nn.MultiheadAttention`, True hides a token.
         """
         given = arguments(call)
-        mask, padding = given.get("attn_mask"), given.get("key_padding_mask")
+        mask = given.get("attn_mask")
+        padding = given.get("key_padding_mask")
         if padding is not None:
             raise ConfigError("padding masks are not supported: give sequences of one length, without a padding mask")
         if mask is None:
             return None, False
-        mask = ~mask if mask.dtype.is_floating_point is False else mask.to(x.dtype)
+        if mask.dtype.is_floating_point is False:
+            mask = ~mask
+        else:
+            mask = mask.to(x.dtype)
         return (mask.unflatten(0, (-1, self.heads)) if mask.dim() == 3 else mask), False
 
 

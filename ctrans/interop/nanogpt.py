@@ -78,19 +78,29 @@ def from_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> 
 
 def read_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
     """`from_nanogpt`, with notes on settings that the model does not have in place of warnings."""
-    named = str(source) if isinstance(source, (str, Path)) else "the state dict"
-    checkpoint = _read(_file(Path(source))) if isinstance(source, (str, Path)) else source
+    if isinstance(source, (str, Path)):
+        named = str(source)
+    else:
+        named = "the state dict"
+    if isinstance(source, (str, Path)):
+        checkpoint = _read(_file(Path(source)))
+    else:
+        checkpoint = source
     weights: Settings = checkpoint
     arguments: Settings = {}
     if isinstance(checkpoint.get("model"), Mapping):
-        weights, arguments = checkpoint["model"], checkpoint.get("model_args", {})
+        weights = checkpoint["model"]
+        arguments = checkpoint.get("model_args", {})
     if not isinstance(arguments, Mapping):
         raise ConfigError(
             f"{named!r} holds no nanoGPT model: its model_args are a {type(arguments).__name__} and not a dict of settings"
         )
     _check_arguments(named, arguments)
     weights = _weights(named, weights)
-    heads = arguments.get("n_head") if heads is None else heads
+    if heads is None:
+        heads = arguments.get("n_head")
+    else:
+        heads = heads
     if heads is None:
         raise ConfigError(f"{named!r} is a bare state dict, which does not state the number of heads: give heads=... (--heads)")
     config = _config(named, weights, heads, arguments)
@@ -108,7 +118,9 @@ def _file(path: Path) -> Path:
     """The checkpoint at that path, or in that directory. Raises ConfigError if there is none."""
     if os.path.isdir(path) and not os.path.isfile(path / CHECKPOINT):
         raise ConfigError(f"{str(path)!r} holds no {CHECKPOINT}: give nanoGPT's out directory, or the file")
-    return path / CHECKPOINT if os.path.isdir(path) else path
+    if os.path.isdir(path):
+        return path / CHECKPOINT
+    return path
 
 
 def _check_arguments(named: str, arguments: Settings) -> None:
@@ -123,7 +135,8 @@ def _check_arguments(named: str, arguments: Settings) -> None:
             raise ConfigError(f"{named!r} has {name} = {shown(value)}: it must be of type {type(OT[name]).__name__}")
         if value is not None and not isinstance(value, (Real, str)):
             raise ConfigError(f"{named!r} has {name} = {shown(value)}: it must be a number or a text")
-    dropout, kinetic = arguments.get("dropout", 0.0), _ot(arguments, "lmbda")
+    dropout = arguments.get("dropout", 0.0)
+    kinetic = _ot(arguments, "lmbda")
     if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
         raise ConfigError(f"{named!r} has dropout = {shown(dropout)}: it must be between 0 and 1")
     if not 0 <= kinetic <= sys.float_info.max:
@@ -162,7 +175,8 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
     """
     check_present(model, "exported")
     for field in dataclasses.fields(GPTConfig):
-        value, built_in = getattr(model.config, field.name), getattr(BUILT_IN, field.name)
+        value = getattr(model.config, field.name)
+        built_in = getattr(BUILT_IN, field.name)
         if field.name == "ffn_width" and value == 4 * model.config.width:
             value = None
         if field.name not in FREE and value != built_in:
@@ -187,12 +201,18 @@ def _weights(named: str, given: Settings) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for name, value in given.items():
-        plain = str(name).removeprefix(COMPILED) if isinstance(name, str) else ""
+        if isinstance(name, str):
+            plain = str(name).removeprefix(COMPILED)
+        else:
+            plain = ""
         if plain in found:
             raise ConfigError(f"{named!r} is no nanoGPT model: it has {plain!r} twice, once with the prefix {COMPILED!r}")
         if IGNORED.fullmatch(plain):
             continue
-        weight = Tensor.detach(value) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            weight = Tensor.detach(value)
+        else:
+            weight = value
         if not plain or not is_dense(weight) or not weight.is_floating_point() or weight.itemsize < 2:
             raise ConfigError(
                 f"{named!r} holds no nanoGPT model: some entries are not weights, which are dense floating-point tensors of at "
@@ -224,5 +244,8 @@ def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Se
                 f"{named!r} is no nanoGPT model: it has {theirs} = {shown(said)}, but its weights give {found[ours]!r}"
             )
     attention, ffn = ("pre" if _ot(arguments, name) else "none" for name in ("ln1_on", "ln2_on"))
-    placement = attention if attention == ffn else spell((attention, ffn))
+    if attention == ffn:
+        placement = attention
+    else:
+        placement = spell((attention, ffn))
     return dataclasses.replace(BUILT_IN, placement=placement, **found)

@@ -69,7 +69,9 @@ class UnitGains(SphereNorm):
     def __init__(self, width: int, eps: float, centred: bool, added: float = 0.0):
         super().__init__()
         self.width, self.eps = check_norm(width, eps)
-        self.centred, self.added, self.shift = centred, added, 0.0
+        self.centred = centred
+        self.added = added
+        self.shift = 0.0
         self.register_buffer("one", torch.ones(width), persistent=False)
 
     @property
@@ -89,9 +91,13 @@ class AdaptedNorm(SphereNorm):
 
     def __init__(self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False):
         super().__init__()
-        self.module, self.form, self.shift, self.exact = module, form, form.shift, exact
+        self.module = module
+        self.form = form
+        self.shift = form.shift
+        self.exact = exact
         self.width, self.eps = check_norm(_width(module) or width or 0, form.eps)
-        self.centred, self.added = form.centred, form.added
+        self.centred = form.centred
+        self.added = form.added
         if self._own(form.gain) is None:
             self.register_buffer("one", torch.ones(self.width), persistent=False)
 
@@ -101,18 +107,29 @@ class AdaptedNorm(SphereNorm):
 
     @property
     def gamma(self) -> PerChannel:
-        weight, form = self._own(self.form.gain), self.form
+        weight = self._own(self.form.gain)
+        form = self.form
         if weight is None:
             one = self.get_buffer("one")
-            return one if form.factor == 1 else form.factor * one
-        gain = weight if form.shift == 0 else form.shift + weight
-        gain = gain if form.factor == 1 else form.factor * gain
+            if form.factor == 1:
+                return one
+            return form.factor * one
+        if form.shift == 0:
+            gain = weight
+        else:
+            gain = form.shift + weight
+        if form.factor == 1:
+            gain = gain
+        else:
+            gain = form.factor * gain
         return gain.flatten().expand(self.width)
 
     @property
     def beta(self) -> PerChannel:
         bias = self._own(self.form.offset)
-        return torch.zeros_like(self.gamma) if bias is None else bias.flatten().expand(self.width)
+        if bias is None:
+            return torch.zeros_like(self.gamma)
+        return bias.flatten().expand(self.width)
 
     def forward(self, x: Vectors) -> Vectors:
         # Many modules round to float32 internally, which computations in float64 must not.
@@ -184,7 +201,9 @@ def _width(module: nn.Module) -> int | None:
     shape = getattr(module, "normalized_shape", None)
     if found:
         return max(found)
-    return int(shape[0]) if isinstance(shape, tuple) and len(shape) == 1 else None
+    if isinstance(shape, tuple) and len(shape) == 1:
+        return int(shape[0])
+    return None
 
 
 def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
@@ -202,19 +221,27 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
     x = torch.randn(len(SIZES), 1, width, generator=generator, dtype=torch.float64)
     x = (x + 0.3) * x.new_tensor(SIZES).view(-1, 1, 1)  # a non-zero mean shows whether the module centres
     try:
-        plus, minus = trial(x), trial(-x)
+        plus = trial(x)
+        minus = trial(-x)
         if not isinstance(plus, Tensor) or plus.shape != x.shape or not plus.is_floating_point():
             return None
     except FOREIGN_ERRORS:
         return None
-    odd, even = (plus.double() - minus) / 2, (plus.double() + minus) / 2
+    odd = (plus.double() - minus) / 2
+    even = (plus.double() + minus) / 2
     offset = next((name for name, weight in own.items() if _close(even, weight.expand_as(even))), None)
     if offset is None and not _close(even, torch.zeros_like(even)):
         return None
     gains: list[str | None] = [name for name in own if name != offset] or [None]
     for gain, shift, centred in product(gains, (0.0, 1.0), (True, False)):
-        w = x.new_ones(()) if gain is None else shift + own[gain]
-        r = x - x.mean(-1, keepdim=True) if centred else x
+        if gain is None:
+            w = x.new_ones(())
+        else:
+            w = shift + own[gain]
+        if centred:
+            r = x - x.mean(-1, keepdim=True)
+        else:
+            r = x
         each = (odd * r * w).sum(-1) / (r * w).square().sum(-1)  # f/sigma of each state
         if not _close(each.unsqueeze(-1) * r * w, odd):
             continue
@@ -224,7 +251,9 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
             exact = bool(miss[mean_square > 0.1].max() <= EXACT)
             norm = AdaptedNorm(module, _in_its_dtype(module, trial, x[1:2], r[1:2] * w, form), width, exact)
             like = next(module.parameters(), None)
-            return norm if like is None else norm.to(like.device)
+            if like is None:
+                return norm
+            return norm.to(like.device)
     return None
 
 
@@ -238,10 +267,15 @@ def _in_its_dtype(module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor
     own = trial.to(like.dtype)
     y = (own(x.to(like.dtype)) - own(-x.to(like.dtype))).double() / 2
     square = form.factor**2 * float(scaled.square().sum() / (y * scaled).sum()) ** 2
-    centred = x - x.mean(-1, keepdim=True) if form.centred else x
+    if form.centred:
+        centred = x - x.mean(-1, keepdim=True)
+    else:
+        centred = x
     eps = square - float(centred.square().mean())
     rounding = torch.finfo(like.dtype).eps
-    return replace(form, eps=rounding) if form.eps < 1e-3 * rounding and abs(eps - rounding) < 0.1 * rounding else form
+    if form.eps < 1e-3 * rounding and abs(eps - rounding) < 0.1 * rounding:
+        return replace(form, eps=rounding)
+    return form
 
 
 def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> Iterator[Form]:
@@ -252,13 +286,23 @@ def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> 
         slope = (high - low) / (m_high - m_low)  # 1/f^power
         if not slope > 0:
             continue
-        factor, eps = slope ** (-1 / power), low / slope - m_low
+        factor = slope ** (-1 / power)
+        eps = low / slope - m_low
         if eps > m_high:
             continue  # it scales states of all sizes alike: an elementwise map and no norm
         own = [abs(each) for each in vars(trial).values() if isinstance(each, float)]
-        eps = likely_number(eps, own, SHORT, digits=3) if eps > 1e-6 * m_low else 0.0
-        factor = 1.0 if abs(factor - 1) <= 1e-6 else factor
-        inside, added = (eps, 0.0) if power == 2 else (0.0, eps)
+        if eps > 1e-6 * m_low:
+            eps = likely_number(eps, own, SHORT, digits=3)
+        else:
+            eps = 0.0
+        if abs(factor - 1) <= 1e-6:
+            factor = 1.0
+        else:
+            factor = factor
+        if power == 2:
+            inside, added = (eps, 0.0)
+        else:
+            inside, added = (0.0, eps)
         found = replace(form, factor=factor, eps=inside, added=added)
         if bool((_sigma(found, mean_square) * each / factor - 1).abs().max() <= 64 * unit(torch.float32)):
             yield found
@@ -293,4 +337,6 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
     norms = [AdaptedNorm(module, form) for form in forms]
     misses = [float(((z - norm.gamma * norm.standardize(x) - norm.beta).abs() / (1 + z.abs())).max()) for norm in norms]
     # the nearest, since in low precision or with small gains several are near
-    return norms[misses.index(min(misses))] if min(misses) <= 64 * unit(z.dtype) else None
+    if min(misses) <= 64 * unit(z.dtype):
+        return norms[misses.index(min(misses))]
+    return None

@@ -104,7 +104,11 @@ def open_model(
     Raises ConfigError, saying what to give, for a model that cannot be read or recognised (see
     `from_transformers`, `from_nanogpt`).
     """
-    dt, anatomy = 1.0 if dt is None else check_dt(dt), Anatomy(blocks, attention, ffn)
+    if dt is None:
+        dt = 1.0
+    else:
+        dt = check_dt(dt)
+    anatomy = Anatomy(blocks, attention, ffn)
     if heads is not None and (isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED):
         raise ConfigError(f"heads = {shown(heads)} is only for a bare state dict of nanoGPT: leave it out (--heads)")
     if isinstance(model, nn.Module):
@@ -123,7 +127,10 @@ def open_model(
                 if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
                     inputs = example_of(module)
                     return from_transformers(module, dt=dt, anatomy=anatomy)
-                inputs = _token_example(module) if example is None else example
+                if example is None:
+                    inputs = _token_example(module)
+                else:
+                    inputs = example
                 return Imported(module, dt=dt, adapter=ModuleAdapter(module, anatomy, inputs, embed, head))
             except FOREIGN_ERRORS as error:
                 if inputs is None or embed or head or anatomy != Anatomy():
@@ -133,7 +140,10 @@ def open_model(
         with reading(f"cannot open {type(module).__name__}"):
             return keep_as_found(_open_probed(module, read, None, loss), module)
     if not isinstance(model, (str, os.PathLike)):
-        called = ": call it first" if callable(model) else ""
+        if callable(model):
+            called = ": call it first"
+        else:
+            called = ""
         raise ConfigError(f"the model is a {type(model).__name__}{called}: give an nn.Module or a path")
     found = _find(Path(model))
     pickled = found.suffix in PICKLED
@@ -168,7 +178,10 @@ def _open_probed(module: nn.Module, read: Callable[[], Imported], directory: Pat
     with probe_weights(module) as broken:
         opened = open_imported(read(), directory, loss)
     if broken:
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        if len(broken) > 1:
+            more = f" and {len(broken) - 1} more"
+        else:
+            more = ""
         opened.described += f"; not finite: the weight {broken[0]}{more}"
     return opened
 
@@ -264,7 +277,10 @@ def _find(path: Path) -> Path:
     file, _, function = str(path).rpartition(":")
     if function.isidentifier() and file.endswith(".py"):
         raise ConfigError(f"{str(path)!r} is no directory: for a function that makes a module use --python {path}")
-    what = "is no checkpoint" if os.path.exists(path) else "does not exist (nothing is downloaded)"
+    if os.path.exists(path):
+        what = "is no checkpoint"
+    else:
+        what = "does not exist (nothing is downloaded)"
     raise ConfigError(f"{str(path)!r} {what}: {wanted}")
 
 
@@ -299,7 +315,10 @@ def _from_transformers(
 ) -> Opened:
     _check_foreign(directory)
     size = _entries(directory, allow_pickle) * dtype.itemsize
-    on_demand = too_large_to_stay(size) if on_demand is None else on_demand
+    if on_demand is None:
+        on_demand = too_large_to_stay(size)
+    else:
+        on_demand = on_demand
     if not on_demand:
         check_fits(size, "choose a smaller --dtype, or read the weights on demand (on_demand=True, --stream)")
     with quiet(), reading(f"cannot open {str(directory)!r}"):
@@ -349,7 +368,10 @@ def _is_causal(attention: nn.Module, like: Tensor) -> bool:
 def unwrap_model(module: nn.Module) -> nn.Module:
     """The module inside of torch.compile, DataParallel and DistributedDataParallel."""
     while True:
-        inner = module.module if isinstance(module, WRAPPERS) else getattr(module, "_orig_mod", None)
+        if isinstance(module, WRAPPERS):
+            inner = module.module
+        else:
+            inner = getattr(module, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
             return module
         module = inner

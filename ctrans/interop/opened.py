@@ -57,8 +57,11 @@ class Opened(ModelAround):
         self.model, self.loss = with_loss(model, loss, predicts=predicts, causal=causal)
         if self.loss in STAND_INS or (not predicts and self.loss in LOSS_NAMES):
             described += f"; loss: {LOSS_NAMES[self.loss]}"
-        self.directory, self.described = directory, described
-        self.vocabulary, self.causal, self.predicts = vocabulary, causal, predicts
+        self.directory = directory
+        self.described = described
+        self.vocabulary = vocabulary
+        self.causal = causal
+        self.predicts = predicts
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
         """The output of the head, and with `targets` the loss."""
@@ -73,8 +76,13 @@ class Opened(ModelAround):
     @property
     def _row(self) -> Tensor:
         """One input of that example."""
-        model = self.model.model if isinstance(self.model, ModelWithLoss) else self.model
-        return model.adapter.row if isinstance(model, Imported) else torch.zeros(1, dtype=torch.int64)
+        if isinstance(self.model, ModelWithLoss):
+            model = self.model.model
+        else:
+            model = self.model
+        if isinstance(model, Imported):
+            return model.adapter.row
+        return torch.zeros(1, dtype=torch.int64)
 
     @property
     def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
@@ -92,7 +100,10 @@ class Opened(ModelAround):
         found by trying.
         """
         said: int | None = self.config.context
-        most = wanted if said is None else min(wanted, said)
+        if said is None:
+            most = wanted
+        else:
+            most = min(wanted, said)
         if said is not None or not self.vocabulary or self._reads(most):
             return most
         return 1 + bisect.bisect_left(range(2, most), True, key=lambda length: not self._reads(length))
@@ -118,8 +129,14 @@ class Opened(ModelAround):
         - stand-ins ignore targets; a given loss gets the targets of "next" if the model is causal
           and of "mlm" otherwise
         """
-        tokens, after = windows[:, :-1], windows[:, 1:]
-        kind = self.loss if self.loss != "given" else "next" if self.causal else "mlm"
+        tokens = windows[:, :-1]
+        after = windows[:, 1:]
+        if self.loss != "given":
+            kind = self.loss
+        elif self.causal:
+            kind = "next"
+        else:
+            kind = "mlm"
         if kind == "none":
             return tokens, torch.full_like(tokens, -1)
         if kind == "next":

@@ -34,7 +34,8 @@ class Operations(TorchFunctionMode):
 
     def __init__(self, met: Met):
         super().__init__()
-        self.met, self.seen = met, Counter[CallSite]()
+        self.met = met
+        self.seen = Counter[CallSite]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
@@ -56,7 +57,9 @@ class Operation(NamedTuple):
     @property
     def shape(self) -> torch.Size | None:
         """The shape of its output if that is one tensor of numbers."""
-        return self.output.shape if isinstance(self.output, Tensor) and self.output.is_floating_point() else None
+        if isinstance(self.output, Tensor) and self.output.is_floating_point():
+            return self.output.shape
+        return None
 
 
 class Graph:
@@ -76,8 +79,13 @@ class Graph:
 
     def met(self, place: CallSite, name: str, given: Any, output: Any) -> Any:
         """Adds an operation; for `Operations`."""
-        inputs, changes = tensors_in(given), name.endswith("_")  # in place
-        found = inputs[:1] if name == "__setitem__" else tensors_in(output)
+        # in place
+        inputs = tensors_in(given)
+        changes = name.endswith("_")
+        if name == "__setitem__":
+            found = inputs[:1]
+        else:
+            found = tensors_in(output)
         made = [x for x in found if changes or all(x is not each for each in inputs)]
         if made:
             self._add(Operation(place, name, [self.number(x) for x in inputs], output), made)
@@ -88,9 +96,10 @@ class Graph:
 
     def _add(self, operation: Operation, made: list[Tensor]) -> None:
         own = operation.output
-        parts = (
-            [self._weights[n] for n in operation.reads] if operation.place else [[own] if isinstance(own, nn.Parameter) else None]
-        )
+        if operation.place:
+            parts = [self._weights[n] for n in operation.reads]
+        else:
+            parts = [[own] if isinstance(own, nn.Parameter) else None]
         self._weights.append(None if None in parts else [*dict.fromkeys(chain(*filter(None, parts)))])
         self._made.update(dict.fromkeys(map(id, made), len(self.operations)))
         self.operations.append(operation)
@@ -120,19 +129,26 @@ class Graph:
         """The states from the source to the sink that have the commonest shape: the start of each
         sum, and the end of the last.
         """
-        after, before = self.after(source), self.before(sink)
+        after = self.after(source)
+        before = self.before(sink)
         readers: dict[int, list[int]] = {n: [] for n in sorted(after & before)}
         for n in readers:
             for read in {*self.operations[n].reads} & readers.keys():
                 readers[read].append(n)
-        states, furthest = [], source
+        states = []
+        furthest = source
         for n, own in readers.items():
-            states += [n] if furthest <= n else []
+            if furthest <= n:
+                states += [n]
+            else:
+                states += []
             furthest = max(furthest, *own, n)
         ends = {x: y for x, y in pairwise(states) if len(readers[x]) > 1 and self.is_sum(x, y)}
         common = Counter(self.operations[x].shape for x in ends).most_common(1)
         starts = [x for x in ends if self.operations[x].shape == common[0][0]]
-        return [*starts, ends[starts[-1]]] if starts else []
+        if starts:
+            return [*starts, ends[starts[-1]]]
+        return []
 
     def inner_sums(self, states: list[int], sink: int) -> int:
         """How many sums x + f(x) that the sink sees, with a product of matrices in f, are not one
@@ -148,9 +164,11 @@ class Graph:
         own = self.operations[n]
         for x in own.reads:
             if read[x] > 1 and self.operations[x].place and self.operations[x].shape == own.shape:
-                seen, multiplied = {x}, set[int]()
+                seen = {x}
+                multiplied = set[int]()
                 for m in range(x + 1, n):
-                    reads, name = self.operations[m].reads, self.operations[m].name
+                    reads = self.operations[m].reads
+                    name = self.operations[m].name
                     if not seen.isdisjoint(reads):
                         seen.add(m)
                         if not multiplied.isdisjoint(reads) or any(word in name for word in PRODUCTS):
@@ -161,7 +179,8 @@ class Graph:
 
     def is_sum(self, x: int, y: int) -> bool:
         """Whether the states x and y are of one shape and y = x + .."""
-        first, last = self.operations[x], self.operations[y]
+        first = self.operations[x]
+        last = self.operations[y]
         return bool(first.place and first.shape and first.shape == last.shape) and self._has_term(y, x)
 
     def _has_term(self, n: int, x: int) -> bool:

@@ -65,9 +65,13 @@ class OTTransformer(nn.Module):
     def __init__(self, model: GPT, steps: int, *, kinetic: float = 0.0):
         super().__init__()
         check_count("steps", steps, MOST_PARTS)
-        norm = None if isinstance(model.final_norm, nn.Identity) else model.final_norm
+        if isinstance(model.final_norm, nn.Identity):
+            norm = None
+        else:
+            norm = model.final_norm
         model.final_norm = nn.Identity()
-        c, dt = model.config, 1.0 / steps
+        c = model.config
+        dt = 1.0 / steps
         self.model = model
         self.depth = stacked(model.depth, steps, dt, norm)
         self.config = OTConfig(
@@ -101,7 +105,8 @@ class OTTransformer(nn.Module):
                 "no norm ends the velocity (lnf_on = False), but a GPT's stack of these blocks has one: use the OTTransformer"
             )
         model = GPT(config)
-        model.token_embedding, model.position_embedding = self.model.token_embedding, self.model.position_embedding
+        model.token_embedding = self.model.token_embedding
+        model.position_embedding = self.model.position_embedding
         model.depth = self.depth
         return model
 

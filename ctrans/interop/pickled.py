@@ -37,7 +37,10 @@ def load_pickled(path: Path, part: bytes | None = None, *, mapped: bool = False,
     Raises ConfigError for a file that holds more than weights, is not whole, exceeds the memory or
     the limits, or unpacks to more than its own size, which torch.save never writes.
     """
-    size = check_file(path) if part is None else len(part)
+    if part is None:
+        size = check_file(path)
+    else:
+        size = len(part)
     if not mapped:
         check_fits(size, "it cannot be read in parts")
     file: Any = path if part is None else io.BytesIO(part)
@@ -100,7 +103,10 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
     check_file(path)
     mapped = zipfile.is_zipfile(path)
     weights = _weights(path, mapped)
-    make = partial(_one, path) if mapped else partial(dict.__getitem__, weights)
+    if mapped:
+        make = partial(_one, path)
+    else:
+        make = partial(dict.__getitem__, weights)
     return {name: stored_tensor(path, name, value, partial(make, name)) for name, value in weights.items()}
 
 
@@ -109,9 +115,10 @@ def _weights(path: Path, mapped: bool, tried: bool = False) -> dict[str, Tensor]
     for key in HOLDERS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
-    tensors = (
-        {str(name): value for name, value in found.items() if isinstance(value, Tensor)} if isinstance(found, Mapping) else {}
-    )
+    if isinstance(found, Mapping):
+        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    else:
+        tensors = {}
     if not tensors:
         raise ConfigError(f"{str(path)!r} holds no tensors by name: give a file of weights, as pytorch_model.bin is")
     for name, value in tensors.items():

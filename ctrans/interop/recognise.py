@@ -112,7 +112,10 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
         check_roles(run, anatomy)
         for own in own_calls:
             try:
-                named = None if own else named_parts(run, anatomy)
+                if own:
+                    named = None
+                else:
+                    named = named_parts(run, anatomy)
                 parts = named or seen_parts(run, anatomy, own_calls=own)
                 structure = _fitting(run, parts)
                 for i, field in enumerate(structure.chains):
@@ -129,7 +132,9 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
 
 def _fitting(run: BlockRun, parts: Parts) -> Structure:
     """The structure with these parts that gives the block's output at x."""
-    x, kind, order = run.x, run.kind, _order(run, parts)
+    x = run.x
+    kind = run.kind
+    order = _order(run, parts)
 
     def fit(structures: Iterable[Structure], close: float) -> tuple[Structure | None, list[tuple[float, Structure]]]:
         """The nearest of the structures if it is that close, and all with how far their output is
@@ -167,14 +172,16 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
 
 def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Anatomy) -> Structure:
     """The structure of a block built like `first`, whose structure is known. The block is not run."""
-    paths, parts = {part: path for path, part in first.named_modules()}, dict(block.named_modules())
+    paths = {part: path for path, part in first.named_modules()}
+    parts = dict(block.named_modules())
 
     def same(sublayer: Sublayer, field: ModuleChain) -> Sublayer:
         norms = {role: norm for role in ROLES if (norm := getattr(sublayer, role)) is not None}
         own: Roles = {
             role: AdaptedNorm(parts[paths[norm.module]], norm.form, norm.width, norm.exact) for role, norm in norms.items()
         }
-        field.output_path, field.scale_path = sublayer.field.output_path, sublayer.field.scale_path
+        field.output_path = sublayer.field.output_path
+        field.scale_path = sublayer.field.scale_path
         return Sublayer(field, sublayer.kind, **own)
 
     if len(structure.sublayers) != 2 or structure.called is not None:
@@ -205,7 +212,8 @@ def _informative_state(running: Running) -> Tensor:
     """A random state about as large as what the block adds to it, so that a block that changes it
     little can be told from others.
     """
-    block, call = running.block, running.call
+    block = running.block
+    call = running.call
     kind = type(block).__name__
     x = random_states(call.x)
     y = running(x)
@@ -238,7 +246,8 @@ class _BlockStep(NamedTuple):
 
 def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
     """The maps of the block and what acts outside of them, in order."""
-    x, maps = run.x, [part for part in (parts.attention, parts.ffn) if part is not None]
+    x = run.x
+    maps = [part for part in (parts.attention, parts.ffn) if part is not None]
     kinds: dict[nn.Module, Kind] = dict(zip([part.own[0] for part in maps], ("attention", "ffn"), strict=False))
     inside = {module for part in maps for module in part.inside}
     roles: dict[nn.Module, AdaptedNorm | Kind | None] = {}
@@ -253,7 +262,12 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
     for call in run.calls:
         if call.module in roles:
             flat = call.x.dim() != x.dim() and call.x.numel() == x.numel()
-            state = call.x.reshape(x.shape) if flat else run.running.form.turned(call.x) if call.x.dim() == x.dim() else call.x
+            if flat:
+                state = call.x.reshape(x.shape)
+            elif call.x.dim() == x.dim():
+                state = run.running.form.turned(call.x)
+            else:
+                state = call.x
             order.append(_BlockStep(f"{call.path} ({type(call.module).__name__})", roles[call.module], state))
     return order
 
@@ -274,7 +288,11 @@ def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure
     act.
     """
     roles = [step.role for step in order]
-    attention, ffn = parts.attention.chain, None if parts.ffn is None else parts.ffn.chain
+    attention = parts.attention.chain
+    if parts.ffn is None:
+        ffn = None
+    else:
+        ffn = parts.ffn.chain
     if None in roles:
         return
 
@@ -304,9 +322,14 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
     seen: dict[object, Tensor] = {step.role: step.x for step in order}
     starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
     afters = [*(seen[start] for start in starts[1:]), run.y]
-    state, lengths, parts = run.x, [], []
+    state = run.x
+    lengths = []
+    parts = []
     for part, own, after in zip(around.sublayers, structure.sublayers, afters, strict=True):
-        whole = seen[own.state_norm] if own.state_norm is not None else after
+        if own.state_norm is not None:
+            whole = seen[own.state_norm]
+        else:
+            whole = after
         scale = fitted_scale(run.block, whole - state, part(state))
         if scale is None:
             return None

@@ -45,7 +45,9 @@ class Template:
 
         def freed(value: Any) -> Any:
             other = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and value.shape == state.shape
-            return RESIDUAL if other else value
+            if other:
+                return RESIDUAL
+            return value
 
         return self.mapped(freed)
 
@@ -96,7 +98,9 @@ def watched(parts: Mapping[str, nn.Module], *, copies: bool = False) -> Iterator
     begun: list[RecordedCall] = []
 
     def kept(value: Any) -> Any:
-        return tree_map_only(Tensor, Tensor.clone, value) if copies else value
+        if copies:
+            return tree_map_only(Tensor, Tensor.clone, value)
+        return value
 
     def before(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         begun.append(RecordedCall(path, module, *kept((args, kwargs))))
@@ -127,10 +131,15 @@ class CalledAs(nn.Module):
 
     def __init__(self, module: nn.Module, tokens_first: bool = False, always: Template | None = None):
         super().__init__()
-        self.module, self.tokens_first, self.always = module, tokens_first, always
+        self.module = module
+        self.tokens_first = tokens_first
+        self.always = always
 
     def forward(self, x: Tensor, call: Template | None = None) -> Any:
-        x = x.transpose(0, 1) if self.tokens_first else x
+        if self.tokens_first:
+            x = x.transpose(0, 1)
+        else:
+            x = x
         call = call or self.always
         args, kwargs = ((x,), {}) if call is None else call.with_state(x)
         output = self.module(*args, **kwargs)
@@ -142,7 +151,9 @@ class CalledAs(nn.Module):
 
 def own_module(stage: nn.Module) -> nn.Module:
     """The model's module inside of a stage."""
-    return stage.module if isinstance(stage, CalledAs) else stage
+    if isinstance(stage, CalledAs):
+        return stage.module
+    return stage
 
 
 @contextmanager

@@ -41,8 +41,10 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
 
     If one of the block's own numbers or vectors fits, it is used.
     """
-    close, rounding = tolerance(values.dtype), torch.finfo(values.dtype).eps
-    added, values = added.double(), values.double()
+    close = tolerance(values.dtype)
+    rounding = torch.finfo(values.dtype).eps
+    added = added.double()
+    values = values.double()
     if values.any() and not added.any():
         return 0.0
     square = values.square()

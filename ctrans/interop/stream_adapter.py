@@ -45,8 +45,12 @@ class StreamMap(nn.Module):
 
     def __init__(self, adapter: StreamAdapter, k: int, weights: Sequence[nn.Parameter]):
         super().__init__()
-        self.adapter, self.k, self.weights, self.mixes_tokens = adapter, k, nn.ParameterList(weights), True
-        self.stages, self.why_not = (self,), adapter.because
+        self.adapter = adapter
+        self.k = k
+        self.weights = nn.ParameterList(weights)
+        self.mixes_tokens = True
+        self.stages = (self,)
+        self.why_not = adapter.because
 
     def forward(self, x: TokenRows) -> TokenRows:
         flat = x.reshape(-1, *x.shape[-2:])
@@ -67,9 +71,11 @@ class StreamAdapter(ModuleAdapter):
         main = self.tensor(output)
         if main is None:
             raise ConfigError("none of its outputs is called logits: wrap it in a module that returns one tensor")
-        operations, sink = graph.operations, graph.number(main)
+        operations = graph.operations
+        sink = graph.number(main)
         states = graph.stream(1, sink)  # 0 is the example, 1 its copy
-        near, leaves = graph.after(1), [graph.stream(n, sink) for n, each in enumerate(operations) if each.place is None]
+        near = graph.after(1)
+        leaves = [graph.stream(n, sink) for n, each in enumerate(operations) if each.place is None]
         leaves = [each for each in leaves if len(each) > FEWEST and each[-1] in near]
         # the input may also be read elsewhere, or be the context of a stream that begins with weights, such as latents
         for starts_near in (True, False):
@@ -84,7 +90,10 @@ class StreamAdapter(ModuleAdapter):
         self._places = {operations[n].place: k for k, n in enumerate(states)}
         self.weights = [graph.weights(*ends) for ends in pairwise(states)]
         more = sum(not graph.is_sum(*ends) for ends in pairwise(states))
-        self.because = f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the state; " if more else ""
+        if more:
+            self.because = f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the state; "
+        else:
+            self.because = ""
         raw: Any = operations[states[0]].shape
         if inner := graph.inner_sums(states, sink):
             self.because += (
@@ -94,7 +103,10 @@ class StreamAdapter(ModuleAdapter):
         self._width = max((len(raw) - 1, 1), key=lambda axis: known[raw[axis]])
         example = self.example
         for self.tokens_first, self._batch in product((False, True), (0, 1)):
-            self.example = example.transpose(0, 1) if self.tokens_first else example
+            if self.tokens_first:
+                self.example = example.transpose(0, 1)
+            else:
+                self.example = example
             self._copies, rest = divmod(raw[self._batch], len(self.example))
             if self._batch != self._width and not rest and self._is_alone():
                 return
@@ -102,7 +114,10 @@ class StreamAdapter(ModuleAdapter):
 
     def _is_alone(self) -> bool:
         """Whether the last state of each sequence but the first is the same for another first one."""
-        rows = self.example if len(self.example) > 1 else self._as_many(self.example, 2)
+        if len(self.example) > 1:
+            rows = self.example
+        else:
+            rows = self._as_many(self.example, 2)
         changed = torch.cat([rows[:1].flip(-1), rows[1:]])
         with torch.no_grad():
             before, after = (self.passed(each, last=len(self.weights))[1] for each in (rows, changed))
@@ -120,7 +135,9 @@ class StreamAdapter(ModuleAdapter):
                 i = count()
                 return tree_map(lambda x: met((*place, next(i)), name, inputs, x) if isinstance(x, Tensor) else x, output)
             k = self._places.get(place)
-            return output if k is None else look(k, output)
+            if k is None:
+                return output
+            return look(k, output)
 
         return Operations(met)
 
@@ -162,7 +179,8 @@ class StreamAdapter(ModuleAdapter):
 
     def structures(self) -> tuple[list[Structure], Tensor]:
         x = self.passed(self.example, last=0)[1]
-        self.tokens, self._like = x.shape[-2], torch.zeros_like(x[0])
+        self.tokens = x.shape[-2]
+        self._like = torch.zeros_like(x[0])
         found: list[Structure] = []
         for k, weights in enumerate(self.weights):
             own = self.passed(self.example, last=k)[1]
@@ -175,7 +193,8 @@ class StreamAdapter(ModuleAdapter):
     def _check_same(self, tokens: Tensor, given: Mapping[int, Tensor]) -> None:
         """Raises ConfigError unless the example with these states has the output of the tokens."""
         with torch.no_grad():
-            found, expected = self.tensor(self.passed(self.shaped(given[0]), given)[0]), self.tensor(self.run(tokens))
+            found = self.tensor(self.passed(self.shaped(given[0]), given)[0])
+            expected = self.tensor(self.run(tokens))
         if found is None or expected is None or not difference(found, expected) <= tolerance(expected.dtype):
             raise ConfigError(
                 f"{type(self.model).__name__} does not see these inputs through the states of its residual stream alone: a padding "

@@ -39,7 +39,8 @@ def put_model_on_demand(model: nn.Module, anatomy: Anatomy, source: WeightSource
     at a time.
     """
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_meta)
-    shelf, known = Shelf(dtype), KnownPieces()
+    shelf = Shelf(dtype)
+    known = KnownPieces()
     for modules in list(_pieces(model, anatomy)):
         piece = Piece(next(iter(modules)), source(modules))
         for path, module in modules.items():
@@ -141,7 +142,10 @@ def stored_weights(files: list[Path], index: Mapping[str, str] | None = None) ->
             with safetensors.safe_open(path, "pt") as file:
                 for name in file.offset_keys():
                     if index and index.get(name) != path.name:
-                        said = f"expects in {index[name]}" if name in index else "does not name"
+                        if name in index:
+                            said = f"expects in {index[name]}"
+                        else:
+                            said = "does not name"
                         raise ConfigError(f"{str(path)!r} holds {name}, which the index of shards {said}: make them agree")
                     part = file.get_slice(name)
                     found[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
@@ -168,7 +172,8 @@ def check_tied(model: Any, stored: Mapping[str, Stored]) -> None:
     """Raises ConfigError if the files hold different values for weights that the library's config
     ties. Loading would untie them, or use one of them.
     """
-    base, first = f"{model.base_model_prefix}.", dict[str, Stored]()
+    base = f"{model.base_model_prefix}."
+    first = dict[str, Stored]()
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     for name, source in [*((source, source) for source in tied.values()), *tied.items()]:
         one = next((stored[each] for each in (name, base + name, name.removeprefix(base)) if each in stored), None)

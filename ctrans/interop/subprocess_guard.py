@@ -65,7 +65,10 @@ def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) 
         said = DONE + json.dumps(act()).encode()
     except BaseException as error:
         # a library's panic is no Exception
-        what = "out of memory" if isinstance(error, MemoryError) else one_line(error)
+        if isinstance(error, MemoryError):
+            what = "out of memory"
+        else:
+            what = one_line(error)
         said = FAILED + (what or type(error).__name__).encode(errors="replace")
     sender.send_bytes(said)
 

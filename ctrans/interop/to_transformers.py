@@ -106,7 +106,9 @@ def _turned_fraction(c: GPTConfig) -> float:
     """
     head = c.width // c.heads
     turned = turned_entries(head, c.rotary_fraction)
-    return c.rotary_fraction if int(head * c.rotary_fraction) == turned else turned / head
+    if int(head * c.rotary_fraction) == turned:
+        return c.rotary_fraction
+    return turned / head
 
 
 def _queries_keys_and_values_apart(c: GPTConfig, weights: Weights) -> Weights:
@@ -197,7 +199,8 @@ def to_transformers(model: GPT) -> Any:
     >>> to_transformers(GPT(GPTConfig(placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)))
     """
     target, config, weights = _written(model)
-    kind, dtype = getattr(import_transformers(), target.model), model.token_embedding.weight.dtype
+    kind = getattr(import_transformers(), target.model)
+    dtype = model.token_embedding.weight.dtype
     with torch.random.fork_rng(devices=[]):
         made = kind._from_config(config, dtype=dtype)
     missing, unexpected = made.load_state_dict(weights, strict=False)
@@ -260,7 +263,8 @@ def to_gpt(model: nn.Module | str | Path) -> GPT:
         able = ", ".join(each.family for each in TARGETS.values() if each.readable)
         raise ConfigError(f"{type(own).__name__} is no {able} with a head: open it by from_transformers")
     c = own.config
-    rope, config = c.rope_parameters, target.read(c)
+    rope = c.rope_parameters
+    config = target.read(c)
     wanted = target.config(config)
     said = {name: getattr(c, name, None) for name in wanted} | {"rope_parameters": {**rope, "rope_theta": config.rotary_base}}
     said |= {name: getattr(c, name, 1.0) for name in ("embedding_multiplier", "logits_scaling")}

@@ -128,7 +128,10 @@ def _from_files(directory: Path) -> Tokeniser:
     whole = os.path.isfile(directory / WHOLE)
     _check_settings(directory / SETTINGS, may_name_code=whole)
     # A family's own class would rebuild a complete tokenizer by that family's rules.
-    family = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
+    if whole:
+        family = transformers.PreTrainedTokenizerFast
+    else:
+        family = transformers.AutoTokenizer
 
     def load() -> Any:
         return family.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -191,5 +194,8 @@ def _check_settings(path: Path, *, may_name_code: bool) -> None:
         return
     settings = read_json(path)
     if not isinstance(settings, dict) or ("auto_map" in settings and not may_name_code):
-        what = "names code of its own, which is never run" if isinstance(settings, dict) else "holds no JSON object"
+        if isinstance(settings, dict):
+            what = "names code of its own, which is never run"
+        else:
+            what = "holds no JSON object"
         raise ConfigError(f"{str(path)!r} {what}: save the tokenizer as tokenizer.json alone, or give token ids by --ids FILE")

@@ -27,7 +27,9 @@ def unit(dtype: torch.dtype) -> float:
 def difference(found: Tensor, expected: Tensor) -> float:
     """|found - expected|/|expected|; infinite if shapes differ or `expected` is zero."""
     size = float(expected.norm())
-    return float((found - expected).norm()) / size if found.shape == expected.shape and size > 0 else math.inf
+    if found.shape == expected.shape and size > 0:
+        return float((found - expected).norm()) / size
+    return math.inf
 
 
 def same(found: Tensor, expected: Tensor) -> bool:

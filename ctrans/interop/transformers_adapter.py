@@ -29,8 +29,12 @@ class TransformersAdapter(ModelAdapter):
         self._find_blocks()
         calls = recorded(self.blocks(), self._run, self.form)
         config = self.model.config
-        self.family, self.context = config.model_type, getattr(config, "max_position_embeddings", None)
-        self.vocabulary = self.model.get_input_embeddings().num_embeddings if reads_tokens(self.model) else 0
+        self.family = config.model_type
+        self.context = getattr(config, "max_position_embeddings", None)
+        if reads_tokens(self.model):
+            self.vocabulary = self.model.get_input_embeddings().num_embeddings
+        else:
+            self.vocabulary = 0
         self.row = next(iter(example_of(self.model).values()))[0]
         return calls
 
@@ -62,11 +66,17 @@ class TransformersAdapter(ModelAdapter):
         return self.model(**stand_in(self.model, like), **self.padding_for(like))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        lead, words = tokens.shape[:-1], reads_tokens(self.model)
-        tokens = tokens.reshape(-1, tokens.shape[-1]) if words else tokens
+        lead = tokens.shape[:-1]
+        words = reads_tokens(self.model)
+        if words:
+            tokens = tokens.reshape(-1, tokens.shape[-1])
+        else:
+            tokens = tokens
         inputs = {main_input(self.model): tokens, **self.padding_for(tokens)}
         x = recorded_until(self.blocks(), 0, lambda: self.model(**inputs), self.form)[0].x
-        return x.reshape(*lead, *x.shape[-2:]) if words else x
+        if words:
+            return x.reshape(*lead, *x.shape[-2:])
+        return x
 
     def outputs(self, x: Tensor) -> Any:
         with intercepted(self.blocks(), lambda i, call: x if i == 0 else call.x, self.form):

@@ -43,7 +43,8 @@ def reading(failure: str) -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Inside, the library prints no warnings and no progress bars. Errors as `import_transformers`."""
     log = import_transformers().utils.logging
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    level = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
     log.set_verbosity(log.CRITICAL)  # an error that matters is raised too
     log.disable_progress_bar()
     try:

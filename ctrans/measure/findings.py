@@ -76,7 +76,9 @@ class Check:
         """How far outside of its limits a value is: in powers of ten, or the difference if there is
         no ratio. It is below 0 inside, and for nan.
         """
-        return -math.inf if math.isnan(value) else max(_decades(self.low, value), _decades(value, self.high))
+        if math.isnan(value):
+            return -math.inf
+        return max(_decades(self.low, value), _decades(value, self.high))
 
     def close(self, value: float) -> bool:
         """Whether a value is inside of its limits by less than the factor `near`."""
@@ -85,18 +87,30 @@ class Check:
     @property
     def limit(self) -> str:
         """The limits in words: "below 0.001", "above 1000"; those of a training's check by name."""
-        sides = [f"below {self.low:g}"] if self.low > -math.inf else []
-        sides += [f"above {self.high:g}"] if self.high < math.inf else []
+        if self.low > -math.inf:
+            sides = [f"below {self.low:g}"]
+        else:
+            sides = []
+        if self.high < math.inf:
+            sides += [f"above {self.high:g}"]
+        else:
+            sides += []
         return " or ".join(sides) or ", ".join(f"{name} {value:g}" for name, value in self.limits.items())
 
 
 def _decades(small: float, large: float) -> float:
     """log10(small/large), above 0 if `small` exceeds `large`; the difference if they have no ratio."""
     if math.isinf(small) or math.isinf(large):
-        return -math.inf if small < large else math.inf if small > large else 0.0
+        if small < large:
+            return -math.inf
+        if small > large:
+            return math.inf
+        return 0.0
     if small > 0 and large > 0:
         return math.log10(small) - math.log10(large)
-    return math.inf if small > 0 and large == 0 else small - large
+    if small > 0 and large == 0:
+        return math.inf
+    return small - large
 
 
 @dataclass(frozen=True)
@@ -163,7 +177,9 @@ class Finding:
     def deviation(self) -> float | None:
         """The standard deviation of `values`; None for one walk, or if a value is not finite."""
         values = self.values or []
-        return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+        if len(values) > 1 and all(map(math.isfinite, values)):
+            return statistics.stdev(values)
+        return None
 
     def __str__(self) -> str:
         return in_a_paragraph(asdict(self))
@@ -182,7 +198,8 @@ class Checks(dict[str, Check]):
         measured: Callable[[Check], bool] = lambda check: True,
     ):
         super().__init__(checks)
-        self.topic, self.measured = topic, measured
+        self.topic = topic
+        self.measured = measured
 
     def __setitem__(self, name: str, check: Check) -> None:
         if not self.measured(check):
@@ -216,7 +233,10 @@ class Checks(dict[str, Check]):
             segments = {reading.segment for reading in outside.get(name, [])} - {None}
             for suppressed in self[name].suppresses if segments else ():
                 left = [reading for reading in outside.pop(suppressed, []) if reading.segment not in segments]
-                outside |= {suppressed: left} if left else {}
+                if left:
+                    outside |= {suppressed: left}
+                else:
+                    outside |= {}
         findings = [self.finding(name, each[0], places=each if len(each) > 1 else []) for name, each in outside.items()]
         return self.ordered(findings)
 
@@ -256,7 +276,10 @@ def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
     }
     others = [str(reading["place"]) for reading in finding["places"][1:]]
     if others:
-        more = f"; and {len(others) - PLACES} more" if len(others) > PLACES else ""
+        if len(others) > PLACES:
+            more = f"; and {len(others) - PLACES} more"
+        else:
+            more = ""
         found["also"] = "; ".join(others[:PLACES]) + more
     return {word: str(text) for word, text in found.items() if text}
 
@@ -264,7 +287,10 @@ def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
 def in_a_paragraph(finding: Mapping[str, Any]) -> str:
     """A finding (its JSON object) as one paragraph: "step 70: loss spike (serious): the loss: ..."."""
     words = in_words(finding)
-    start = "" if finding["step"] is None else f"step {finding['step']}: "
+    if finding["step"] is None:
+        start = ""
+    else:
+        start = f"step {finding['step']}: "
     said = f"{start}{finding['check']} ({finding['severity']}): {words['where']}: {words['figure']}."
     return f"{said} {words['impact']} Fix: {words['fix']}"
 
@@ -275,8 +301,14 @@ def _over_walks(finding: Mapping[str, Any]) -> str:
     if (finding["texts"] or 1) == 1:
         return ""
     known = [value for value in values if math.isfinite(value)]
-    mean = f"{sum(known) / len(known):.3g}" if known else "not finite"
-    bar = f" ± {statistics.stdev(known):.1g}" if len(values) == len(known) > 1 else ""
+    if known:
+        mean = f"{sum(known) / len(known):.3g}"
+    else:
+        mean = "not finite"
+    if len(values) == len(known) > 1:
+        bar = f" ± {statistics.stdev(known):.1g}"
+    else:
+        bar = ""
     return f"; seen in {finding['seen']} of {finding['texts']} walks, mean {mean}{bar}"
 
 

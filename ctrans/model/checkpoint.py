@@ -131,7 +131,8 @@ def find_model(directory: str | Path) -> Path:
     missing, broken, or a checkpoint of an overwritten run.
     """
     directory = Path(directory)
-    best, last = directory / BEST, directory / LAST
+    best = directory / BEST
+    last = directory / LAST
     if os.path.exists(directory / CONFIG):  # Path.exists may raise
         return directory.resolve()
     fix = "give one that ctrans saved (config.json, model.safetensors), or a training run's"
@@ -196,7 +197,9 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
     if not updates:
         return _filled(GPT(config), weights, path)
     model = update_like(_base_of(path, config, metadata.get(BASE_DIGEST)), weights, path)
-    return merge_updates(model) if merge else model
+    if merge:
+        return merge_updates(model)
+    return model
 
 
 def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:

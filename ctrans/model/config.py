@@ -211,7 +211,10 @@ class GPTConfig(MapSettings, NormOptions):
                         f"{', '.join(sorted(PARAMETRISATIONS.keys() - {STANDARD}))}"
                     )
         elif self.is_stack or RESIDUALS[self.residual].unit_weights:
-            odd = "stack_steps" if self.is_stack else f"residual {self.residual!r}"
+            if self.is_stack:
+                odd = "stack_steps"
+            else:
+                odd = f"residual {self.residual!r}"
             raise ConfigError(f"parametrisation {self.parametrisation!r} has no rules for {odd}: choose {STANDARD}")
 
     @property
@@ -247,12 +250,16 @@ class GPTConfig(MapSettings, NormOptions):
     @property
     def per_block(self) -> int:
         """How many sublayers a block has: two, or one where attention and FFN act at once."""
-        return 1 if self.parallel_blocks else 2
+        if self.parallel_blocks:
+            return 1
+        return 2
 
     @property
     def segments(self) -> int:
         """The number of segments of depth-time: of sublayers, or of steps of the stack."""
-        return self.per_block * self.depth if self.stack_steps is None else self.stack_steps
+        if self.stack_steps is None:
+            return self.per_block * self.depth
+        return self.stack_steps
 
     @property
     def placements(self) -> list[BlockPlacement]:
@@ -262,12 +269,16 @@ class GPTConfig(MapSettings, NormOptions):
     @property
     def weights_in_depth(self) -> int:
         """The number of values of each parameter of a block: one for each block, or for each knot."""
-        return self.depth if self.depth_weights == FREE else self.knots or KNOTS
+        if self.depth_weights == FREE:
+            return self.depth
+        return self.knots or KNOTS
 
     @property
     def residual_start(self) -> float:
         """The initial value of the residual's gains; 0 without gains."""
-        return (RESIDUALS[self.residual].start or 0.0) if self.residual_init is None else self.residual_init
+        if self.residual_init is None:
+            return RESIDUALS[self.residual].start or 0.0
+        return self.residual_init
 
     @property
     def state_streams(self) -> int:
@@ -279,7 +290,9 @@ class GPTConfig(MapSettings, NormOptions):
         """The factor of a sublayer's map: DeepNorm's 1/alpha if the placement has a residual gain,
         else 1.
         """
-        return 1 / self._alpha if placement.residual_gain else 1.0
+        if placement.residual_gain:
+            return 1 / self._alpha
+        return 1.0
 
     def at_depth(self, blocks: int) -> GPTConfig:
         """The same architecture with another number of blocks over the same depth-time T (for a
@@ -299,7 +312,10 @@ class GPTConfig(MapSettings, NormOptions):
                 f"residual {self.residual!r} depends on the number of blocks, here {self.depth}: the model has no other depth"
             )
         dt = float(Fraction(self.dt) * Fraction(self.depth, blocks)) * (self.depth / blocks) ** self.rules.branch
-        alpha = self._alpha if self._has_residual_gain else None
+        if self._has_residual_gain:
+            alpha = self._alpha
+        else:
+            alpha = None
         return replace(self, depth=blocks, dt=dt, alpha=alpha)
 
     def _check_branch_norms(self) -> None:

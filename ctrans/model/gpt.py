@@ -60,7 +60,10 @@ class GPT(nn.Module):
             for embedding in (self.token_embedding, self.position_embedding):
                 if embedding is not None:
                     embedding.weight.normal_(0.0, config.embedding_std, generator=generator)
-        self.unembedding = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
+        if config.tied:
+            self.unembedding = None
+        else:
+            self.unembedding = nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
         self.final_norm = make_norm(config) if config.placements[-1].ffn.final_norm and not config.is_stack else nn.Identity()
         # nGPT's s_z: without it rows of length 1 give logits of at most 1, and the cross-entropy
@@ -87,7 +90,10 @@ class GPT(nn.Module):
         if not is_dense(logits) or not is_dense(tokens):
             raise ConfigError(f"logits = {shown(logits)} and tokens = {shown(tokens)}: give two dense tensors")
         if not is_dense(targets) or targets.dtype != torch.int64:
-            what = f"of {targets.dtype}" if is_dense(targets) else shown(targets)
+            if is_dense(targets):
+                what = f"of {targets.dtype}"
+            else:
+                what = shown(targets)
             raise ConfigError(f"the targets are {what}: give a tensor of int64 with the tokens' shape")
         if targets.shape != tokens.shape:
             raise ConfigError(
@@ -107,7 +113,10 @@ class GPT(nn.Module):
         Raises ConfigError for sequences longer than the context and for unknown tokens.
         """
         if not is_dense(tokens) or tokens.dtype not in TOKEN_TYPES or tokens.dim() == 0:
-            what = f"{tuple(tokens.shape)} of {tokens.dtype}" if is_dense(tokens) else shown(tokens)
+            if is_dense(tokens):
+                what = f"{tuple(tokens.shape)} of {tokens.dtype}"
+            else:
+                what = shown(tokens)
             raise ConfigError(f"the tokens are {what}: give a tensor of int64 or int32 of shape (*batch, tokens)")
         length = tokens.shape[-1]
         if length > self.config.context:
@@ -118,7 +127,9 @@ class GPT(nn.Module):
         if self.position_embedding is not None:
             x0 = x0 + self.position_embedding(torch.arange(length, device=tokens.device))
         streams = self.config.state_streams
-        return x0 if streams == 1 else torch.cat([x0] * streams, -1)
+        if streams == 1:
+            return x0
+        return torch.cat([x0] * streams, -1)
 
     def head(self, x: StreamRows) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state; with several streams, of their mean."""
@@ -183,7 +194,8 @@ def check_range(what: str, ids: Tensor, vocabulary: int) -> None:
     """Raises ConfigError for ids outside of the vocabulary."""
     # on an accelerator the check would wait for the device, and in a compiled graph end it; there the embedding raises
     if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
-        lowest, highest = int(ids.min()), int(ids.max())
+        lowest = int(ids.min())
+        highest = int(ids.max())
         if lowest < 0 or highest >= vocabulary:
             raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}")
 
@@ -206,7 +218,9 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Scalar:
 
 def make_input_norm(config: GPTConfig) -> Norm:
     """A new norm in front of a map, without gains if the map has its own."""
-    return NORMS[WITHOUT_GAINS[config.norm]](config.width, config.eps) if config.branch_norms else make_norm(config)
+    if config.branch_norms:
+        return NORMS[WITHOUT_GAINS[config.norm]](config.width, config.eps)
+    return make_norm(config)
 
 
 def make_sublayer(config: GPTConfig, kind: Kind, placement: Placement, number: int) -> Sublayer:
@@ -251,7 +265,10 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     """
     if config.depth_weights != FREE and "+" in config.placement:
         raise ConfigError(f"weights that are functions of depth need one placement for all blocks, not {config.placement!r}")
-    placements = config.placements if config.depth_weights == FREE else config.placements[:1] * config.weights_in_depth
+    if config.depth_weights == FREE:
+        placements = config.placements
+    else:
+        placements = config.placements[:1] * config.weights_in_depth
     blocks = [make_block(config, each, block) for block, each in enumerate(placements)]
     draw([part for block in blocks for part in block], config, generator)
     if config.depth_weights != FREE:
@@ -260,7 +277,10 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     if not config.is_stack:
         return Depth(parts, config.step_length, per_block=config.per_block)
     # the final norm ends the velocity
-    norm = make_norm(config) if config.placements[-1].ffn.final_norm else None
+    if config.placements[-1].ffn.final_norm:
+        norm = make_norm(config)
+    else:
+        norm = None
     return stacked(Depth(parts, 1.0, per_block=config.per_block), config.segments, config.step_length, norm)
 
 
@@ -269,7 +289,10 @@ def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generato
     if its residual requires it.
     """
     power = config.rules.drawn
-    base = {} if power is None else {"wider": config.times_wider, "power": power}
+    if power is None:
+        base = {}
+    else:
+        base = {"wider": config.times_wider, "power": power}
     blocks = config.depth if power is None else config.depth / config.times_deeper
     initialise(parts, config.initialisation, generator, blocks=blocks, **base)
     if RESIDUALS[config.residual].unit_weights:
@@ -286,7 +309,8 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         )
     if config.is_stack:
         raise ConfigError("a stack needs all its weights at once: leave out on_demand (--stream) or stack_steps")
-    draws, shelf = _Draws(config, generator), Shelf()
+    draws = _Draws(config, generator)
+    shelf = Shelf()
     with skeletons():
         parts = [part for block, each in enumerate(config.placements) for part in make_block(config, each, block)]
     for k, part in enumerate(parts):
@@ -301,7 +325,8 @@ class _Draws:
     """
 
     def __init__(self, config: GPTConfig, generator: torch.Generator):
-        self.config, self.states = config, [generator.get_state()]
+        self.config = config
+        self.states = [generator.get_state()]
 
     def weights(self, k: int) -> dict[str, Tensor]:
         while len(self.states) <= k:
@@ -349,7 +374,10 @@ class _Largest(TorchFunctionMode):
         if self.left < 0:
             raise RuntimeError("enough")  # a map in a loop over tokens
         fused = func is F.scaled_dot_product_attention
-        made = torch.empty_like(args[0]) if fused else func(*args, **(kwargs or {}))
+        if fused:
+            made = torch.empty_like(args[0])
+        else:
+            made = func(*args, **(kwargs or {}))
         if isinstance(made, Tensor):
             self.size = max(self.size, made.untyped_storage().nbytes())  # a view has those of its base
         return made
@@ -385,7 +413,10 @@ def check_buildable(
     weights = number_of_weights(config)
     if on_demand:
         weights -= (config.weights_in_depth - 1) * weights_of_block(config)
-    less = "" if on_demand else ", or have them drawn on demand (on_demand=True, --stream)"
+    if on_demand:
+        less = ""
+    else:
+        less = ", or have them drawn on demand (on_demand=True, --stream)"
     check_fits(weights * dtype.itemsize, f"lower width, depth or context{less}")
     if (
         shape is not None

@@ -50,7 +50,9 @@ def _path_length(role: Role, blocks: float) -> float:
 
 def _uniform_attention(role: Role, blocks: float) -> float:
     """W_Q = W_K = 0: each token attends to all visible tokens equally (Xiong, section 3.3)."""
-    return 0.0 if role in ("query", "key") else 1.0
+    if role in ("query", "key"):
+        return 0.0
+    return 1.0
 
 
 @dataclasses.dataclass(frozen=True)

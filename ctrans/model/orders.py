@@ -60,7 +60,8 @@ class Convergence:
         The last term is the next order's share of the error. Without it a fifth-order method with a
         small leading coefficient appears to have order 5.2, even close to rounding.
         """
-        n, e = np.array(self.sizes), np.array(self.errors)
+        n = np.array(self.sizes)
+        e = np.array(self.errors)
         if not (np.isfinite(e) & (e > 0)).all():
             return math.nan
         basis = np.stack([np.ones(len(n)), -np.log(n), 1 / n], axis=1)
@@ -115,23 +116,31 @@ def averaged_segments(depth: Depth) -> list[Segment]:
     It does not use `Depth.refine`, whose limit it is. Each piece on which the weights are smooth is
     one segment.
     """
-    attention, ffn = depth.sublayers[0], depth.sublayers[1]
+    attention = depth.sublayers[0]
+    ffn = depth.sublayers[1]
     weights = [[dict(sublayer.named_parameters()) for sublayer in list(depth.sublayers)[k::2]] for k in (0, 1)]
     total = depth.times[-1]
     blocks = depth.blocks
 
     def velocity(t: Tensor, x: Tensor) -> Tensor:
         place = min(max(float(t) / total * blocks - 0.5, 0.0), blocks - 1.0)
-        i = min(int(place), blocks - 2) if blocks > 1 else 0
+        if blocks > 1:
+            i = min(int(place), blocks - 2)
+        else:
+            i = 0
         parts = []
         for template, knots in zip((attention, ffn), weights, strict=True):
-            left, right = knots[i], knots[min(i + 1, blocks - 1)]
+            left = knots[i]
+            right = knots[min(i + 1, blocks - 1)]
             now = {name: torch.lerp(left[name], right[name], place - i) for name in left}
             raw = functional_call(template, now, (x,))
             parts.append(raw if template.state_norm is None else template.state_norm.tangent(x, raw))
         return (parts[0] + parts[1]) / 2
 
-    enter = None if attention.state_norm is None else attention.state_norm.retract
+    if attention.state_norm is None:
+        enter = None
+    else:
+        enter = attention.state_norm.retract
     edges = [0.0, *((i + 0.5) / blocks * total for i in range(blocks)), total]
     return [Segment(t0, t1, velocity, enter=enter if k == 0 else None) for k, (t0, t1) in enumerate(pairwise(edges))]
 
@@ -161,7 +170,10 @@ def _exact(limit: str, placement: str, norm: str, seed: int) -> Tensor:
     """
     model, x0 = _problem(placement, norm, seed)
     in_substeps = limit == "substeps"
-    segments = model.depth.segments(continuous=True) if in_substeps else averaged_segments(model.depth)
+    if in_substeps:
+        segments = model.depth.segments(continuous=True)
+    else:
+        segments = averaged_segments(model.depth)
     return solve(segments, x0, method=fixed_step("tsit5"), steps=192 if in_substeps else 24).x1
 
 

@@ -71,7 +71,8 @@ class AddedTo(nn.Module):
 
     def __init__(self, map_: nn.Linear, scale: float):
         super().__init__()
-        self.map, self.scale = map_, scale
+        self.map = map_
+        self.scale = scale
 
     @property
     def weight(self) -> Tensor:
@@ -80,7 +81,9 @@ class AddedTo(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        return None if self.map.bias is None else self.scale * self.map.bias
+        if self.map.bias is None:
+            return None
+        return self.scale * self.map.bias
 
     def forward(self, h: Tensor) -> Tensor:
         features, x = h.split([h.shape[-1] - len(self.map.weight), len(self.map.weight)], -1)

@@ -28,12 +28,14 @@ def damage(checkpoint: Path) -> str | None:
     hashes.
     """
     try:
-        recorded, actual = (checkpoint / SUMS).read_bytes(), sums(checkpoint)
+        recorded = (checkpoint / SUMS).read_bytes()
+        actual = sums(checkpoint)
     except OSError as error:
         return f"cannot read {error.filename!r}: {error.strerror}"
     if recorded == actual:
         return None
-    listed, there = recorded.splitlines(), actual.splitlines()
+    listed = recorded.splitlines()
+    there = actual.splitlines()
     for lines, others, what in (
         (there, listed, f"is damaged: its SHA-256 is not the one in {SUMS}"),
         (listed, there, "is missing"),
@@ -49,7 +51,10 @@ def check_bound(checkpoint: Path) -> None:
     run. A model saved alone has no sums.
     """
     run = [name for name in (SUMS, STATE) if os.path.exists(checkpoint / name)]
-    found = damage(checkpoint) if run else None
+    if run:
+        found = damage(checkpoint)
+    else:
+        found = None
     if found is not None:
         raise ConfigError(f"{found}: restore the whole checkpoint, or give another one of the run")
 

@@ -50,7 +50,10 @@ def page_of(results: JSONObject) -> Page:
         raise ConfigError("there are no results: give at least one")
     groups: dict[str, dict[str, Any]] = {}
     for name, result in decoded(results).items():
-        command = result.get("command") if isinstance(result, Mapping) else None
+        if isinstance(result, Mapping):
+            command = result.get("command")
+        else:
+            command = None
         if not isinstance(command, str):
             raise ConfigError(
                 f"{name}: this is no result of a ctrans command: give a file that one has written by --json or --out"
@@ -114,4 +117,6 @@ def _line(command: str, name: str, result: JSONObject) -> str:
     known = [words[key].format(value) + "s" * (key in ("depth", "heads") and value != 1) for key, value in given.items()]
     named = (result.get("study") or {}).get("name") or (result.get("log") or {}).get("model")
     described = _model(result) or ", ".join(known) or str(named or "")
-    return described if name == command else f"{name}: {described or command}"
+    if name == command:
+        return described
+    return f"{name}: {described or command}"

@@ -33,7 +33,8 @@ def groups_of(needs: Sequence[int], lead: int, width: int) -> list[list[int]]:
     """Columns of these least widths in groups that fit a terminal: all of them, or several groups
     that each begin with the first `lead` columns. A column that may fold needs its longest word.
     """
-    groups, own = [list[int]()], list(range(lead))
+    groups = [list[int]()]
+    own = list(range(lead))
     for i in range(lead, len(needs)):
         if groups[-1] and sum(needs[k] + GAP for k in (*own, *groups[-1], i)) > width + 1:
             groups.append([])

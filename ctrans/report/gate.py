@@ -47,14 +47,20 @@ def of_baseline(baseline: Baseline, name: str) -> Any:
     """The model of that name, or the only one. Raises ConfigError if there is none."""
     if name not in baseline and len(baseline) > 1:
         raise ConfigError(f"--baseline has no model {name!r}: it has {', '.join(map(repr, baseline))}")
-    return baseline[name] if name in baseline else next(iter(baseline.values()))
+    if name in baseline:
+        return baseline[name]
+    return next(iter(baseline.values()))
 
 
 def stopping(found: Diagnosis, severity: str, known: Any = None) -> list[Finding]:
     """The findings of this severity or a worse one, except those that the model `known` of a baseline
     has at all of their places.
     """
-    names, before = [str(each) for each in SEVERITIES], known["findings"] if known else []
+    names = [str(each) for each in SEVERITIES]
+    if known:
+        before = known["findings"]
+    else:
+        before = []
     places = {(each["check"], at["place"]) for each in before for at in each["places"] or [each]}
     worst = names[: names.index(severity) + 1]
     return [

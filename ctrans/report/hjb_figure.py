@@ -49,7 +49,8 @@ def draw(study: PDEStudy) -> Figure:
 def _draw_fields(figure: SubFigure, study: PDEStudy, names: Sequence[str], fields: Tensor) -> list[Axes]:
     """A panel for each field, on one scale of colours, with its front in white."""
     first, second = (nodes.cpu().numpy() for nodes in study.front.grid.axes)
-    low, high = float(study.exact.amin()), float(study.exact.amax())
+    low = float(study.exact.amin())
+    high = float(study.exact.amax())
     axes: list[Axes] = figure.subplots(1, len(names), sharey=True, squeeze=False)[0].tolist()
     for axis, name, values in zip(axes, names, fields, strict=True):
         image = axis.pcolormesh(first, second, values.T.cpu().numpy(), shading="nearest", cmap=FIELD_COLOURS, vmin=low, vmax=high)

@@ -51,7 +51,10 @@ def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
     for chapter in page.chapters:
         if chapter.picture and chapter.charts:
             plots.setdefault(chapter.picture, []).extend(chapter.charts)
-    title = f"{page.title}: {page.asked}" if page.asked else page.title
+    if page.asked:
+        title = f"{page.title}: {page.asked}"
+    else:
+        title = page.title
     return {f"{name}.png": partial(_png, charts, title) for name, charts in plots.items()}
 
 
@@ -64,7 +67,10 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
     map.
     """
     charts = [_within(chart) for chart in charts]
-    columns = 2 if len(charts) == 4 else min(COLUMNS, len(charts))
+    if len(charts) == 4:
+        columns = 2
+    else:
+        columns = min(COLUMNS, len(charts))
     rows = math.ceil(len(charts) / columns)
     maps = [len(_measured(chart)) > MOST_LINES and chart.kind == "lines" for chart in charts]
     tallest = max(HEIGHT, *(2 + 0.2 * len(_measured(chart)) * is_map for chart, is_map in zip(charts, maps, strict=True)))
@@ -92,7 +98,10 @@ def _within(chart: Plot) -> Plot:
     """The chart with figures of which matplotlib can compute sums and ratios (see `LARGEST`)."""
 
     def figures(values: Sequence[float | None]) -> list[float | None]:
-        least = 1 / LARGEST if chart.log else 0.0
+        if chart.log:
+            least = 1 / LARGEST
+        else:
+            least = 0.0
         return [
             v if v is None or math.isnan(v) else 0.0 if abs(v) < least else math.copysign(math.inf, v) if abs(v) > LARGEST else v
             for v in values
@@ -214,9 +223,15 @@ def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) ->
     for i, line in enumerate(lines):
         for k, x in enumerate(at):
             nearest = min(range(len(line.x)), key=lambda j: abs(line.x[j] - x), default=None)
-            values[i, k] = np.nan if nearest is None else _shade(line.y[nearest], log=chart.log)
+            if nearest is None:
+                values[i, k] = np.nan
+            else:
+                values[i, k] = _shade(line.y[nearest], log=chart.log)
     known = values[np.isfinite(values)]
-    low, high = np.quantile(known, (0.05, 0.95)) if known.size else (0.0, 1.0)
+    if known.size:
+        low, high = np.quantile(known, (0.05, 0.95))
+    else:
+        low, high = (0.0, 1.0)
     shown = np.clip(values, low, max(high, low + 0.1))
     image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap="cividis", vmin=low, vmax=max(high, low + 0.1))
     axes.set_facecolor("0.85")
@@ -236,14 +251,19 @@ def _shade(value: float | None, *, log: bool) -> float:
         return math.nan
     if not log:
         return value
-    return math.log10(value) if value > 0 else -math.inf
+    if value > 0:
+        return math.log10(value)
+    return -math.inf
 
 
 def _moments(figure: Figure, axes: Axes, chart: Plot) -> None:
     """Moments along the axis, depth upwards, the figure as a colour."""
     values = np.array([_drawn(frame[0], log=chart.log) for frame in chart.frames.values()], dtype=float)
     known = values[np.isfinite(values)]
-    scale = LogNorm(known.min(), max(known.max(), known.min() * 1.01)) if chart.log and known.size else None
+    if chart.log and known.size:
+        scale = LogNorm(known.min(), max(known.max(), known.min() * 1.01))
+    else:
+        scale = None
     names = list(chart.frames)
     at = (
         [float(name.replace(",", "")) for name in names]

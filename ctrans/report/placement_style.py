@@ -49,15 +49,21 @@ def looks_of(models: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
 
 def colour(placement: str) -> str:
     """The placement's colour, grey for several."""
-    return PLACEMENTS[placement].colour if placement in PLACEMENTS else MIXED_COLOUR
+    if placement in PLACEMENTS:
+        return PLACEMENTS[placement].colour
+    return MIXED_COLOUR
 
 
 def marker(placement: str) -> str:
     """The placement's marker, a star for several."""
-    return PLACEMENTS[placement].marker if placement in PLACEMENTS else MIXED_MARKER
+    if placement in PLACEMENTS:
+        return PLACEMENTS[placement].marker
+    return MIXED_MARKER
 
 
 def equation(placement: str) -> str:
     """The placement's step and velocity by equation."""
     known = PLACEMENTS.get(placement)
-    return "sublayers differ in their placement" if known is None else f"{known.step}, v = {known.velocity}"
+    if known is None:
+        return "sublayers differ in their placement"
+    return f"{known.step}, v = {known.velocity}"

@@ -29,7 +29,9 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{5 * max(1, round(seconds / 5))} s"
     minutes = round(seconds / 60)
-    return f"{minutes} minutes" if minutes < 90 else f"{round(seconds / 3600)} hours"
+    if minutes < 90:
+        return f"{minutes} minutes"
+    return f"{round(seconds / 3600)} hours"
 
 
 class Bar:
@@ -48,8 +50,12 @@ class Bar:
         )
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._what, self._task = what, self._progress.add_task(what, total=total, completed=done)
-        self._started, self._shown = time.perf_counter(), False
-        self._total, self._done, self._said = total - done, 0, 0.0  # the last estimate that was said, in seconds
+        self._started = time.perf_counter()
+        self._shown = False
+        # the last estimate that was said, in seconds
+        self._total = total - done
+        self._done = 0
+        self._said = 0.0
         # when the first piece was done, which has what is made once in it, and how many
         self._first: tuple[float, int] | None = None
 

@@ -270,10 +270,14 @@ def decoded(value: Any) -> Any:
     if isinstance(value, list):
         return [decoded(each) for each in value]
     if isinstance(value, int) and abs(value) > sys.float_info.max:
-        return math.inf if value > 0 else -math.inf
+        if value > 0:
+            return math.inf
+        return -math.inf
     if not isinstance(value, str):
         return value
-    return float(value) if value in ("inf", "-inf", "nan") else printable(value)
+    if value in ("inf", "-inf", "nan"):
+        return float(value)
+    return printable(value)
 
 
 @checked
@@ -285,7 +289,11 @@ def finite(values: Sequence[AnyFloat | None] | None) -> list[float]:
 @checked
 def percent(value: AnyFloat | None) -> str:
     """A share as a percentage, as a multiple where it is large, or a dash."""
-    return "–" if value is None else f"{float(value):.0%}" if value < 10 else f"{float(value):.1g}x"
+    if value is None:
+        return "–"
+    if value < 10:
+        return f"{float(value):.0%}"
+    return f"{float(value):.1g}x"
 
 
 @checked
@@ -324,14 +332,18 @@ def table(columns: Iterable[Any], rows: Iterable[Iterable[Any]], title: str = ""
 def digits(value: AnyFloat) -> str:
     """Three significant digits; whole numbers whole."""
     if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
+        if value > 0:
+            return "∞"
+        return "−∞"
     if math.isnan(value):
         return "not a number"
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
     value = float(value)
     text = f"{value:.3g}"
-    return f"{value:.1e}" if "e" in text else text
+    if "e" in text:
+        return f"{value:.1e}"
+    return text
 
 
 SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
@@ -340,7 +352,11 @@ SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "n
 @checked
 def mark_of(found: Sequence[JSONObject]) -> Mark:
     """The mark of several findings together: that of the most severe."""
-    return "bad" if any(each["severity"] != "note" for each in found) else "note" if found else "good"
+    if any(each["severity"] != "note" for each in found):
+        return "bad"
+    if found:
+        return "note"
+    return "good"
 
 
 OPTIONAL: dict[str, Any] = {"places": [], **dict.fromkeys(("step", "since", "doubling", "crossing", "seen", "texts", "values"))}

@@ -96,9 +96,17 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
     table's first columns, up to the first of numbers.
     """
     rows = [row for row in table.rows if len(row) == 1 or any(cell.text not in EMPTY for cell in row[1:])]
-    wanted = table.rows_shown if table.rows_shown and not verbose else len(rows)
-    shown = [rows[i] for i in shown_rows(len(rows), wanted, alternate=table.alternate)] if rows else []
-    headings, styles, needs = list[str](), list[dict[str, Any]](), list[int]()
+    if table.rows_shown and not verbose:
+        wanted = table.rows_shown
+    else:
+        wanted = len(rows)
+    if rows:
+        shown = [rows[i] for i in shown_rows(len(rows), wanted, alternate=table.alternate)]
+    else:
+        shown = []
+    headings = list[str]()
+    styles = list[dict[str, Any]]()
+    needs = list[int]()
     for k, column in enumerate(table.columns):
         known = [row[k] for row in table.rows if row[k].text not in EMPTY]
         widest = max((len(cell.text) for cell in known), default=1)
@@ -116,7 +124,9 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
     for i, group in enumerate(groups_of(needs, lead, width)):
         title = ", ".join(filter(None, (table.title, FURTHER if i else "")))
         made = RichTable(title=Text(title) if title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        made.title_style, made.title_justify, made.show_edge = "bold", "left", False
+        made.title_style = "bold"
+        made.title_justify = "left"
+        made.show_edge = False
         for k in group:
             made.add_column(Text(headings[k]), **styles[k])
         for row in shown:
@@ -127,7 +137,11 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
 def _findings(part: Findings) -> RichTable:
     """A paragraph for each finding, which any width holds."""
     made = RichTable.grid(padding=(0, 1, 0, 0))
-    made.title, made.title_justify = Text(part.title) if part.title else None, "left"
+    if part.title:
+        made.title = Text(part.title)
+    else:
+        made.title = None
+    made.title_justify = "left"
     made.add_column(no_wrap=True)
     made.add_column(overflow="fold")
     for i, finding in enumerate(part.found, 1):

@@ -19,7 +19,10 @@ def colours(values: Sequence[float]) -> list[str]:
 
 
 def _mixed(share: float) -> str:
-    end = RED if share > 0 else BLUE
+    if share > 0:
+        end = RED
+    else:
+        end = BLUE
     parts = (round(w + abs(share) * (e - w)) for w, e in zip(WHITE, end, strict=True))
     return "#" + "".join(f"{part:02x}" for part in parts)
 

@@ -55,7 +55,10 @@ def terms_in(text: str) -> list[str]:
     """Those of `TERMS` that stand in a text, each with its meaning."""
 
     def stands(term: str) -> bool:
-        end = r"s?(?![^\W_])" if term[-1].isalnum() else ""
+        if term[-1].isalnum():
+            end = r"s?(?![^\W_])"
+        else:
+            end = ""
         return re.search(rf"(?<!\w){re.escape(term)}{end}", text) is not None
 
     return [f"{term}: {meaning}" for term, meaning in TERMS.items() if stands(term)]

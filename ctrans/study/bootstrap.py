@@ -63,7 +63,9 @@ def rows_to_decide(values: Sequence[float] | np.ndarray) -> int | None:
 
     n = np.arange(2, MOST_ROWS + 1)
     enough = stdtrit(n - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / np.sqrt(n) < abs(rows.mean())
-    return int(n[enough.argmax()]) if enough.any() else None
+    if enough.any():
+        return int(n[enough.argmax()])
+    return None
 
 
 def gap_over_seeds(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
@@ -80,7 +82,8 @@ def gap_over_seeds(losses: Sequence[float], others: Sequence[float]) -> tuple[fl
     """
     from scipy.special import stdtr
 
-    n, m = len(losses), len(others)
+    n = len(losses)
+    m = len(others)
     if min(n, m, n + m - 2) < 1 or not all(map(math.isfinite, [*losses, *others])):
         raise ConfigError(f"losses {shown(losses)} and {shown(others)}: give finite ones of two settings, three or more in all")
     gap = float(np.mean(others) - np.mean(losses))

@@ -55,7 +55,10 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
     Raises ConfigError if the store is another study's, or the data are too few.
     """
     runs = study.runs()
-    fingerprints = store.data() if as_begun and store is not None else {}
+    if as_begun and store is not None:
+        fingerprints = store.data()
+    else:
+        fingerprints = {}
     contexts = {run.model.context for run in runs}
     if not contexts <= fingerprints.keys():
         data = {context: read_source(study.source, context) for context in contexts}
@@ -86,9 +89,12 @@ def carry_out_study(
     store.tell("name", study.name)
     store.tell("description", dataclasses.asdict(study))
     store.begin_on(plan.fingerprints)
-    commit, keys = commit_of_ctrans(), {id(run): key for key, run in plan.left.items()}
+    commit = commit_of_ctrans()
+    keys = {id(run): key for key, run in plan.left.items()}
     total = sum(flops_of(run) for run in plan.left.values())
-    worked, started, count = 0.0, time.perf_counter(), 0
+    worked = 0.0
+    started = time.perf_counter()
+    count = 0
     with contextlib.closing(engine(_within(plan.jobs, plan, store))) as results:
         for job, found in results:
             pairs = zip(job.runs, found, strict=True)

@@ -51,7 +51,8 @@ def flops_of(run: PlannedRun) -> float:
     Source: Kaplan et al. 2020, with two operations per weight forward and four backward, and 2 T d
     per block for each of scores and averages.
     """
-    model, settings = run.model, run.training
+    model = run.model
+    settings = run.training
     weights = number_of_weights(model) - (model.context * model.width if model.positions == "learned" else 0)
     token = 6.0 * weights + 12.0 * model.depth * model.context * model.width
     evaluations = 1 + settings.iterations // settings.eval_every + (settings.iterations % settings.eval_every > 0)

@@ -81,7 +81,9 @@ class Finished:
     @property
     def last(self) -> float | None:
         """The loss at the end; None for a run that did not finish."""
-        return self.losses[-1] if self.result.ending == "finished" and self.losses else None
+        if self.result.ending == "finished" and self.losses:
+            return self.losses[-1]
+        return None
 
     @property
     def best(self) -> float | None:
@@ -96,12 +98,16 @@ class Store:
     """An open study file. Use `open_store`. `damaged` has a line for each row that it left out."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, damaged: Sequence[str] = ()):
-        self.connection, self.path, self.damaged = connection, path, damaged
+        self.connection = connection
+        self.path = path
+        self.damaged = damaged
 
     def about(self, name: str) -> Any:
         """The value of that name, or None."""
         row = self.connection.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        if row is None:
+            return None
+        return json.loads(row[0])
 
     def tell(self, name: str, value: Any) -> None:
         """Stores a JSON value under that name."""
@@ -122,7 +128,8 @@ class Store:
         found = {row[0]: row[0] for row in rows}
         for key, _, *texts, commit in rows:
             model, training, trained = map(json.loads, texts)
-            measure, fingerprint = tuple(trained.get("asked", ())), fingerprints.get(model.get("context"))
+            measure = tuple(trained.get("asked", ()))
+            fingerprint = fingerprints.get(model.get("context"))
             if fingerprint is not None and run_key(model, training, fingerprint, measure) == key:
                 found[_planned(model, training, {}, measure, commit).key(fingerprint)] = key
         return found
@@ -150,9 +157,13 @@ class Store:
 
     def runs(self, keys: Iterable[str] | None = None) -> list[Finished]:
         """All stored runs, or those with these keys, in the order in which they ended."""
-        wanted = None if keys is None else set(keys)
+        if keys is None:
+            wanted = None
+        else:
+            wanted = set(keys)
         rows = [row for row in _rows(self.connection, "runs") if wanted is None or row["key"] in wanted]
-        tries, last = Counter(row["key"] for row in rows), {row["key"]: row for row in rows}
+        tries = Counter(row["key"] for row in rows)
+        last = {row["key"]: row for row in rows}
         found = [dataclasses.replace(_read(row), tries=tries[key]) for key, row in last.items()]
         return sorted(found, key=lambda each: (each.finished, each.key))
 
@@ -334,7 +345,10 @@ def _one_file(connection: sqlite3.Connection) -> None:
 def finite(value: Any) -> float | None:
     """The value if it is a finite number, else None."""
     usable = isinstance(value, (int, float)) and abs(value) < float("inf")
-    return float(value) + 0.0 if usable else None  # SQLite keeps no -0.0
+    # SQLite keeps no -0.0
+    if usable:
+        return float(value) + 0.0
+    return None
 
 
 def _fingerprints(data: dict[str, str]) -> dict[int, str]:
@@ -343,7 +357,8 @@ def _fingerprints(data: dict[str, str]) -> dict[int, str]:
 
 def _row(each: Finished) -> Row:
     """The row of a run."""
-    run, result = each.run, each.result
+    run = each.run
+    result = each.result
     return {
         "key": each.key,
         "case": run.case,

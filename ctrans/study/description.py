@@ -147,7 +147,9 @@ class Study:
     def task(self) -> Task | None:
         """The task of its source, None for a text. Raises ConfigError for an unknown task."""
         name = self.source.get("task")
-        return None if name is None else look_up("task", name, TASKS)
+        if name is None:
+            return None
+        return look_up("task", name, TASKS)
 
 
 def check_data(study: Study, data: Mapping[int, Data]) -> None:
@@ -170,6 +172,9 @@ def _check_list(name: str, values: object) -> None:
     if len({value if type(value) in (int, float) else json.dumps(value, sort_keys=True) for value in values}) < len(values):
         raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
     if name in ("learning_rates", "seeds"):
-        limits = SEED if name == "seeds" else POSITIVE
+        if name == "seeds":
+            limits = SEED
+        else:
+            limits = POSITIVE
         for value in values:
             limits.check(f"a value of {name}", value, whole=limits is SEED)

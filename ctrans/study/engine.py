@@ -44,7 +44,9 @@ class Job:
     def carry_out(self) -> list[RunResult]:
         """The results of the runs."""
         data = data_of(self.source, self.runs[0].model.context)
-        return [train_run(self.runs[0], data)] if len(self.runs) == 1 else train_population(self.runs, data)
+        if len(self.runs) == 1:
+            return [train_run(self.runs[0], data)]
+        return train_population(self.runs, data)
 
 
 @functools.lru_cache(maxsize=8)
@@ -66,7 +68,9 @@ def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_
     during a job.
     """
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    coming, again, died = iter(jobs), deque[Job](), Counter[int]()
+    coming = iter(jobs)
+    again = deque[Job]()
+    died = Counter[int]()
     while True:
         # a death breaks the whole pool, so make a new one
         with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin_process) as pool:
@@ -139,7 +143,8 @@ def by_ray(address: str, jobs: Iterable[Job], carry_out: Work = Job.carry_out) -
         ) from None
     try:
         remote = ray.remote(num_cpus=1, max_retries=TRIES)(_one_thread)
-        coming, under_way = iter(jobs), dict[Any, Job]()
+        coming = iter(jobs)
+        under_way = dict[Any, Job]()
         while True:
             while len(under_way) < ray.cluster_resources().get("CPU", 1) and (job := next(coming, None)) is not None:
                 under_way[remote.remote(carry_out, job)] = job

@@ -109,8 +109,13 @@ def end_loss(run: Finished) -> float:
     """min(l, l_0); l_0 for a run that diverged; nan if it is unknown, as for a run that failed."""
     if run.result.ending == FAILED:
         return math.nan
-    first = math.nan if run.first is None else run.first
-    return first if run.last is None else min(run.last, first)
+    if run.first is None:
+        first = math.nan
+    else:
+        first = run.first
+    if run.last is None:
+        return first
+    return min(run.last, first)
 
 
 def by_rate(runs: FinishedRuns) -> dict[float, list[Finished]]:
@@ -171,7 +176,9 @@ def stable_rate(runs: FinishedRuns, floor: Floor) -> StableRate:
     ends = {rate: [math.nan if run.last is None else run.last for run in each] for rate, each in by_rate(runs).items()}
     if failed := sum(run.result.ending == FAILED for run in runs):
         return StableRate(None, reason=f"{failed} of {len(runs)} runs failed")
-    return rate_by_floor(ends, floor) if len(ends) > 1 else StableRate(None, reason="it has one learning rate")
+    if len(ends) > 1:
+        return rate_by_floor(ends, floor)
+    return StableRate(None, reason="it has one learning rate")
 
 
 def case_outcomes(runs: FinishedRuns, floor: Floor | None = None) -> dict[str, float | None]:
@@ -220,7 +227,10 @@ def outcomes_of(runs: FinishedRuns, floor: Floor | None = None) -> dict[str, dic
 
 def stable_rule(runs: FinishedRuns, floor: Floor | None) -> dict[str, Any]:
     """The rule of the largest stable rates, its floor, and why cases have none by that rule."""
-    rates = {} if floor is None else {case: stable_rate(each, floor) for case, each in by_case(runs).items()}
+    if floor is None:
+        rates = {}
+    else:
+        rates = {case: stable_rate(each, floor) for case, each in by_case(runs).items()}
     unknown = {case: found.reason for case, found in rates.items() if found.rate is None}
     begins = {"rule": BY_SHARE if floor is None else BY_FLOOR, "unknown": unknown}
     return {**begins, "depthless_loss": floor and floor.depth, "guess_loss": floor and floor.guess}

@@ -78,7 +78,8 @@ def batches(run: PlannedRun) -> bool:
     """Whether the run can be a member: the discrete model, in one precision, of maps that can be
     batched.
     """
-    model, training = run.model, run.training
+    model = run.model
+    training = run.training
     plain = training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
     plain = plain and model.parametrisation == STANDARD and not OPTIMISERS[training.optimiser].orthogonal
     entries = ATTENTIONS[model.attention], FFNS[model.ffn]
@@ -94,7 +95,10 @@ def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     of: dict[str, list[PlannedRun]] = {}
     for run in runs:
         pays = run.training.batch * run.model.context <= MOST_TOKENS
-        name = shared(run) if batches(run) and pays else ""
+        if batches(run) and pays:
+            name = shared(run)
+        else:
+            name = ""
         if name and name in of and len(of[name]) < MOST_MEMBERS:
             of[name].append(run)
         else:
@@ -143,9 +147,11 @@ class Population:
             if not names:  # a model without gains and biases has no vectors
                 continue
             values = torch.stack([torch.cat([each[name].detach().flatten() for name in names]) for each in named])
-            gradients, start = torch.zeros_like(values), 0
+            gradients = torch.zeros_like(values)
+            start = 0
             for name in names:
-                shape, end = named[0][name].shape, start + named[0][name].numel()
+                shape = named[0][name].shape
+                end = start + named[0][name].numel()
                 leaf = values[:, start:end].view(len(members), *shape).requires_grad_()
                 leaf.grad = gradients[:, start:end].view(len(members), *shape)
                 self.leaves[f"model.{name}"] = leaf
@@ -174,7 +180,8 @@ class Population:
 
     def differentiate(self, step: int) -> list[float]:
         """Computes the gradients of this iteration in the rows of members. Returns the losses."""
-        config, device = self.members[0].config, self.members[0].processes.device
+        config = self.members[0].config
+        device = self.members[0].processes.device
         for member in self.members:
             member.optimiser.zero_grad(set_to_none=False)
         template = self.objective.model

@@ -75,10 +75,19 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
 
     Raises ConfigError if this is no number.
     """
-    arguments = batch if isinstance(batch, (tuple, list)) else (batch,)
-    made = model(**batch) if isinstance(batch, Mapping) else model(*arguments)
+    if isinstance(batch, (tuple, list)):
+        arguments = batch
+    else:
+        arguments = (batch,)
+    if isinstance(batch, Mapping):
+        made = model(**batch)
+    else:
+        made = model(*arguments)
     loss = getattr(made, "loss", made)
-    loss = loss[-1] if isinstance(loss, tuple) and loss else loss
+    if isinstance(loss, tuple) and loss:
+        loss = loss[-1]
+    else:
+        loss = loss
     if not _is_loss(loss):
         raise ConfigError(
             f"the model returned {shown(made)}: give loss, a function of the model and a batch that returns a number"
@@ -130,21 +139,29 @@ def largest_rate(
     ladder = sorted({float(rate) for rate in rates})
     _check(model, batches, optimizer, ladder, clip)
     with random_numbers_kept():  # a loader that shuffles draws some
-        chosen = batches if isinstance(batches, Sequence) else list(itertools.islice(batches, steps))
+        if isinstance(batches, Sequence):
+            chosen = batches
+        else:
+            chosen = list(itertools.islice(batches, steps))
     if not chosen:
         raise ConfigError("batches = an empty collection: give at least one batch")
     train = partial(_training, model, chosen, optimizer, loss, steps, clip)
-    rungs, losses = list[Rung](), list[float]()
+    rungs = list[Rung]()
+    losses = list[float]()
     for rate in ladder:
         losses = train(rate)
         rungs.append(Rung(rate, _end(losses, steps)))
         if progress is not None:
             progress(f"rate {rate:.2g}: loss {rungs[-1].loss:.4g}")
-    first, made = losses[0], steps * len(ladder)
+    first = losses[0]
+    made = steps * len(ladder)
     finite = [rung.loss for rung in rungs if math.isfinite(rung.loss)]
     worst = min(max(finite, default=first), first)
     found = rate_by_floor({rung.rate: [rung.loss] for rung in rungs}, floor or Floor(worst, worst))
-    reason = found.reason if floor is not None or not found.reason else "no rate ended clearly below the others"
+    if floor is not None or not found.reason:
+        reason = found.reason
+    else:
+        reason = "no rate ended clearly below the others"
     above = [rung.rate for rung in rungs if found.rate is not None and not found.at_least and rung.rate > found.rate]
     words = ""
     if above:
@@ -167,7 +184,10 @@ def _check(
     for name, weight in model.named_parameters():
         without = is_lazy(weight) or weight.is_meta
         if without or weight.is_inference():
-            kept = "has no values yet" if without else "is of inference mode"
+            if without:
+                kept = "has no values yet"
+            else:
+                kept = "is of inference mode"
             raise ConfigError(f"model = {type(model).__name__}, whose {name} {kept}: give a model that can be trained")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -179,7 +199,9 @@ def _check(
 
 def _end(losses: Sequence[float], steps: int) -> float:
     last = losses[-max(1, round(AVERAGED * steps)) :]
-    return statistics.fmean(last) if len(losses) == steps and all(map(math.isfinite, last)) else math.inf
+    if len(losses) == steps and all(map(math.isfinite, last)):
+        return statistics.fmean(last)
+    return math.inf
 
 
 def _training(
@@ -235,7 +257,9 @@ def _first_alarm(
 
     with closing(monitor):
         train(watch)
-    return alarms[0] if alarms else ""
+    if alarms:
+        return alarms[0]
+    return ""
 
 
 def _clipped(weights: Sequence[Tensor], clip: float | None) -> bool:
@@ -303,7 +327,8 @@ def _optimizer_restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Inside, the optimiser has copies. One with its own `load_state_dict`, such as one around
     another, is restored by that.
     """
-    own, torchs = type(optimizer), torch.optim.Optimizer
+    own = type(optimizer)
+    torchs = torch.optim.Optimizer
     if own.load_state_dict is not torchs.load_state_dict or own.state_dict is not torchs.state_dict:
         whole = deepcopy(optimizer.state_dict())
         try:
@@ -311,7 +336,8 @@ def _optimizer_restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         finally:
             optimizer.load_state_dict(whole)
         return
-    groups, state = [(group, {**group}) for group in optimizer.param_groups], optimizer.state
+    groups = [(group, {**group}) for group in optimizer.param_groups]
+    state = optimizer.state
     try:
         for group, entries in groups:
             group.update(deepcopy({name: value for name, value in entries.items() if name != "params"}))

@@ -45,5 +45,8 @@ first stores. A new field needs an entry here.
 def run_key(model: Mapping[str, Any], training: Mapping[str, Any], fingerprint: str, measure: tuple[str, ...]) -> str:
     """SHA-256 of all fields, of the data's fingerprint, and of the measures if there are any."""
     settings = {"model": model, "training": training, "data": fingerprint}
-    settings |= {"measure": sorted(measure)} if measure else {}
+    if measure:
+        settings |= {"measure": sorted(measure)}
+    else:
+        settings |= {}
     return digest(settings)

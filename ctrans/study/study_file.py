@@ -70,5 +70,8 @@ def _check_plain(value: Any, path: Path) -> None:
         for each in value.values() if isinstance(value, dict) else value:
             _check_plain(each, path)
     elif not isinstance(value, (str, int, float)) or (isinstance(value, int) and not -WHOLE <= value < WHOLE):
-        said = str(value) if not isinstance(value, int) else f"a whole number of {value.bit_length()} bits"
+        if not isinstance(value, int):
+            said = str(value)
+        else:
+            said = f"a whole number of {value.bit_length()} bits"
         raise ConfigError(f"{str(path)!r} has {said}: give texts, true or false, or numbers of at most 64 bits")

@@ -58,7 +58,10 @@ class RunResult:
 
 def environment(device: torch.device = CPU) -> dict[str, Any]:
     """The versions and the hardware on which a result depends, besides its configuration."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = platform.processor() or platform.machine()
     return {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
 
 
@@ -84,7 +87,10 @@ def train_run(run: PlannedRun, data: Data) -> RunResult:
             outcome = carry_out(begun, begun.state.progress)
             return result_of(run, begun, outcome, before, started)
         except Exception as error:  # of any kind: an error of one run must not end the study
-            message = str(error) if isinstance(error, (ConfigError, SolveError)) else f"{type(error).__name__}: {error}"
+            if isinstance(error, (ConfigError, SolveError)):
+                message = str(error)
+            else:
+                message = f"{type(error).__name__}: {error}"
             return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment())
 
 
@@ -92,10 +98,17 @@ def result_of(run: PlannedRun, trained: TrainingRun, outcome: Outcome, before: M
     """The result of a training that ended, with its measures and the processor time since
     `started`.
     """
-    after = measured(run.measure, trained.model, trained.data) if outcome.ending is Ending.FINISHED else {}
-    measures = {"asked": list(run.measure), "before": before, "after": after} if run.measure else {}
+    if outcome.ending is Ending.FINISHED:
+        after = measured(run.measure, trained.model, trained.data)
+    else:
+        after = {}
+    if run.measure:
+        measures = {"asked": list(run.measure), "before": before, "after": after}
+    else:
+        measures = {}
     seconds = time.process_time() - started
-    curve, place = kept(trained.store.directory), environment(trained.processes.device)
+    curve = kept(trained.store.directory)
+    place = environment(trained.processes.device)
     return RunResult(outcome.ending.value, outcome.message, curve, seconds, place, measures)
 
 

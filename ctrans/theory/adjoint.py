@@ -45,9 +45,11 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
     """
     slopes = []
     for sublayer, slope, x in zip(made.depth.sublayers, made.depth.lengths, found.states, strict=False):
-        u, sigma = sublayer.given(x), 1.0
+        u = sublayer.given(x)
+        sigma = 1.0
         if isinstance(sublayer.input_norm, Norm):
-            slope, sigma = slope * float(sublayer.input_norm.gamma.abs().max()), float(sublayer.input_norm.sigma(x).min())
+            slope = slope * float(sublayer.input_norm.gamma.abs().max())
+            sigma = float(sublayer.input_norm.sigma(x).min())
         if isinstance(sublayer.output_norm, Norm):
             slope *= float(sublayer.output_norm.slope(sublayer.field(u)).max())
         slopes.append((slope * float(torch.linalg.matrix_norm(dense_matrix(sublayer.field, u), 2)), sigma))
@@ -75,7 +77,10 @@ def power_law(draw: Draw, printed: bool) -> Trials:
         short, long = (blocks * math.log1p(c) for blocks in (10, 1000))
         exponent = short / math.log(10)
         return at_most(long, exponent * math.log(1000), f"sigma_in constant, c = {c:.3g}: log of the product at D = 1000")
-    c, b, s, steps = draw.log_uniform(-2, 1), draw.log_uniform(-2, 1), draw.log_uniform(-1, 1), int(draw.log_uniform(0, 5))
+    c = draw.log_uniform(-2, 1)
+    b = draw.log_uniform(-2, 1)
+    s = draw.log_uniform(-1, 1)
+    steps = int(draw.log_uniform(0, 5))
     log = float(torch.log1p(c / (s + b * torch.arange(steps, dtype=torch.float64))).sum())
     numbers = at_most(log, _power_law(c, s, b, steps), f"c = {c:.3g}, b = {b:.3g}, s = {s:.3g}, D = {steps}: log of the product")
     made = random_model(draw, "peri", width=4, ffn_width=6, depth=2)
@@ -131,7 +136,8 @@ def mixing(draw: Draw, printed: bool) -> Trials:
     each = sinkhorn(logits, 20 if printed else 3000)
     if printed:
         return equal(each.sum(-1), torch.ones(each.shape[:-1]), f"row sums of {streams} streams")
-    gains, rows = torch.tensor(product_gains(each), dtype=torch.float64), torch.ones(streams, dtype=torch.float64) / streams
+    gains = torch.tensor(product_gains(each), dtype=torch.float64)
+    rows = torch.ones(streams, dtype=torch.float64) / streams
     s = draw.uniform(0.01, 0.2)
     free = product_gains((1 + s) * torch.eye(3, dtype=torch.float64).expand(len(each), 3, 3))
     return [

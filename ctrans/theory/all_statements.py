@@ -73,7 +73,8 @@ def select(only: Sequence[str] = ()) -> list[Statement]:
 
 
 def _selected(word: str) -> list[str]:
-    name, table = word.strip().lower().replace(" ", "-"), all_statements()
+    name = word.strip().lower().replace(" ", "-")
+    table = all_statements()
     if name in table:
         return [name]
     found = [each.name for each in table.values() if name == str(each.section) or each.name.startswith(f"{name}-")]

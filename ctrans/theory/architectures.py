@@ -33,7 +33,8 @@ def parallel(draw: Draw) -> Trials:
     it.
     """
     width = 3 + draw.integer(6)
-    first, second = random_norm(draw, width=width), random_norm(draw, width=width)
+    first = random_norm(draw, width=width)
+    second = random_norm(draw, width=width)
     P = draw.rows(width)
     values, best, scale = _best(P, [first, second])
     H = float(values[0].sum() + values[1].sum())
@@ -54,7 +55,8 @@ def experts(draw: Draw) -> Trials:
     """v_j = sum_e g_je N_e f_e(x_j), g_j convex: a vertex of the gates with its expert's maximiser
     is best.
     """
-    width, count = 3 + draw.integer(6), 2 + draw.integer(3)
+    width = 3 + draw.integer(6)
+    count = 2 + draw.integer(3)
     norms = [random_norm(draw, width=width) for _ in range(count)]
     P = draw.rows(width)
     values, best, scale = _best(P, norms)
@@ -80,7 +82,8 @@ def without_gain(draw: Draw) -> Trials:
     p_j/|p_j|.
     """
     width = 1 + draw.integer(9)
-    chosen, P = RMSNorm(width, 0.0).double().requires_grad_(False), draw.rows(width)
+    chosen = RMSNorm(width, 0.0).double().requires_grad_(False)
+    P = draw.rows(width)
     best = -math.sqrt(width) * P / P.norm(dim=-1, keepdim=True)
     H = math.sqrt(width) * float(P.norm(dim=-1).sum())
     return [
@@ -100,11 +103,16 @@ def free_rows(draw: Draw) -> Trials:
     """f = A X M' with any stochastic A, causal or not: against every choice of one token per row,
     and 50 random A.
     """
-    tokens, width, causal = 2 + draw.integer(3), 2 + draw.integer(4), draw.flag()
-    X, P, M = draw.normal(tokens, width), draw.normal(tokens, width), draw.normal(width, width)
+    tokens = 2 + draw.integer(3)
+    width = 2 + draw.integer(4)
+    causal = draw.flag()
+    X = draw.normal(tokens, width)
+    P = draw.normal(tokens, width)
+    M = draw.normal(width, width)
     gains = -P @ (X @ M.mT).mT
     hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1 if causal else tokens)
-    H, scale = float(gains.masked_fill(hidden, -math.inf).amax(-1).sum()), gains.abs().sum()
+    H = float(gains.masked_fill(hidden, -math.inf).amax(-1).sum())
+    scale = gains.abs().sum()
     choices = [range(row + 1 if causal else tokens) for row in range(tokens)]
     best = max(float(payoff(P, X[list(read)] @ M.mT)) for read in itertools.product(*choices))
     scores = draw.choice((1.0, 5.0)) * draw.normal(50, tokens, tokens)

@@ -89,7 +89,8 @@ def conserved(draw: Draw) -> Trial:
     """
     made = random_model(draw, draw.choice(("peri", "output")), norm="layernorm", depth=1)
     method = draw.choice(own_methods())
-    x0, steps = draw.normal(2, 3, made.config.width), 1 + draw.integer(3)
+    x0 = draw.normal(2, 3, made.config.width)
+    steps = 1 + draw.integer(3)
     solution = solve(made.depth.segments(), x0, method=fixed_step(method), steps=steps, save="segments")
     (found,) = observe(made.depth, solution.states, [DriftByDepth()])
     drift = max(known(found)[1])

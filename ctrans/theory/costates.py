@@ -113,7 +113,8 @@ def drift_is_error(draw: Draw, printed: bool) -> Trial:
     """
     made, tokens, targets = _trained(draw)
     right, wrong = (_continuous(made, tokens, each) for each in (targets, (targets + 1) % 11))
-    error, drift = float((wrong.costates[0] - right.costates[0]).norm() / right.costates[0].norm()), max(wrong.drift)
+    error = float((wrong.costates[0] - right.costates[0]).norm() / right.costates[0].norm())
+    drift = max(wrong.drift)
     if printed:
         return Trial(error if drift <= DRIFT else 0.0, f"drift {drift:.1g}, and the costate is wrong by {error:.0%}")
     return Trial(drift, f"a costate wrong by {error:.0%} drifts by {drift:.1g}")
@@ -221,7 +222,8 @@ def several_tokens(draw: Draw, printed: bool) -> Trial:
         chosen, raw, p = _problem(draw, 4)
         p = p * torch.tensor([1.0, 0.05, 0.05, 0.05], dtype=p.dtype).unsqueeze(-1)
         u, best = _cosines(chosen, raw, p)
-        expected, words = F.cosine_similarity(u.flatten(), best.flatten(), dim=0), "a against cos(u, u*), four tokens"
+        expected = F.cosine_similarity(u.flatten(), best.flatten(), dim=0)
+        words = "a against cos(u, u*), four tokens"
     else:
         chosen = random_norm(draw, width=3 + draw.integer(8))
         raw, p = draw.normal(2, 4, chosen.width)
@@ -265,7 +267,8 @@ def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
     gains. Printed: 1 - alignment there.
     """
     made = random_model(draw, "peri", depth=1, norm="rmsnorm", dt=1.0)
-    tokens, targets = random_text(draw, 1, 4).expand(3, -1), random_text(draw, 3, 4)
+    tokens = random_text(draw, 1, 4).expand(3, -1)
+    targets = random_text(draw, 3, 4)
     first, inner = made.depth.sublayers
     last = known(inner.output_norm)
     state = first.step(made.embed(tokens), 1.0)
@@ -277,7 +280,9 @@ def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
     gamma = _minimised(loss, last.gamma)
     last.gamma.copy_(gamma)
     found = attained(made, tokens, targets)
-    work, gap, decayed = found.work[-1], known(found.pointwise_gap[-1]), LAM * float(gamma.square().sum())
+    work = found.work[-1]
+    gap = known(found.pointwise_gap[-1])
+    decayed = LAM * float(gamma.square().sum())
     if printed:
         return Trial(1 - (-work / (gap - work)), f"at a critical point of the gains: alignment {-work / (gap - work):.2g}")
     words = f"at a critical point of the gains: dt <P, v> = {work:.3g}, lam |gamma|^2 = {decayed:.3g}, dt H = {gap - work:.3g}"
@@ -330,8 +335,11 @@ def shared_principle(draw: Draw) -> Trial:
     map of its norm.
     """
     made = random_model(draw, draw.choice(("none", "pre")), depth=1)
-    tokens, targets = random_text(draw, 1, 4), random_text(draw, 1, 4)
-    sublayer, h, lam = made.depth.sublayers[-1], made.depth.lengths[-1], draw.log_uniform(-1.5, 0.5)
+    tokens = random_text(draw, 1, 4)
+    targets = random_text(draw, 1, 4)
+    sublayer = made.depth.sublayers[-1]
+    h = made.depth.lengths[-1]
+    lam = draw.log_uniform(-1.5, 0.5)
     state = costate(made, tokens, targets).states[-2]
     last = sublayer.field.output_projection
     features = sublayer.field.pre_projection(sublayer.given(state)).flatten(0, -2)
@@ -345,5 +353,6 @@ def shared_principle(draw: Draw) -> Trial:
     last.weight.copy_(theta[:, :-1])
     last.bias.copy_(theta[:, -1])
     P = costate(made, tokens, targets).costates[-1].flatten(0, -2)
-    gained, best = -h * (P * (features @ theta.mT)).sum(), h * theta.norm() * (P.mT @ features).norm()
+    gained = -h * (P * (features @ theta.mT)).sum()
+    best = h * theta.norm() * (P.mT @ features).norm()
     return equal(gained, best, f"{described(made)}, decay {lam:.2g}: the trained map's gain against the best one of its norm")

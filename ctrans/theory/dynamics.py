@@ -72,7 +72,8 @@ STEPS: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
 def placement_steps(draw: Draw) -> Trial:
     """X_{k+1} of a random sublayer at a random state against its placement's equation in STEPS."""
     made = random_model(draw, draw.choice(STEPS))
-    x, sublayer = random_state(draw, made), draw.choice(made.depth.sublayers)
+    x = random_state(draw, made)
+    sublayer = draw.choice(made.depth.sublayers)
     expected = STEPS[made.config.placement](sublayer, x, made.config.dt)
     return equal(sublayer.step(x, made.config.dt), expected, described(made))
 
@@ -86,7 +87,8 @@ def placement_steps(draw: Draw) -> Trial:
 )
 def deepnorm_scale(draw: Draw) -> Trial:
     """N_eps(alpha y) = N_(eps/alpha^2)(y)."""
-    alpha, eps = draw.uniform(0.5, 5), draw.log_uniform(-8, -1)
+    alpha = draw.uniform(0.5, 5)
+    eps = draw.log_uniform(-8, -1)
     chosen = random_norm(draw, eps=eps)
     x, f = draw.normal(2, 3, chosen.width)
     found = chosen(alpha * x + f)
@@ -107,8 +109,12 @@ def final_norm(draw: Draw) -> Trial:
     in it.
     """
     made = random_model(draw, draw.choice(PLACEMENTS), eps=0.0)
-    x, c = random_state(draw, made), draw.uniform(2, 5)
-    power = 1 if PLACEMENTS[made.config.placement].state_norm else 0
+    x = random_state(draw, made)
+    c = draw.uniform(2, 5)
+    if PLACEMENTS[made.config.placement].state_norm:
+        power = 1
+    else:
+        power = 0
     return equal(made.head(c * x), c**power * made.head(x), described(made))
 
 
@@ -134,14 +140,16 @@ def higher_orders(draw: Draw) -> Trial:
     """|p - formal order|, p fitted over M substeps per segment, D fixed, for a random Runge-Kutta
     method and placement.
     """
-    method, placement = draw.choice(own_methods()), draw.choice(PLACEMENTS)
+    method = draw.choice(own_methods())
+    placement = draw.choice(PLACEMENTS)
     return _order(substep_convergence(method, placement), f"{method} on {placement}")
 
 
 def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]:
     """The ODE as segments and as one field of t, an initial state, and the exact final state."""
     made = random_model(draw, "peri", depth=3, width=16, dt=1.0, activation="gelu", norm="layernorm")
-    segments, x0 = made.depth.segments(), draw.normal(1, 4, 16)
+    segments = made.depth.segments()
+    x0 = draw.normal(1, 4, 16)
     whole = [Segment(0, len(segments), lambda t, x: segments[min(int(t), len(segments) - 1)].field(t, x))]
     return segments, whole, x0, solve(segments, x0, method="tsit5", rtol=1e-12, atol=1e-13).x1
 
@@ -239,12 +247,14 @@ def independent_blocks(draw: Draw, printed: bool) -> Trial:
     |X_D - X_0| is the root mean square over four models. Printed: without a limit, |X_D - X_0|
     would not shrink.
     """
-    x0, ends = draw.normal(1, 4, 16), []
+    x0 = draw.normal(1, 4, 16)
+    ends = []
     for blocks in BLOCKS:
         models = [smooth_model(draw, blocks, 1 / blocks) for _ in range(4)]
         squares = [float((made.depth(x0) - x0).square().sum() / x0.square().sum()) for made in models]
         ends.append(math.sqrt(sum(squares) / len(squares)))
-    first, last = BLOCKS[0], BLOCKS[-1]
+    first = BLOCKS[0]
+    last = BLOCKS[-1]
     if printed:
         return at_most(ends[0] / ends[-1], 1.5, f"{first} to {last} independent blocks, |X_D - X_0| shrinks by a factor")
     slope = float(np.polyfit(np.log(BLOCKS), np.log(ends), 1)[0])
@@ -261,7 +271,8 @@ def independent_blocks(draw: Draw, printed: bool) -> Trial:
 )
 def parallel_limit(draw: Draw) -> Trials:
     """The same weights at every depth, T fixed: parallel and sequential blocks differ by O(dt)."""
-    seed, x = draw.seed(), draw.normal(1, 4, 8)
+    seed = draw.seed()
+    x = draw.normal(1, 4, 8)
     config = {"depth": 1, "norm": "rmsnorm", "activation": "gelu", "causal": True, "dt": 1.0}
     one, other = (
         random_model(Draw(seed), "pre", spread=0.0, parallel_blocks=parallel, **config).depth for parallel in (False, True)

@@ -76,7 +76,8 @@ def slope(draw: Draw, printed: bool) -> Trial:
     made = mixture(draw)
     if printed:
         on, normal = nearest_switch(made, draw.normal(made.up.in_features))
-        x, y = (on - 1e-6 * normal).unsqueeze(0), (on + 1e-6 * normal).unsqueeze(0)
+        x = (on - 1e-6 * normal).unsqueeze(0)
+        y = (on + 1e-6 * normal).unsqueeze(0)
         constant = made.lipschitz_between_switches(float(torch.maximum(x.norm(), y.norm())))
         return at_most((made(y) - made(x)).norm() / (y - x).norm(), constant, f"{words(made)}: across a switch")
     x = draw.of_any_size(1, made.up.in_features)
@@ -112,7 +113,8 @@ def nearest_switch(made: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest token on a switch, and the unit normal that leads across, where biases do not
     enter the choice.
     """
-    routing, rows = made.route(x.unsqueeze(0)), made.router.weight
+    routing = made.route(x.unsqueeze(0))
+    rows = made.router.weight
     (z,), (chosen,) = routing.logits, routing.chosen
     pairs = [(a, b) for a in range(len(z)) for b in range(len(z)) if chosen[a] and not chosen[b]]
     gap, a, b = min((float((z[a] - z[b]) / (rows[a] - rows[b]).norm()), a, b) for a, b in pairs)
@@ -173,7 +175,8 @@ def crossing(draw: Draw, printed: bool) -> Trial:
         time, reached = _until(before, x, on, normal)
         return _along(after, reached, END - time)
 
-    f, g = before(0.0, y)[0], after(0.0, y)[0]
+    f = before(0.0, y)[0]
+    g = after(0.0, y)[0]
     direction = draw.normal(*start.shape)
     carried = torch.func.jvp(lambda x: _along(before, x, crossed), (start,), (direction,))[1]
     if not printed:

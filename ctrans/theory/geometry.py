@@ -115,7 +115,8 @@ def _printed_jacobian(draw: Draw, name: str | None) -> Trial:
     """diag(gamma)/sigma - gamma * (x - mu) (x - mu)'/(d sigma^3)."""
     chosen = random_norm(draw, name)
     x = draw.normal(chosen.width)
-    away, sigma = chosen.centre(x), chosen.sigma(x)
+    away = chosen.centre(x)
+    sigma = chosen.sigma(x)
     found = torch.diag(chosen.gamma) / sigma - torch.outer(chosen.gamma * away, away) / (chosen.width * sigma**3)
     return equal(found, dense_jacobian(chosen, x), f"printed against autograd, {norm_words(chosen)}", _steepness(chosen, x))
 
@@ -144,9 +145,11 @@ def jacobian_of_scaled(draw: Draw) -> Trial:
     """c J(c x) = J(x), both by autograd, for eps = 0 and c from 1e-3 to 1e3, relative to
     max|gamma|/sigma(x).
     """
-    chosen, c = random_norm(draw), draw.log_uniform(-3, 3)
+    chosen = random_norm(draw)
+    c = draw.log_uniform(-3, 3)
     x = draw.normal(chosen.width)
-    found, expected = c * dense_jacobian(chosen, c * x), dense_jacobian(chosen, x)
+    found = c * dense_jacobian(chosen, c * x)
+    expected = dense_jacobian(chosen, x)
     return equal(found, expected, f"c J(c x) against J(x), c = {c:.3g}", _steepness(chosen, x))
 
 
@@ -171,7 +174,8 @@ def jacobian_norm(draw: Draw, printed: bool) -> Trial:
     else:
         chosen = random_norm(draw, eps=draw.choice(EPSILONS))
         x = draw.of_any_size(chosen.width) + draw.log_uniform(-1, 2)
-        bound, words = _steepness(chosen, x), f"|J|_2, {norm_words(chosen)}"
+        bound = _steepness(chosen, x)
+        words = f"|J|_2, {norm_words(chosen)}"
     return at_most(torch.linalg.matrix_norm(dense_jacobian(chosen, x), 2), bound, words)
 
 
@@ -201,12 +205,21 @@ def tangent_is_tangent(draw: Draw, printed: bool) -> Trials:
     chosen = random_norm(draw, draw.choice(PAPERS), width=3 + draw.integer(10))
     f = draw.normal(4, chosen.width)
     x = chosen(draw.normal(4, chosen.width))
-    v = printed_tangent(chosen, x, f) if printed else chosen.tangent(x, f)
-    rate, scale = v / chosen.gamma, math.sqrt(chosen.width) * (f / chosen.gamma).norm()
+    if printed:
+        v = printed_tangent(chosen, x, f)
+    else:
+        v = chosen.tangent(x, f)
+    rate = v / chosen.gamma
+    scale = math.sqrt(chosen.width) * (f / chosen.gamma).norm()
     off = float((chosen.coordinates(x) * rate).sum(-1).abs().max() / scale)
-    tilt = float(rate.sum(-1).abs().max() / scale) if chosen.centred else 0.0
+    if chosen.centred:
+        tilt = float(rate.sum(-1).abs().max() / scale)
+    else:
+        tilt = 0.0
     leaves = Trial(max(off, tilt), f"{norm_words(chosen)}: leaves |u|^2 = d at rate {off:.2g}, 1'u = 0 at {tilt:.2g}")
-    return leaves if printed else [leaves, equal(chosen.tangent(x, v), v, "the tangent part of a tangent velocity")]
+    if printed:
+        return leaves
+    return [leaves, equal(chosen.tangent(x, v), v, "the tangent part of a tangent velocity")]
 
 
 @statement("prop-12", "Kan, prop. 12", "moved by eq. 132 a state stays on the ellipsoid for all t", 1e-7, 0.05, as_printed=True)
@@ -243,7 +256,8 @@ def _moved(draw: Draw, name: str | None, printed: bool) -> tuple[SphereNorm, Ten
     that of eq. 132 if `printed`, else with C.
     """
     chosen = random_norm(draw, name, width=3 + draw.integer(6))
-    x0, f = chosen(draw.normal(3, chosen.width)), draw.normal(3, chosen.width)
+    x0 = chosen(draw.normal(3, chosen.width))
+    f = draw.normal(3, chosen.width)
     tangent = partial(printed_tangent, chosen) if printed else chosen.tangent
     segment = Segment(0, 1, lambda t, x: tangent(x, f))
     return chosen, solve([segment], x0, method="tsit5", rtol=1e-10, atol=1e-12).x1
@@ -258,7 +272,8 @@ def _moved(draw: Draw, name: str | None, printed: bool) -> tuple[SphereNorm, Ten
 def retraction(draw: Draw) -> Trials:
     """R(z) = z at five image points, and `Norm.constraint_violation` of R(y) at five random y."""
     chosen = random_norm(draw)
-    z, y = chosen(draw.normal(5, chosen.width)), 3 * draw.normal(5, chosen.width)
+    z = chosen(draw.normal(5, chosen.width))
+    y = 3 * draw.normal(5, chosen.width)
     return [
         equal(chosen.retract(z), z, f"R is the identity on the image, {norm_words(chosen)}"),
         Trial(float(chosen.constraint_violation(chosen.retract(y)).max()), f"R(y) is on the image, {norm_words(chosen)}"),

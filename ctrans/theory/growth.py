@@ -37,7 +37,8 @@ def growth_behind_norm(draw: Draw) -> Trial:
     """
     made = random_model(draw, draw.choice(OUTPUT), norm=draw.choice(sorted(NORMS)))
     x0 = draw.log_uniform(-1, 1) * made.embed(random_text(draw))
-    tokens, width = x0.numel() // x0.shape[-1], x0.shape[-1]
+    tokens = x0.numel() // x0.shape[-1]
+    width = x0.shape[-1]
     steps = zip(made.depth.sublayers, made.depth.lengths, strict=True)
     grown = sum(h * math.sqrt(tokens) * math.sqrt(width) * known(part.output_norm).level for part, h in steps)
     return at_most(
@@ -93,7 +94,8 @@ def variance_as_printed(draw: Draw) -> Trial:
     under peri or output.
     """
     made, states, _ = _walk(draw, *OUTPUT)
-    x0, entries = states[0], states[0].numel()
+    x0 = states[0]
+    entries = states[0].numel()
     bound = (float(x0.norm()) + made.depth.times[-1] * math.sqrt(entries) * _levels(made)[1]) ** 2 / (entries - 1)
     return at_most(moments(states[-1]).variance, bound, f"Var(X_D), {described(made)}")
 
@@ -129,7 +131,9 @@ def entries_over_data(draw: Draw, printed: bool) -> Trials:
     found = data_variance(made.depth, states[0], list(map(variance_over_inputs, states)), forward_bounds(made.depth, states))
     loose = known(found.printed_bound)[-1]
     over_data = at_most(found.largest[-1], loose if printed else found.bound[-1], f"Var over data, {described(made)}")
-    return over_data if printed else [over_data, at_most(found.bound[-1], loose, "the sharper bound against the printed one")]
+    if printed:
+        return over_data
+    return [over_data, at_most(found.bound[-1], loose, "the sharper bound against the printed one")]
 
 
 @statement(
@@ -144,12 +148,16 @@ def theorem_3(draw: Draw, printed: bool) -> Trials:
     Printed: the factor 1 + dt |W V| max|gamma|/D of an attention sublayer (eq. 82) with D_i =
     |x_i|, for that token.
     """
-    width, dt = 16, draw.uniform(0.1, 1)
-    attention, chosen = Attention(width, 1, bias=False).double(), RMSNorm(width, 0.0).double()
+    width = 16
+    dt = draw.uniform(0.1, 1)
+    attention = Attention(width, 1, bias=False).double()
+    chosen = RMSNorm(width, 0.0).double()
     for part in (attention.qkv.weight[2 * width :], attention.out.weight):
         part.copy_(torch.eye(width))
     x = draw.log_uniform(-1, 0.5) * draw.normal(1, width)
-    after, start, words = (x + dt * attention(chosen(x))).norm(), float(x.norm()), f"one token, d = {width}, W V = I"
+    after = (x + dt * attention(chosen(x))).norm()
+    start = float(x.norm())
+    words = f"one token, d = {width}, W V = I"
     if printed:
         return at_most(after, start * (1 + dt / start), f"{words}, dt = {dt:.2g}: |X|")
     made, states, bounds = _walk(draw, "pre")
@@ -187,7 +195,10 @@ def linear_growth(draw: Draw, printed: bool) -> Trials:
 
     Printed: O(e^D): with weights of one size, doubling the depth would square the growth.
     """
-    x, measured, sharp, claimed = draw.normal(2, 5, 16), [], [], []
+    x = draw.normal(2, 5, 16)
+    measured = []
+    sharp = []
+    claimed = []
     for blocks in (8, 16, 32):
         made = smooth_model(draw, blocks)
         states = states_of(made.depth, x)
@@ -244,7 +255,8 @@ def attention_rows(draw: Draw, printed: bool) -> Trials:
     """
     attention = _attention(draw, 2, draw.flag())
     x = draw.log_uniform(-1, 1) * draw.normal(draw.choice((1, 3, 8)), 6)
-    out, gain = attention(x), attention.bound().gain
+    out = attention(x)
+    gain = attention.bound().gain
     if printed:
         return at_most(out.norm(), math.sqrt(len(x)) * gain * float(x.norm()), f"|f(X)|, {len(x)} tokens")
     bounded = at_most(out.norm(dim=-1).max(), gain * float(x.norm(dim=-1).max()), f"max |f(X)_i|, {len(x)} tokens")
@@ -260,7 +272,8 @@ def feed_forward(draw: Draw) -> Trial:
     made = random_model(draw, "none", bias=draw.flag())
     ffn = made.depth.sublayers[1].field
     x = draw.log_uniform(-2, 2) * draw.normal(4, made.config.width)
-    outer, inner = spectral_norm(ffn.down.weight), spectral_norm(ffn.up.weight)
+    outer = spectral_norm(ffn.down.weight)
+    inner = spectral_norm(ffn.up.weight)
     offsets = [0.0 if b is None else float(b.norm()) for b in (ffn.up.bias, ffn.down.bias)]
     bounds = outer * (inner * x.norm(dim=-1) + offsets[0]) + offsets[1]
     return at_most((ffn(x).norm(dim=-1) / bounds).max(), 1.0, f"|f(x)| over its bound, {ffn.activation}")
@@ -296,10 +309,14 @@ def scaled_growth(draw: Draw) -> Trial:
 def mean_stream(draw: Draw) -> Trial:
     """After a step of the model the streams' mean is their mean before plus dt mean(b) v."""
     made = random_model(draw, draw.choice(("pre", "peri", "none")), residual="mhc")
-    sublayer, streams = draw.choice(made.depth.sublayers), made.config.state_streams
+    sublayer = draw.choice(made.depth.sublayers)
+    streams = made.config.state_streams
     assert isinstance(sublayer.residual, Streams), "it was asked for"
     x = draw.of_any_size(1, 4, 8 * streams)
     v = sublayer.field(sublayer.given(sublayer.enter(x)))
-    v = v if sublayer.output_norm is None else sublayer.output_norm(v)
+    if sublayer.output_norm is None:
+        v = v
+    else:
+        v = sublayer.output_norm(v)
     before, after = (part.unflatten(-1, (streams, 8)).mean(-2) for part in (x, sublayer.step(x, made.config.dt)))
     return equal(after, before + made.config.dt * sublayer.residual.writes.mean() * v, described(made))

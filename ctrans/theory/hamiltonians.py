@@ -35,7 +35,9 @@ def _problem(draw: Draw, name: str | None = None, eps: float = 0.0) -> tuple[Sph
 )
 def unbounded(draw: Draw) -> Trials:
     """-<P, f> = R|P| along f = -R P/|P|."""
-    P, radius, space = draw.normal(3, 5), draw.log_uniform(0, 8), WholeSpace()
+    P = draw.normal(3, 5)
+    radius = draw.log_uniform(0, 8)
+    space = WholeSpace()
     gained = equal(payoff(P, space.witness(P, radius)), radius * P.norm(), f"-<P, f> against R|P|, R = {radius:.3g}")
     return [gained, holds_if(float(space.support(P)) == math.inf, "H(P) = +inf")]
 
@@ -50,7 +52,8 @@ def unbounded(draw: Draw) -> Trials:
 )
 def unbounded_weights(draw: Draw) -> Trial:
     """The best value over last maps with |W| = R grows like R^1, by an ascent over actual weights."""
-    P, h = draw.normal(4, 6), draw.normal(4, 8)
+    P = draw.normal(4, 6)
+    h = draw.normal(4, 8)
     found = known(certify(WholeSpace(), P, features=h).growth)
     return Trial(abs(found.exponent - 1), f"value ~ R^{found.exponent:.4f} by weights of norm R")
 
@@ -71,12 +74,15 @@ def projection_decides(draw: Draw, printed: bool) -> Trials:
     """
     chosen = random_norm(draw, width=3 + draw.integer(8))
     X = chosen(draw.normal(3, chosen.width))
-    space, u = TangentSpace(chosen, X), chosen.coordinates(X)
+    space = TangentSpace(chosen, X)
+    u = chosen.coordinates(X)
     if printed:
         P = chosen.gamma * u
-        part, gained = float(chosen.tangent(X, P).abs().max()), float(payoff(P, space.witness(P, 1.0)) / P.norm())
+        part = float(chosen.tangent(X, P).abs().max())
+        gained = float(payoff(P, space.witness(P, 1.0)) / P.norm())
         return Trial(gained, f"P = gamma*u: tangent part {part:.1g}, yet a unit tangent velocity gains {gained:.3g} |P|")
-    P, normal = draw.normal(*X.shape), u / chosen.gamma
+    P = draw.normal(*X.shape)
+    normal = u / chosen.gamma
     part = float(chosen.tangent(X, normal).abs().max())
     return [
         holds_if(float(space.support(normal)) == 0, f"P normal to the image: H = 0, though eq. 132 leaves {part:.2g} of it"),
@@ -121,12 +127,18 @@ def layernorm_slice(draw: Draw, printed: bool) -> Trials:
 
 def _attained(draw: Draw, chosen: SphereNorm, P: Tensor) -> Trials:
     w = chosen.gamma * P
-    w = w - w.mean(-1, keepdim=True) if chosen.centred else w
+    if chosen.centred:
+        w = w - w.mean(-1, keepdim=True)
+    else:
+        w = w
     best = -math.sqrt(chosen.width) * chosen.gamma * w / w.norm(dim=-1, keepdim=True)
     value = math.sqrt(chosen.width) * w.norm(dim=-1).sum()
     if chosen.centred:
-        best, value = chosen.beta + best, value - (P @ chosen.beta).sum()
-    image, scale, words = image_of(chosen), largest_payoff(P, best), _named(P)
+        best = chosen.beta + best
+        value = value - (P @ chosen.beta).sum()
+    image = image_of(chosen)
+    scale = largest_payoff(P, best)
+    words = _named(P)
     return [
         equal(image.support(P), value, f"H against the formula, {words}", scale),
         equal(payoff(P, best), value, f"-<P, f*> against H, {words}", scale),
@@ -155,9 +167,11 @@ def printed_value_is_a_bound(draw: Draw) -> Trials:
     = 0.
     """
     chosen, P = _problem(draw, "layernorm")
-    image, cases = EllipsoidSlice(chosen), []
+    image = EllipsoidSlice(chosen)
+    cases = []
     for at in (P, chosen.centre(chosen.gamma * P) / chosen.gamma):
-        value, H = ellipsoid_value(chosen, at), image.support(at)
+        value = ellipsoid_value(chosen, at)
+        H = image.support(at)
         scale = value.abs() + (at @ chosen.beta).abs().sum()
         above = Trial(float((H - value) / scale), f"H against eq. 99, {_named(P)}")
         cases.append(above if at is P else equal(H, value, "the two where 1'(gamma*p) = 0", scale))
@@ -178,11 +192,12 @@ def unique_maximiser(draw: Draw, printed: bool) -> Trials:
     """
     if printed:
         chosen, P, best, other = _tie(draw)
-        lost, apart = (
-            float((P * (other - best)).sum()) / float(largest_payoff(P, best)),
-            float((other - best).norm() / best.norm()),
-        )
-        name = "gamma*p constant" if chosen.centred else "p = 0"
+        lost = float((P * (other - best)).sum()) / float(largest_payoff(P, best))
+        apart = float((other - best).norm() / best.norm())
+        if chosen.centred:
+            name = "gamma*p constant"
+        else:
+            name = "p = 0"
         words = f"{name}: two maximisers {apart:.2f} |f| apart, values differ by {abs(lost):.1g}"
         return Trial(apart if lost < 1e-12 else 0.0, words)
     second = _second_best(draw)
@@ -197,7 +212,10 @@ def _tie(draw: Draw) -> tuple[SphereNorm, Tensor, Tensor, Tensor]:
     """
     chosen = random_norm(draw, width=3 + draw.integer(8))
     P = draw.normal(2, chosen.width)
-    P[0] = 2 / chosen.gamma if chosen.centred else 0.0
+    if chosen.centred:
+        P[0] = 2 / chosen.gamma
+    else:
+        P[0] = 0.0
     best = image_of(chosen).maximizer(P)
     other = best.clone()
     other[0] = chosen(draw.normal(chosen.width))
@@ -206,8 +224,10 @@ def _tie(draw: Draw) -> tuple[SphereNorm, Tensor, Tensor, Tensor]:
 
 def _second_best(draw: Draw) -> Trial:
     chosen = random_norm(draw)
-    P, root = draw.normal(1, chosen.width), math.sqrt(chosen.width)
-    image, w = image_of(chosen), chosen.centre(chosen.gamma * P)
+    P = draw.normal(1, chosen.width)
+    root = math.sqrt(chosen.width)
+    image = image_of(chosen)
+    w = chosen.centre(chosen.gamma * P)
     other = chosen(draw.normal(20, 1, chosen.width))
     apart = (chosen.coordinates(other) - chosen.coordinates(image.maximizer(P))).square().sum((-2, -1))
     scale = root * w.norm() + P.norm() * chosen.beta.norm()
@@ -227,9 +247,11 @@ def sampling(draw: Draw, printed: bool) -> Trial:
     """max -<P, f - beta> over 50,000 random f <= 0.97 of its supremum, one token under LayerNorm at
     d = 16. Printed: equals it.
     """
-    chosen, P = random_norm(draw, "layernorm", width=16), draw.normal(1, 16)
+    chosen = random_norm(draw, "layernorm", width=16)
+    P = draw.normal(1, 16)
     points = chosen(draw.normal(50_000, 16)) - chosen.beta
-    best, exact = float((-(P * points).sum(-1)).max()), float(EllipsoidSlice(chosen).support(P) + (P @ chosen.beta).sum())
+    best = float((-(P * points).sum(-1)).max())
+    exact = float(EllipsoidSlice(chosen).support(P) + (P @ chosen.beta).sum())
     words = "the best of 50,000 samples at d = 16"
     if printed:
         return Trial(1 - best / exact, f"{words} is {best:.4g}, H is {exact:.4g}")
@@ -255,7 +277,8 @@ def stationarity(draw: Draw) -> Trial:
 )
 def whole_space(draw: Draw) -> Trials:
     """H = |P|^2/(2 lam) and f* = -P/lam over all velocities, for lam from 1e-3 to 1e3."""
-    P, lam = draw.normal(3, 5), draw.log_uniform(-3, 3)
+    P = draw.normal(3, 5)
+    lam = draw.log_uniform(-3, 3)
     cost = KineticCost(WholeSpace(), lam)
     return [
         equal(cost.support(P), P.square().sum() / (2 * lam), f"H against |P|^2/(2 lam), lam = {lam:.3g}"),
@@ -273,11 +296,17 @@ def whole_space(draw: Draw) -> Trials:
 )
 def every_placement(draw: Draw) -> Trials:
     """H is finite, its f* attains it, and ascents through the modules agree."""
-    placement, lam = draw.choice(PLACEMENTS), draw.log_uniform(-1, 1)
-    chosen, P = random_norm(draw, width=6, eps=1e-5), draw.normal(3, 6)
-    state = chosen(draw.normal(3, 6)) if PLACEMENTS[placement].state_norm else None
+    placement = draw.choice(PLACEMENTS)
+    lam = draw.log_uniform(-1, 1)
+    chosen = random_norm(draw, width=6, eps=1e-5)
+    P = draw.normal(3, 6)
+    if PLACEMENTS[placement].state_norm:
+        state = chosen(draw.normal(3, 6))
+    else:
+        state = None
     allowed = admissible_set(chosen, placement, state=state, kinetic=lam)
-    H, f = allowed.support(P), allowed.maximizer(P)
+    H = allowed.support(P)
+    f = allowed.maximizer(P)
     scale = H.abs() + P.norm() * f.norm()
     return [
         equal(payoff(P, f) - lam / 2 * f.square().sum(), H, f"payoff of f* against H, {placement}", scale),
@@ -303,7 +332,8 @@ def with_eps(draw: Draw, printed: bool) -> Trials:
 
     Printed: <= H over the ellipsoid (slice) itself. Both are relative to |H| + 1.
     """
-    name, lam = draw.choice(PAPERS), draw.log_uniform(0, 1)
+    name = draw.choice(PAPERS)
+    lam = draw.log_uniform(0, 1)
     chosen = random_norm(draw, name, width=5, eps=1e-5)
     chosen.beta.zero_()  # puts f = 0 inside the set
     P = 0.1 * draw.normal(2, 5)
@@ -314,7 +344,10 @@ def with_eps(draw: Draw, printed: bool) -> Trials:
     reached = float((payoff(P, f) - lam / 2 * f.square().sum((-2, -1))).max())
     allowed = admissible_set(sharp if printed else chosen, "peri", kinetic=lam)
     value = float(allowed.support(P))
-    named = f"the surface allows {value:.4g}" if printed else f"filled image {value:.4g}"
+    if printed:
+        named = f"the surface allows {value:.4g}"
+    else:
+        named = f"filled image {value:.4g}"
     above = Trial((reached - value) / (abs(value) + 1), f"lam = {lam:.3g}: {named}, the norm reaches {reached:.4g}")
     if printed:
         return above

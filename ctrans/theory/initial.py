@@ -86,7 +86,9 @@ def post_growth(draw: Draw, printed: bool) -> Trials:
     if printed:
         attention = replace(attention, low=[1.5] * 6, high=[1.5] * 6)
     before_attention = _growth_case(attention, f"post, {attention.where}")
-    return before_attention if printed else [*_growth_case(ffn, f"post, {ffn.where}"), *before_attention]
+    if printed:
+        return before_attention
+    return [*_growth_case(ffn, f"post, {ffn.where}"), *before_attention]
 
 
 @statement(
@@ -154,10 +156,13 @@ def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
     """|dL/dW_2|_F^2/d of each FFN, (seeds, depth), at Xiong's initial weights: one token, and a
     loss of the last norm's output with derivatives of +1 and -1 by its entries, so G = 1.
     """
-    setting, found = Setting(width=width, tokens=1), []
+    setting = Setting(width=width, tokens=1)
+    found = []
     with torch.enable_grad():
         for seed in range(seeds):
-            model, x, draw = setting.model(placement, depth, seed), setting.inputs(seed), Draw(seed + 2 * STREAM)
+            model = setting.model(placement, depth, seed)
+            x = setting.inputs(seed)
+            draw = Draw(seed + 2 * STREAM)
             loss = (model.final_norm(model.depth(x)) * draw.normal(width).sign()).sum()
             weights = [part.field.output_projection.weight for part in list(model.depth.sublayers)[1::2]]
             found.append([float(each.square().sum()) / width**2 for each in torch.autograd.grad(loss, weights)])
@@ -228,7 +233,10 @@ def scale_in_width(draw: Draw, printed: bool) -> Trials:
             beyond = float((each > math.log(width) / (1 if name == "post" else layers)).double().mean())
             cases.append(Trial(beyond - (1 - 0.99 + 0.125 + 0.1), f"{words}: {beyond:.1%} beyond the bound"))
         else:
-            theory = 3 if name == "post" else 2 + 3 * layers
+            if name == "post":
+                theory = 3
+            else:
+                theory = 2 + 3 * layers
             cases.append(equal(each.mean().sqrt(), math.sqrt((1 - 2 / width) / theory), f"{words}: rms over d"))
     return cases
 
@@ -243,7 +251,11 @@ def concentration(draw: Draw, printed: bool) -> Trial:
     """The bound's exponent over that of the chi-square distribution's own tail; at e = 1, in one
     case of 4, they agree to 2 log(d)/d.
     """
-    d, e = int(draw.log_uniform(0, 5)), draw.uniform(0.01, 1) if draw.integer(4) else 1.0
+    d = int(draw.log_uniform(0, 5))
+    if draw.integer(4):
+        e = draw.uniform(0.01, 1)
+    else:
+        e = 1.0
     exponent = d * e * e * (1 / 8 if printed else (1 - math.log(2)) / 2)
     return at_most(exponent, -float(stats.chi2.logsf((1 + e) * d, d)), f"d = {d}, e = {e:.3g}: exponents")
 
@@ -266,9 +278,12 @@ def two_sided(draw: Draw, printed: bool) -> Trial:
     q = draw.uniform(0.01, 0.2)
     if printed:
         return at_most(1 - q, q + 0.01 / 0.91, f"Z = 1/q with probability q = {q:.3g}: P(Z < 0.1 EZ)")
-    z, p = draw.unit(5) ** draw.choice((1, 10)), draw.unit(5)
-    p, e = p / p.sum(), draw.uniform(0.01, 0.9)
-    low, far = z < 0.1 * (p @ z), (z / (p @ z) - 1).abs() > e
+    z = draw.unit(5) ** draw.choice((1, 10))
+    p = draw.unit(5)
+    p = p / p.sum()
+    e = draw.uniform(0.01, 0.9)
+    low = z < 0.1 * (p @ z)
+    far = (z / (p @ z) - 1).abs() > e
     return at_most(float(p[low].sum()), float(p[far].sum()), f"e = {e:.3g}: P(Z < 0.1 EZ)")
 
 
@@ -292,7 +307,8 @@ def last_layer(draw: Draw, printed: bool) -> Trial:
     """
     if printed:
         made = random_model(draw, "peri", norm="layernorm", spread=0, depth=1)
-        sublayer, offset = made.depth.sublayers[-1], draw.uniform(10, 100)
+        sublayer = made.depth.sublayers[-1]
+        offset = draw.uniform(10, 100)
         sublayer.field.down.bias.fill_(offset)
         x, pull = draw.normal(2, 1, 1, made.config.width)
         found = last_layer_bound(sublayer, 1.0, x, pull)
@@ -321,7 +337,10 @@ def deviations(draw: Draw) -> Trials:
             weight = matrix.weight
             std = rule.gain(matrix.role, made.depth.blocks) * rule.std(weight.shape[1], weight.shape[0])
             drawn = float(weight.square().mean().sqrt())
-            error = abs(drawn / std - 1) * math.sqrt(2 * weight.numel()) if std else float(weight.abs().max())
+            if std:
+                error = abs(drawn / std - 1) * math.sqrt(2 * weight.numel())
+            else:
+                error = float(weight.abs().max())
             cases.append(Trial(error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"))
     return cases
 
@@ -346,8 +365,11 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
     cases = []
     for name in ("post",) if printed else ("pre", "post", "peri"):
         made = random_model(draw, name, depth=1, activation="relu", bias=False, spread=0, eps=0.0)
-        sublayer, x, pull = made.depth.sublayers[-1], draw.normal(2, 3, 8), draw.normal(2, 3, 8)
-        up, found = sublayer.field.up.weight, []
+        sublayer = made.depth.sublayers[-1]
+        x = draw.normal(2, 3, 8)
+        pull = draw.normal(2, 3, 8)
+        up = sublayer.field.up.weight
+        found = []
         first = up.clone()
         for c in (1.0, 1e5, 1e6):
             up.copy_(c * first)
@@ -355,7 +377,8 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
         if printed:
             return at_most(found[2].measured, found[0].measured / 10, "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1")
         if name == "post":
-            h, slopes = sublayer.field.pre_projection(x).norm(dim=-1), known(sublayer.state_norm).slope(sublayer.field(x))
+            h = sublayer.field.pre_projection(x).norm(dim=-1)
+            slopes = known(sublayer.state_norm).slope(sublayer.field(x))
             cases.append(equal(found[2].bound, (h * pull.norm(dim=-1) * slopes).sum(), "post: the bound at c = 10^6, its limit"))
         slope = math.log10(found[2].measured / found[1].measured)
         cases.append(Trial(abs(slope - (name == "pre")), f"{name}: |dL/dW_2| ~ c^{slope:.5f}"))
@@ -377,8 +400,10 @@ def peri_growth(draw: Draw) -> Trials:
     Each output norm adds a vector of length dt sqrt(d), at right angles in the mean, because the
     last matrix is as likely as its negative. With eps > 0 it is shorter.
     """
-    placement, name = draw.choice(("peri", "output")), draw.choice(INITIALISATIONS)
-    setting, dt = Setting(initialisation=name), draw.choice((0.3, 1.0))
+    placement = draw.choice(("peri", "output"))
+    name = draw.choice(INITIALISATIONS)
+    setting = Setting(initialisation=name)
+    dt = draw.choice((0.3, 1.0))
     models = [(setting.model(placement, 4, seed), setting.inputs(seed)) for seed in range(SEEDS)]
     states = [states_of(Depth(list(model.depth.sublayers), dt), x0) for model, x0 in models]
     squares = [[float(x.square().mean()) for x in each[2::2]] for each in states]

@@ -34,7 +34,8 @@ CONSTRUCTED = 20
 @statement("mixing", "Emadi, lemma 3.2", "|A V|_{inf,rms} <= |V|_{inf,rms} for attention rows A", as_printed=True)
 def mixing(draw: Draw) -> Trial:
     """|A V|_{inf,rms} against |V|_{inf,rms} for four attention rows A over six tokens."""
-    p, v = torch.stack([random_row(draw, 6, 6) for _ in range(4)]), draw.normal(6, 5)
+    p = torch.stack([random_row(draw, 6, 6) for _ in range(4)])
+    v = draw.normal(6, 5)
     return within(block_norm(p @ v), block_norm(v), "mixing")
 
 
@@ -97,7 +98,8 @@ def _biased(draw: Draw) -> tuple[Attention, Tensor]:
     module.qkv.weight.copy_(torch.tensor([[0.0, 0], [0, 0], [1, 0], [0, 1], [1, 0], [0, 1]]))
     module.qkv.bias.copy_(torch.tensor([20.0, 0, 0, 0, 0, 0]))
     module.out.weight.copy_(torch.eye(2))
-    first, second = draw.uniform(0.1, 1), draw.uniform(2, 6)
+    first = draw.uniform(0.1, 1)
+    second = draw.uniform(2, 6)
     return module, torch.tensor([[[first, second], [first, -second]]], dtype=torch.float64)
 
 
@@ -133,10 +135,12 @@ def local_form(draw: Draw) -> Trial:
     """
     if draw.integer(CONSTRUCTED):
         made = random_model(draw, "none", depth=1, spread=draw.uniform(0, 1))
-        module, x = made.depth.sublayers[0].field, random_state(draw, made, tokens=1 + draw.integer(6))
+        module = made.depth.sublayers[0].field
+        x = random_state(draw, made, tokens=1 + draw.integer(6))
     else:
         module, x = _biased(draw)
-    measured, words = _local_value(module, x[0], draw, 3), f"{x.shape[-2]} tokens: the local value against the form with radii"
+    measured = _local_value(module, x[0], draw, 3)
+    words = f"{x.shape[-2]} tokens: the local value against the form with radii"
     return at_most(measured, local_attention_bound(module, x), words)
 
 
@@ -186,7 +190,8 @@ def _block(draw: Draw, placement: str, printed: bool) -> Trial:
     """
     if not printed and draw.integer(CONSTRUCTED):
         made = random_model(draw, placement, depth=1, spread=draw.uniform(0, 1))
-        x, words = random_state(draw, made), f"the block's local value, {described(made)}"
+        x = random_state(draw, made)
+        words = f"the block's local value, {described(made)}"
     else:
         made, x = _steep_block(draw, placement)
         words = f"{placement}, GELU at sqrt(2), W_1 = W_2 = 1, no attention: the block's local value"
@@ -251,7 +256,8 @@ def path_length(draw: Draw) -> Trials:
     """|W_O||W_Q||W_K||W_V| and |W_2||W_1| of matrices drawn with N^(-1/m) are 1/N of the products
     without it, for the same random numbers.
     """
-    blocks, seed = 1 + draw.integer(200), draw.seed()
+    blocks = 1 + draw.integer(200)
+    seed = draw.seed()
     scaled, plain = (_drawn_products(name, blocks, seed) for name in ("path_length", "xavier"))
     return [
         equal(one, other / blocks, f"N = {blocks}, {path}")

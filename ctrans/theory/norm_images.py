@@ -53,8 +53,10 @@ def support_is_a_bound(draw: Draw) -> Trial:
 def closed_forms(draw: Draw) -> Trial:
     """sup <p, z> against the formula of each norm."""
     norm = any_norm(draw)
-    p, d = draw.normal(norm.width), norm.width
-    q, drift = norm.gamma * p, p @ norm.beta
+    p = draw.normal(norm.width)
+    d = norm.width
+    q = norm.gamma * p
+    drift = p @ norm.beta
     parts = q.split(q.shape[0] // getattr(norm, "groups", 1))
     forms: dict[str, Callable[[], Tensor]] = {
         "ellipsoid": lambda: math.sqrt(d) * q.norm() + drift,
@@ -93,8 +95,12 @@ def approached(draw: Draw) -> Trials:
     30, against the stated rate.
     """
     norm = any_norm(draw, eps=draw.choice(EPSILONS))
-    p, radius = draw.normal(norm.width), draw.log_uniform(-1, 1.5)
-    c = -norm.shift / norm.alpha if isinstance(norm, SquashNorm) else torch.zeros(1, dtype=torch.float64)
+    p = draw.normal(norm.width)
+    radius = draw.log_uniform(-1, 1.5)
+    if isinstance(norm, SquashNorm):
+        c = -norm.shift / norm.alpha
+    else:
+        c = torch.zeros(1, dtype=torch.float64)
 
     def within(x: Tensor) -> Tensor:
         inside: Tensor = c + (x - c) / ((x - c).norm(dim=-1, keepdim=True) / radius).clamp_min(1)
@@ -156,7 +162,10 @@ def verdicts(draw: Draw) -> Trial:
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5)))
     P = draw.rows(norm.width)
     found = certify(image_of(norm), P)
-    verdict = "well-posed for bounded gains" if list(norm.parameters()) else "well-posed"
+    if list(norm.parameters()):
+        verdict = "well-posed for bounded gains"
+    else:
+        verdict = "well-posed"
     failed = [words for words, holds in found.findings.items() if not holds]
     return holds_if(
         found.verdict == verdict and not failed, f"{norm_words(norm)}: {found.verdict}, {'; '.join(failed) or 'agrees'}"
@@ -191,7 +200,10 @@ def gain_slopes(draw: Draw) -> Trials:
             parameter.copy_(part / length)
         best = max(best, float(norm.support(-P).sum()))
     words = f"H at gains and offsets of length 1, {norm_words(norm)}"
-    met = equal(best, slope.lower, words) if isinstance(norm, SquashNorm) or norm.gains == "one" else Trial(-1.0, words)
+    if isinstance(norm, SquashNorm) or norm.gains == "one":
+        met = equal(best, slope.lower, words)
+    else:
+        met = Trial(-1.0, words)
     assert has_offset(norm) == (slope.offset > 0), "offsets count where there are any"
     return [at_most(best, slope.upper, words), met]
 
@@ -209,11 +221,15 @@ def decayed_gains(draw: Draw) -> Trials:
     step by the norm's support.
     """
     norm = any_norm(draw, DECAYING)
-    P, lam = draw.rows(norm.width), draw.log_uniform(-1, 1)
+    P = draw.rows(norm.width)
+    lam = draw.log_uniform(-1, 1)
     H = float(GainDecay(norm, lam).support(P))
     own = [norm.get_parameter(name) for name in norm.linear_parameters()]
     best = max(_improved(norm, P, lam, own, draw) for _ in range(2))
-    drift = float(P.sum(0).square().sum()) if has_offset(norm) else 0.0
+    if has_offset(norm):
+        drift = float(P.sum(0).square().sum())
+    else:
+        drift = 0.0
     words = f"{norm_words(norm)}, {len(P)} tokens, lam = {lam:.3g}"
     found = [at_most(best, H, f"{words}: gains that improve step by step against H")]
     if norm.image == "box":

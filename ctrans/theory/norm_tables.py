@@ -29,7 +29,8 @@ def jacobians(draw: Draw) -> Trials:
     norm = any_norm(draw, eps=draw.choice((1e-5, 0.1)))
     x = draw.of_any_size(norm.width)
     dense = dense_jacobian(norm, x)
-    slope, words = norm.slope(x), norm_words(norm)
+    slope = norm.slope(x)
+    words = norm_words(norm)
     return [
         equal(norm.jacobian(x), dense, f"J against autograd, {words}", slope),
         Trial(float(torch.linalg.matrix_norm(dense, 2) - slope) / (float(slope) or 1.0), f"|J|_2 against the slope, {words}"),
@@ -50,8 +51,12 @@ def surfaces(draw: Draw) -> Trials:
     norm = any_norm(draw, SURFACES)
     if (norm.image == "slice" and norm.width == 2) or norm.width == 1:
         return Trial(-1.0, "two points have no tangent")
-    x, f, h, words = norm(draw.normal(norm.width)), draw.normal(norm.width), 1e-4, norm_words(norm)
-    v, length = norm.tangent(x, f), f.norm() * (norm.gamma.abs().max() / norm.gamma.abs().min()) ** 2
+    x = norm(draw.normal(norm.width))
+    f = draw.normal(norm.width)
+    h = 1e-4
+    words = norm_words(norm)
+    v = norm.tangent(x, f)
+    length = f.norm() * (norm.gamma.abs().max() / norm.gamma.abs().min()) ** 2
     normals = norm.normals(x)
     gap = (norm.retract(x + h * f) - x - h * v).norm() / (h * length)
     return [
@@ -77,7 +82,8 @@ def projected_flow(draw: Draw) -> Trial:
     of order 4.
     """
     norm = any_norm(draw, SURFACES)
-    x, f = norm(draw.normal(3, norm.width)), 0.3 * norm.gamma.abs().min() * draw.normal(norm.width)
+    x = norm(draw.normal(3, norm.width))
+    f = 0.3 * norm.gamma.abs().min() * draw.normal(norm.width)
     x = solve([Segment(0, 1, lambda t, x: norm.tangent(x, f.expand_as(x)))], x, method="rk4", steps=200).x1
     return Trial(float(norm.constraint_violation(x).max()), f"residual after t = 1, {norm_words(norm)}")
 
@@ -94,7 +100,8 @@ def clipping_is_a_projection(draw: Draw) -> Trials:
     """
     norm = any_norm(draw, CLIPPING)
     x, y = (draw.of_any_size(50, norm.width) for _ in range(2))
-    z, words = norm(x), norm_words(norm)
+    z = norm(x)
+    words = norm_words(norm)
     others = norm(3 * draw.normal(50, norm.width))
     turn = ((x - z) * (others - z)).sum(-1).max() / (x - z).square().sum(-1).max().clamp_min(1e-12)
     return [

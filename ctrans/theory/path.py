@@ -41,7 +41,8 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
     """
     x = draw.normal(1, 1, d)
     e = x.flatten() / x.norm()
-    across, sigma = torch.eye(d, dtype=x.dtype) - torch.outer(e, e), float(x.norm()) / math.sqrt(d)
+    across = torch.eye(d, dtype=x.dtype) - torch.outer(e, e)
+    sigma = float(x.norm()) / math.sqrt(d)
     parts = []
     for k, c in enumerate(gains):
         field = nn.Linear(d, d, bias=False)
@@ -75,21 +76,29 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
         return at_most(
             1 / segments, least, f"pre, dt J_k = -(I - ee')/2, {segments} segments: 1/N against the least singular value"
         )
-    sign = 0 if draw.integer(CONSTRUCTED) else draw.choice((-1, 1))
+    if draw.integer(CONSTRUCTED):
+        sign = 0
+    else:
+        sign = draw.choice((-1, 1))
     if sign == 0:
         made = random_model(draw, "pre", width=4)
-        depth, x, words = made.depth, draw.log_uniform(-0.5, 1) * draw.normal(3, 4), described(made)
+        depth = made.depth
+        x = draw.log_uniform(-0.5, 1) * draw.normal(3, 4)
+        words = described(made)
     else:
         depth, x = _across(draw, [sign * draw.uniform(0.05, 0.9) for _ in range(2 + 2 * draw.integer(3))])
         words = "multiples of one projection"
-    c, eye = [], torch.eye(x.numel(), dtype=x.dtype)
+    c = []
+    eye = torch.eye(x.numel(), dtype=x.dtype)
     for sublayer, h, state in _steps(depth, x):
         of_map = torch.linalg.matrix_norm(dense_matrix(sublayer.field, sublayer.given(state)), 2)
         assert isinstance(sublayer.input_norm, Norm), "pre has one"
         c.append(h * float(of_map * sublayer.input_norm.slope(state).max()))
-    whole, parts = dense_matrix(depth, x), [factor - eye for factor in _factors(depth, x)]
+    whole = dense_matrix(depth, x)
+    parts = [factor - eye for factor in _factors(depth, x)]
     values = torch.linalg.svdvals(whole)
-    grown, left = math.prod(1 + each for each in c), math.prod(max(0.0, 1 - each) for each in c)
+    grown = math.prod(1 + each for each in c)
+    left = math.prod(max(0.0, 1 - each) for each in c)
     rest = torch.linalg.matrix_norm(whole - eye - torch.stack(parts).sum(0), 2)
     above, below = equal if sign > 0 else at_most, equal if sign < 0 else at_most
     return [
@@ -108,7 +117,8 @@ def _turning(draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm
     lost = int(norm is LayerNorm)
     d = lost + 2 + others
     first, second = torch.linalg.qr(torch.cat([torch.ones(d, lost, dtype=torch.float64), draw.normal(d, 2)], 1)).Q.T[lost:]
-    angle, parts = 0.0, []
+    angle = 0.0
+    parts = []
     for k in range(segments):
         field = nn.Linear(d, d)
         field.weight = nn.Parameter(torch.zeros(d, d, dtype=torch.float64))
@@ -150,18 +160,27 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
             kept.append(float(torch.linalg.svdvals(dense_matrix(depth, x))[x.numel() - 3]))
         return at_most(kept[1], kept[0] / 2, "no field: the least positive singular value of 40 norms against half of that of 2")
     made = random_model(draw, "post", width=4, eps=0.0)
-    x, bound = draw.normal(3, 4), 1.0
+    x = draw.normal(3, 4)
+    bound = 1.0
     for sublayer, h, state in _steps(made.depth, x):
         before = partial(_before_norm, sublayer, h)
         bound *= float(
             torch.linalg.matrix_norm(dense_matrix(before, state), 2) * known(sublayer.state_norm).slope(before(state)).max()
         )
-    values, lost = torch.linalg.svdvals(dense_matrix(made.depth, x)), 2 if made.config.norm == "layernorm" else 1
-    c, segments = draw.uniform(0.2, 2), 2 * (1 + draw.integer(5))
+    values = torch.linalg.svdvals(dense_matrix(made.depth, x))
+    if made.config.norm == "layernorm":
+        lost = 2
+    else:
+        lost = 1
+    c = draw.uniform(0.2, 2)
+    segments = 2 * (1 + draw.integer(5))
     norm = RMSNorm if draw.integer(2) else LayerNorm
     others = draw.integer(3)
     depth, state = _turning(draw, c, segments, norm, others)
-    factors = segments / 2 if others else segments - 1 / 2
+    if others:
+        factors = segments / 2
+    else:
+        factors = segments - 1 / 2
     return [
         Trial(float(values[3 * (4 - lost)] / values[0]), f"the singular value {3 * (4 - lost) + 1} of 12, {described(made)}"),
         at_most(values[0], bound, f"|J|, {described(made)}"),
@@ -194,12 +213,15 @@ def values_path(draw: Draw, printed: bool) -> Trials:
 
     Printed: b = N^(-1/4) gives (1 + c N^(-1/2))^N, about e^(c sqrt(N)).
     """
-    layers, c = 100 + 2 * draw.integer(50), draw.uniform(0.2, 2)
+    layers = 100 + 2 * draw.integer(50)
+    c = draw.uniform(0.2, 2)
     depth, x = _across(draw, [c * layers ** (-0.5 if printed else -1.0)] * layers)
     grown = torch.linalg.matrix_norm(dense_matrix(depth, x), 2)
     words = f"one token, N = {layers}, c = {c:.3g}: |J|"
     above = at_most(grown, math.exp(c), f"{words} against e^c")
-    return above if printed else [above, at_most(math.exp(c - c * c / (2 * layers)), grown, f"e^(c - c^2/(2 N)) against {words}")]
+    if printed:
+        return above
+    return [above, at_most(math.exp(c - c * c / (2 * layers)), grown, f"e^(c - c^2/(2 N)) against {words}")]
 
 
 @statement(
@@ -214,9 +236,11 @@ def shared_queries(draw: Draw, printed: bool) -> Trial:
     """|s - 4| of |J(b) - b^2 J(values)| ~ b^s, b = 0.01 to 0.02 the common scale of the maps, J
     dense, J(values) that of uniform rows. Printed: |s - 3|.
     """
-    module, x = Attention(6, 2, causal=False, bias=False).double().requires_grad_(False), draw.normal(4, 6)
+    module = Attention(6, 2, causal=False, bias=False).double().requires_grad_(False)
+    x = draw.normal(4, 6)
     query, value, out = (draw.normal(6, 6) for _ in range(3))
-    paths, plain = [], torch.kron(torch.full((4, 4), 0.25, dtype=x.dtype), out @ value)
+    paths = []
+    plain = torch.kron(torch.full((4, 4), 0.25, dtype=x.dtype), out @ value)
     for b in (0.01, 0.02):
         module.qkv.weight.copy_(b * torch.cat([query, query, value]))
         module.out.weight.copy_(b * out)

@@ -122,7 +122,8 @@ def _reached(draw: Draw, rate: float) -> Trial:
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(made.config.width // 2)
     adam = torch.optim.AdamW(made.parameters(), lr=rate, weight_decay=0.0, eps=0.0)
     for sublayer in made.depth.sublayers:
-        out, norm = sublayer.field.output_projection, known(sublayer.output_norm)
+        out = sublayer.field.output_projection
+        norm = known(sublayer.output_norm)
         out.weight.zero_()
         out.bias.copy_(signs)
         norm.gamma.grad, norm.beta.grad = -torch.ones_like(signs), -signs
@@ -151,7 +152,8 @@ def common_step(draw: Draw) -> Trials:
     for sublayer in made.depth.sublayers:
         sublayer.field.output_projection.weight.zero_()
     offsets = [known(part.output_norm).beta.requires_grad_(True) for part in made.depth.sublayers]
-    x0, vector = draw.normal(2, 3, made.config.width), draw.normal(made.config.width)
+    x0 = draw.normal(2, 3, made.config.width)
+    vector = draw.normal(made.config.width)
     before = made.depth(x0).detach()
     rates = [draw.log_uniform(-3, 0) for _ in range(1 + draw.integer(6))]
     adam = torch.optim.Adam(offsets, eps=0.0)
@@ -179,10 +181,13 @@ def floor_of_common_logits(draw: Draw) -> Trials:
     """H(q) - L <= 2 delta for random logits l + delta_j, |delta_j| <= delta, and random targets.
     In 300 classes +delta at the target and -delta elsewhere reaches it to 1%.
     """
-    classes, tokens, delta = 2 + draw.integer(20), 1 + draw.integer(50), draw.log_uniform(-3, 1)
+    classes = 2 + draw.integer(20)
+    tokens = 1 + draw.integer(50)
+    delta = draw.log_uniform(-3, 1)
     targets = (draw.unit(tokens) ** 3 * classes).long()
     logits = 3 * draw.normal(classes) + delta * (2 * draw.unit(tokens, classes) - 1)
-    small, all_classes = 1e-4, torch.arange(300)
+    small = 1e-4
+    all_classes = torch.arange(300)
     best = small * (2 * torch.eye(300, dtype=torch.float64) - 1)
     return [
         at_most(_entropy(targets, classes) - cross_entropy(logits, targets), 2 * delta, f"H(q) - L, delta {delta:.3g}"),
@@ -203,16 +208,21 @@ def floor_of_common_states(draw: Draw) -> Trials:
 
     Two equally frequent classes with opposite rows reach the bound, to 1%.
     """
-    width, classes, tokens = 2 + draw.integer(10), 2 + draw.integer(20), 1 + draw.integer(50)
+    width = 2 + draw.integer(10)
+    classes = 2 + draw.integer(20)
+    tokens = 1 + draw.integer(50)
     norm = RMSNorm(width, 0.0).double().requires_grad_(False)
     norm.gamma.copy_(draw.normal(width))
-    head, common = draw.normal(classes, width), draw.normal(width)
+    head = draw.normal(classes, width)
+    common = draw.normal(width)
     x = common + draw.log_uniform(-4, 1) * draw.normal(tokens, width)
     targets = (draw.unit(tokens) ** 3 * classes).long()
-    rows, a = float((head * norm.gamma).norm(dim=1).max()) * math.sqrt(width), draw.uniform(0.01, 1)
+    rows = float((head * norm.gamma).norm(dim=1).max()) * math.sqrt(width)
+    a = draw.uniform(0.01, 1)
     head *= a / (2 * rows * float(((x - common).norm(dim=1) / (common.norm() + x.norm(dim=1))).max()))
     gained = _entropy(targets, classes) - cross_entropy(norm(x) @ head.T, targets)
-    small, signs = 1e-3, torch.tensor([1.0, -1.0], dtype=torch.float64)
+    small = 1e-3
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
     pair = torch.stack([torch.ones(2, dtype=torch.float64), small * signs], dim=1)  # m = (1, 0), s = (0, +-small)
     unit = RMSNorm(2, 0.0).double().requires_grad_(False)
     rows_of_pair = torch.stack([torch.zeros(2, dtype=torch.float64), signs], dim=1)

@@ -37,8 +37,11 @@ def pullback(draw: Draw) -> Trials:
     sublayer = draw.choice(made.depth.sublayers)
     chosen = known(sublayer.output_norm)
     P = draw.rows(8 * made.config.state_streams)
-    q, x, image = sublayer.pulled(P), torch.zeros_like(P), image_of(chosen)
-    H, best = float(image.support(q)), sublayer.joined(image.maximizer(q), x)
+    q = sublayer.pulled(P)
+    x = torch.zeros_like(P)
+    image = image_of(chosen)
+    H = float(image.support(q))
+    best = sublayer.joined(image.maximizer(q), x)
     others = torch.stack([sublayer.joined(chosen(draw.normal(len(P), 8)), x) for _ in range(30)])
     scale = P.norm() * best.norm()
     return [
@@ -52,7 +55,8 @@ def _scaled(draw: Draw, name: str, least: int = 2) -> tuple[SphereNorm, Tensor, 
     channels), and R H(P).
     """
     chosen = random_norm(draw, name, width=least + draw.integer(5))
-    P, R = draw.rows(chosen.width, 3), draw.log_uniform(-1, 1)
+    P = draw.rows(chosen.width, 3)
+    R = draw.log_uniform(-1, 1)
     signs = torch.cartesian_prod(*[torch.tensor([-R, R], dtype=torch.float64)] * chosen.width)
     return chosen, P, R, _supports(chosen, [g * P for g in signs]), R * float(image_of(chosen).support(P))
 
@@ -104,7 +108,8 @@ def one_gain(draw: Draw) -> Trials:
     ten times that.
     """
     chosen = random_norm(draw)
-    P, R = draw.rows(chosen.width, 3), draw.log_uniform(-1, 1)
+    P = draw.rows(chosen.width, 3)
+    R = draw.log_uniform(-1, 1)
 
     def most(bound: float) -> float:
         return max(_supports(chosen, [a * P for a in torch.linspace(-bound, bound, 41, dtype=torch.float64)]))
@@ -130,8 +135,11 @@ def towards_image(draw: Draw) -> Trials:
     """
     made = random_model(draw, draw.choice(("post", "pre_post")), residual="ngpt", eps=0.0)
     sublayer = draw.choice(made.depth.sublayers)
-    around, image, residual = known(sublayer.state_norm), known(sublayer.image), sublayer.residual
-    P, X = draw.rows(8, 3), around(draw.normal(1, 8))
+    around = known(sublayer.state_norm)
+    image = known(sublayer.image)
+    residual = sublayer.residual
+    P = draw.rows(8, 3)
+    X = around(draw.normal(1, 8))
     X = X.expand_as(P).contiguous()
     H = certify_towards_image(sublayer, X, P, draw.normal(len(P), 16), Regularization()).hamiltonian
     q = sublayer.pulled(torch.func.vjp(lambda f: around.tangent(X, f), P)[1](P)[0])
@@ -163,18 +171,30 @@ def section(draw: Draw) -> Trials:
     approach |a|.
     """
     chosen = random_norm(draw, width=3 + draw.integer(6))
-    d, dt = chosen.width, draw.log_uniform(-2, 0)
-    p, X = draw.normal(d), draw.normal(d)
+    d = chosen.width
+    dt = draw.log_uniform(-2, 0)
+    p = draw.normal(d)
+    X = draw.normal(d)
     g = torch.where(torch.arange(d) < 1 + draw.integer(d - 1), 0.5 + draw.unit(d), 0.0)
     g = g[torch.randperm(d, generator=draw.generator)]
-    moving, at = int((g != 0).sum()), chosen.retract(X)
+    moving = int((g != 0).sum())
+    at = chosen.retract(X)
     basis = torch.linalg.svd(chosen.centre(torch.eye(d, dtype=torch.float64)[g != 0]).T, full_matrices=False)
     V = basis.U[:, basis.S > 1e-9]
-    q, centred = chosen.gamma * p, chosen.centre(X)
+    q = chosen.gamma * p
+    centred = chosen.centre(X)
     r = centred - V @ (V.T @ centred)
-    r = r if float(r.norm()) > 1e-9 * float(centred.norm()) else torch.zeros_like(r)  # 0 if V has full rank
-    a, b = V.T @ q, float(q @ r)
-    beside = b**2 / float(r @ r) if b > 0 else 0.0
+    # 0 if V has full rank
+    if float(r.norm()) > 1e-9 * float(centred.norm()):
+        r = r
+    else:
+        r = torch.zeros_like(r)
+    a = V.T @ q
+    b = float(q @ r)
+    if b > 0:
+        beside = b**2 / float(r @ r)
+    else:
+        beside = 0.0
     H = math.sqrt(d) * math.sqrt(float(a @ a) + beside) + float(p @ chosen.beta)
     v = V @ a * (float(r @ r) / b if b > 0 else 1e8 * float(X.norm() / a.norm()))
     # some f has C(X + dt g * f) = v + r, as these channels span V
@@ -211,8 +231,11 @@ def radial(draw: Draw) -> Trial:
     """<g, dL/dg> by autograd against dt <P, r>, P dL/d(X + dt r) of the discrete model."""
     residual = draw.choice(("layerscale", "rezero", "ngpt", "hyper_connections"))
     made = random_model(draw, "post" if residual == "ngpt" else draw.choice(("pre", "peri")), residual=residual)
-    ids, targets, k = random_text(draw), random_text(draw), draw.integer(4)
-    sublayer, dt = made.depth.sublayers[k], made.depth.lengths[k]
+    ids = random_text(draw)
+    targets = random_text(draw)
+    k = draw.integer(4)
+    sublayer = made.depth.sublayers[k]
+    dt = made.depth.lengths[k]
     step = StepAt.of(sublayer, costate(made, ids, targets), k, dt, (0.0, 0.0))
     gains = sublayer.residual.get_parameter("write_weights" if residual == "hyper_connections" else "gain")
     with torch.enable_grad():

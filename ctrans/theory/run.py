@@ -55,7 +55,9 @@ class Result:
             return "new"
         if not self.printed:
             return "as printed"
-        return "sharpened" if self.seed.holds else "corrected"
+        if self.seed.holds:
+            return "sharpened"
+        return "corrected"
 
 
 def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
@@ -65,7 +67,10 @@ def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
     check_count("cases", cases)
     start = time.perf_counter()
     corrected = find(statement.corrected, statement.name, cases, seed)
-    printed = corrected if statement.seed is statement.corrected else None
+    if statement.seed is statement.corrected:
+        printed = corrected
+    else:
+        printed = None
     if printed is None and statement.seed is not None:
         printed = find(statement.seed, statement.name, cases, seed)
     said = {field: getattr(statement, field) for field in ("name", "section", "source", "says", "printed")}
@@ -85,7 +90,9 @@ def find(test: CaseTest, name: str, cases: int, seed: int) -> CheckResult:
 def _trial(test: CaseTest, draw: Draw) -> Trial:
     try:
         found = test.draw(draw)
-        return found if isinstance(found, Trial) else worst(*found)
+        if isinstance(found, Trial):
+            return found
+        return worst(*found)
     except (ConfigError, SolveError) as error:
         return Trial(math.nan, f"cannot be computed: {error}")
 

@@ -128,7 +128,8 @@ def products(draw: Draw) -> Trials:
     found = backward_sensitivity(made.depth, x0).products
     steps = zip(made.depth.sublayers, states_of(made.depth, x0), strict=False)
     factors = [dense_matrix(partial(sublayer.step, dt=made.config.dt), x) for sublayer, x in steps]
-    cases, product = [], torch.eye(12, dtype=torch.float64)
+    cases = []
+    product = torch.eye(12, dtype=torch.float64)
     for i in reversed(range(made.config.depth)):
         product = product @ factors[2 * i + 1] @ factors[2 * i]
         exact = torch.linalg.matrix_norm(product, 2)
@@ -142,7 +143,8 @@ def sublayers(draw: Draw) -> Trial:
     placement.
     """
     made = random_model(draw, draw.choice(PLACEMENTS), width=6)
-    sublayer, x = draw.choice(made.depth.sublayers), draw.normal(4, 6)
+    sublayer = draw.choice(made.depth.sublayers)
+    x = draw.normal(4, 6)
     exact = torch.linalg.matrix_norm(dense_matrix(sublayer.velocity, x), 2)
     return equal(sublayer_sensitivity(sublayer, x).value or math.nan, exact, f"|dv/dX|, {described(made)}")
 
@@ -153,7 +155,8 @@ def exponents(draw: Draw) -> Trial:
     made = random_model(draw, draw.choice(("none", "pre", "peri", "output")), width=4)
     x0 = draw.normal(3, 4)
     found = lyapunov(made.depth, x0, count=12, generator=draw.generator)
-    exact, words = torch.linalg.slogdet(dense_matrix(made.depth, x0)).logabsdet, described(made)
+    exact = torch.linalg.slogdet(dense_matrix(made.depth, x0)).logabsdet
+    words = described(made)
     return equal(sum(found.exponents) * found.time, exact, f"T sum of exponents against log|det J|, {words}", abs(exact) + 1)
 
 
@@ -172,8 +175,11 @@ def attention_jacobian(attention: Attention, x: Float[Tensor, "tokens width"]) -
     weight = attention.out.weight
     out = weight.reshape(len(weight), attention.heads, -1)  # width, heads, head
     a = attention.probabilities(x)
-    dq, dk = _after_norm(attention.query_norm, q, to_q), _after_norm(attention.key_norm, k, to_k)  # heads, tokens, head, width
-    q, k = attention.query_norm(q), attention.key_norm(k)
+    # heads, tokens, head, width
+    dq = _after_norm(attention.query_norm, q, to_q)
+    dk = _after_norm(attention.key_norm, k, to_k)
+    q = attention.query_norm(q)
+    k = attention.key_norm(k)
     scale = 1 / (attention.temperature * (width // attention.heads) ** 0.5)
     centred = v.unsqueeze(1) - (a @ v).unsqueeze(2)  # heads, j, l, head
     through_keys = torch.einsum("hji,hjik,hjm,himw->jhkiw", a, centred, q, dk)
@@ -187,11 +193,16 @@ def attention_jacobian(attention: Attention, x: Float[Tensor, "tokens width"]) -
 def _after_norm(norm: torch.nn.Module, z: Tensor, weight: Tensor) -> Tensor:
     """d norm(z_i)/dx_i = J_norm(z_i) W for each head and token."""
     weight = weight.unsqueeze(1).expand(-1, z.shape[1], -1, -1)
-    return norm.jacobian(z) @ weight if isinstance(norm, Norm) else weight
+    if isinstance(norm, Norm):
+        return norm.jacobian(z) @ weight
+    return weight
 
 
 def _attention(draw: Draw) -> tuple[Attention, Tensor]:
-    heads, causal, temperature, qk_norm = draw.choice((1, 2, 3)), draw.flag(), draw.uniform(0.5, 2), draw.flag()
+    heads = draw.choice((1, 2, 3))
+    causal = draw.flag()
+    temperature = draw.uniform(0.5, 2)
+    qk_norm = draw.flag()
     attention = Attention(6, heads, causal=causal, temperature=temperature, qk_norm=qk_norm).double()
     for parameter in attention.parameters():
         parameter.copy_(draw.normal(*parameter.shape) / 2)

@@ -116,13 +116,19 @@ def statement(
         if not isinstance(section, int):
             raise ConfigError(f"the statement {name!r} has no section: set SECTION in its module before, such as SECTION = 3")
         form = function if printed is None else partial(function, printed=False)
-        corrected, seed, words = CaseTest(form, tolerance, share), None, ""
+        corrected = CaseTest(form, tolerance, share)
+        seed = None
+        words = ""
         if as_printed:
             seed = corrected
         if printed is not None:
-            theirs = Printed(printed) if isinstance(printed, str) else printed
+            if isinstance(printed, str):
+                theirs = Printed(printed)
+            else:
+                theirs = printed
             own = {name: value for name, value in theirs._asdict().items() if name != "words" and value is not None}
-            words, seed = theirs.words, replace(corrected, draw=partial(function, printed=True), **own)
+            words = theirs.words
+            seed = replace(corrected, draw=partial(function, printed=True), **own)
         STATEMENTS[name] = Statement(name, section, source, says, corrected, seed, words, function.__module__)
         return function
 
@@ -133,7 +139,8 @@ def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Tria
     """The case of measured <= bound: excess measured/bound - 1, or the measured value if the bound
     is 0.
     """
-    value, limit = float(measured), float(bound)
+    value = float(measured)
+    limit = float(bound)
     if math.isinf(limit):
         return Trial(math.nan if math.isnan(value) else -1.0, words)
     return Trial(value / limit - 1 if limit else value, f"{words}: {value:.6g} against {limit:.6g}")
@@ -146,7 +153,10 @@ def equal(found: float | Tensor, expected: float | Tensor, words: str, scale: fl
     a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
     size = float(b.abs().max() if scale is None else scale) or 1.0
     gap = float((a - b).abs().max()) / size
-    numbers = f": {float(a):.6g} against {float(b):.6g}" if a.numel() == 1 else f": differ by {gap:.2g}"
+    if a.numel() == 1:
+        numbers = f": {float(a):.6g} against {float(b):.6g}"
+    else:
+        numbers = f": differ by {gap:.2g}"
     return Trial(gap, words + numbers)
 
 

@@ -62,7 +62,8 @@ def softmax_norm(draw: Draw) -> Trial:
     """max over sign vectors s of |J s|_1 = theta(p)/tau, for rows of up to 10 entries, with an
     absolute tolerance.
     """
-    p, tau = random_row(draw, 10), draw.uniform(0.2, 3.0)
+    p = random_row(draw, 10)
+    tau = draw.uniform(0.2, 3.0)
     measured = ((2 * all_subsets(len(p)) - 1) @ softmax_jacobian(p, tau)).abs().sum(-1).amax()
     return equal(measured, float(balanced_mass(p).upper) / tau, "|J|_{inf->1} over all sign vectors against theta/tau", 1.0)
 
@@ -75,7 +76,8 @@ def softmax_norm(draw: Draw) -> Trial:
 )
 def partition(draw: Draw) -> Trial:
     """theta = 1 - delta^2 by search, against every subset."""
-    entries, spread = 1 + draw.integer(12), draw.log_uniform(-2, 1)
+    entries = 1 + draw.integer(12)
+    spread = draw.log_uniform(-2, 1)
     p = (spread * draw.normal(entries)).softmax(-1)
     return equal(balanced_mass(p).lower, theta_of_subsets(p), f"theta against all subsets, L = {len(p)}", 1.0)
 
@@ -91,8 +93,12 @@ def bracket(draw: Draw) -> Trial:
     inside.
     """
     p = random_row(draw, 36, 31)
-    mass, theta = balanced_mass(p, tolerance=1e-6), 1 - float(smallest_difference(p.unsqueeze(0))) ** 2
-    outside = max(float(mass.lower) / theta, theta / float(mass.upper)) if theta else 1 + float(mass.upper)
+    mass = balanced_mass(p, tolerance=1e-6)
+    theta = 1 - float(smallest_difference(p.unsqueeze(0))) ** 2
+    if theta:
+        outside = max(float(mass.lower) / theta, theta / float(mass.upper))
+    else:
+        outside = 1 + float(mass.upper)
     return within(outside, 1.0, "theta bracket")
 
 
@@ -108,14 +114,16 @@ def long_rows(draw: Draw, printed: bool) -> Trials:
     """The median of 33 rows. Printed: the row with the largest entry, of 5000."""
     cases = []
     for entries, claimed in {32: 2e-9, 64: 5e-13}.items():
-        words, tolerance = f"1 - theta of N(0, 1) logits, L = {entries}", claimed / 10
+        words = f"1 - theta of N(0, 1) logits, L = {entries}"
+        tolerance = claimed / 10
         p = draw.normal(5000 if printed else 33, entries).softmax(-1)
         if printed:
             heaviest = p[p.amax(-1).argmax()]
             left = 1 - balanced_mass(heaviest, tolerance=tolerance).upper
             words = f"{words}, a row with largest mass {float(heaviest.max()):.2f}"
         else:
-            left, words = (1 - balanced_mass(p, tolerance=tolerance).lower).median(), f"{words}, the median row"
+            left = (1 - balanced_mass(p, tolerance=tolerance).lower).median()
+            words = f"{words}, the median row"
         cases.append(at_most(left, claimed, words))
     return cases
 
@@ -140,7 +148,10 @@ def greedy(draw: Draw, printed: bool) -> Trials:
     """theta(p) - 4 c (1 - c) >= 0, c the greedy prefix's mass, and > 0 in most rows of 16. Printed:
     0, for 4, 8 or 16 entries.
     """
-    entries = draw.choice((4, 8, 16)) if printed else 16
+    if printed:
+        entries = draw.choice((4, 8, 16))
+    else:
+        entries = 16
     rows = torch.stack([draw.normal(entries).softmax(-1) for _ in range(1 if printed else 100)])
     gap = balanced_mass(rows).lower - greedy_prefix(rows)
     if printed:
@@ -164,10 +175,14 @@ def uniform(draw: Draw, printed: bool) -> Trials:
     """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd.
     Printed: theta = 1.
     """
-    first, cases = 2 + draw.integer(40), []
+    first = 2 + draw.integer(40)
+    cases = []
     for length in (first, first + 1):
         theta = balanced_mass(torch.full((length,), 1 / length, dtype=torch.float64)).lower
-        expected = 1.0 if printed else 1 - (length % 2) / length**2
+        if printed:
+            expected = 1.0
+        else:
+            expected = 1 - (length % 2) / length**2
         cases.append(equal(theta, expected, f"theta of the uniform row, L = {length}", 1.0))
     return cases
 
@@ -200,7 +215,8 @@ def peaked(draw: Draw, printed: bool) -> Trial:
     of 2 to 11 entries.
     """
     if printed:
-        entries, spread = 2 + draw.integer(10), draw.uniform(0.1, 3)
+        entries = 2 + draw.integer(10)
+        spread = draw.uniform(0.1, 3)
         p = (spread * draw.normal(entries)).softmax(-1)
         kappa = 1 - float(p.max())
         return at_most(balanced_mass(p).lower, 4 * kappa * (1 - kappa), f"kappa = {kappa:.3g}: theta against 4 kappa (1 - kappa)")
@@ -241,7 +257,9 @@ def first_order_variation(draw: Draw) -> Trial:
     """|J x|_1 of the closed form against 2 TV/h, TV between the rows at logits u + h x/2 and u - h
     x/2, h = 1e-4: the error is of order h^2.
     """
-    u, tau, h = draw.normal(2 + draw.integer(9)), draw.uniform(0.2, 3.0), 1e-4
+    u = draw.normal(2 + draw.integer(9))
+    tau = draw.uniform(0.2, 3.0)
+    h = 1e-4
     x = 2 * draw.unit(len(u)) - 1
     moved = _total_variation(*(((u + sign * h / 2 * x) / tau).softmax(-1) for sign in (1, -1)))
     return equal(2 * moved / h, (softmax_jacobian((u / tau).softmax(-1), tau) @ x).abs().sum(), "2 TV/h against |J x|_1")
@@ -259,8 +277,11 @@ def finite_variation(draw: Draw) -> Trials:
     A half S of the row has odds that grow by a factor of at most e^(2r/tau), so that its mass grows
     by at most s(z + r/tau) - s(z - r/tau) <= 2 s(r/tau) - 1, s the logistic function.
     """
-    u, tau, r = draw.normal(2 + draw.integer(7)), draw.uniform(0.2, 3.0), draw.log_uniform(-3, 1)
-    row, most = (u / tau).softmax(-1), math.tanh(r / (2 * tau))
+    u = draw.normal(2 + draw.integer(7))
+    tau = draw.uniform(0.2, 3.0)
+    r = draw.log_uniform(-3, 1)
+    row = (u / tau).softmax(-1)
+    most = math.tanh(r / (2 * tau))
     moved = ((u + r * (2 * all_subsets(len(u)) - 1)) / tau).softmax(-1)
     pair = torch.tensor([r / 2, -r / 2], dtype=torch.float64) / tau
     return [
@@ -282,8 +303,10 @@ def spectral_softmax(draw: Draw, printed: bool) -> Trials:
     x'Jx is the variance of x over the row, divided by tau. A vector of length 1 has a range of at
     most sqrt(2), and the largest variance of a range w is w^2 theta/4. Printed: 1/(2 tau).
     """
-    p, tau = random_row(draw, 10), draw.uniform(0.2, 3.0)
-    pair, cases = random_row(draw, 2, 2), []
+    p = random_row(draw, 10)
+    tau = draw.uniform(0.2, 3.0)
+    pair = random_row(draw, 2, 2)
+    cases = []
     for row in (p, pair):
         bound = (1.0 if printed else float(theta_of_subsets(row))) / (2 * tau)
         largest = torch.linalg.eigvalsh(softmax_jacobian(row, tau))[-1]

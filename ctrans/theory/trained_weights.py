@@ -27,7 +27,9 @@ SECTION = 4
 @statement("frobenius-ball", "ctrans", "pre with the last map in a ball |W| <= R: H = R|h'P|, attained at -R P'h/|h'P|", 1e-12)
 def ball(draw: Draw) -> Trials:
     """H = R|h'P|, attained at W = -R P'h/|h'P|; none of 30 random W with |W| = R exceeds it."""
-    h, P, radius = draw.normal(4, 6), draw.normal(4, 5), draw.log_uniform(-2, 3)
+    h = draw.normal(4, 6)
+    P = draw.normal(4, 5)
+    radius = draw.log_uniform(-2, 3)
     allowed = FrobeniusBall(h, radius)
     value = radius * (h.mT @ P).norm()
     best = -radius * P.mT @ h / (h.mT @ P).norm()
@@ -49,9 +51,12 @@ def ball(draw: Draw) -> Trials:
 )
 def decay(draw: Draw) -> Trials:
     """H = |h'P|^2/(2 lam), attained by W* = -P'h/lam: -<P, h W*'> - lam/2 |W*|^2 = H."""
-    h, P, lam = draw.normal(4, 6), draw.normal(4, 5), draw.log_uniform(-3, 2)
+    h = draw.normal(4, 6)
+    P = draw.normal(4, 5)
+    lam = draw.log_uniform(-3, 2)
     allowed = LastMapDecay(h, lam)
-    H, best = allowed.support(P), -P.mT @ h / lam
+    H = allowed.support(P)
+    best = -P.mT @ h / lam
     return [
         equal(H, (h.mT @ P).square().sum() / (2 * lam), f"H against |h'P|^2/(2 lam), lam = {lam:.3g}"),
         equal(allowed.weights(P), best, "the maximiser against -P'h/lam"),
@@ -70,7 +75,8 @@ def full_rank(draw: Draw) -> Trial:
     """An ascent over weights through the norm reaches H."""
     chosen = random_norm(draw, width=5 + draw.integer(6), eps=1e-5)
     tokens = 2 + draw.integer(5)
-    P, h = draw.normal(tokens, chosen.width), draw.normal(tokens, tokens + draw.integer(6))
+    P = draw.normal(tokens, chosen.width)
+    h = draw.normal(tokens, tokens + draw.integer(6))
     gap = _gap(chosen, P, h, draw)
     return Trial(abs(gap), f"{_shape(P, h)}: weights miss H by {gap:.2g}")
 
@@ -89,9 +95,13 @@ def fewer_features(draw: Draw, printed: bool) -> Trial:
     Printed: n = 16, d = 3, rank 15. Weights with norm(h W') = maximiser exist if (I - hh^+) diag(s)
     U = 0 has a solution s > 0.
     """
-    tokens, width, rank = (16, 3, 15) if printed else (8, 8, draw.choice((2, 5, 6)))
+    if printed:
+        tokens, width, rank = (16, 3, 15)
+    else:
+        tokens, width, rank = (8, 8, draw.choice((2, 5, 6)))
     chosen = random_norm(draw, width=width)
-    P, h = draw.normal(tokens, width), draw.normal(tokens, rank) @ draw.normal(rank, 20)
+    P = draw.normal(tokens, width)
+    h = draw.normal(tokens, rank) @ draw.normal(rank, 20)
     if not printed:
         gap = _gap(chosen, P, h, draw)
         return Trial(1e-6 - gap, f"{_shape(P, h)}: the best weights stay {gap:.2g} |H| below")
@@ -109,15 +119,18 @@ def fewer_features(draw: Draw, printed: bool) -> Trial:
 @statement("weights-bounded", "ctrans", "for any rank, no weights exceed the non-parametric value", 1e-12)
 def never_above(draw: Draw) -> Trial:
     """Any weights, any gains (zero or of either sign), any eps."""
-    name, eps = draw.choice(PAPERS), draw.choice(EPSILONS)
+    name = draw.choice(PAPERS)
+    eps = draw.choice(EPSILONS)
     chosen = random_norm(draw, name, eps=eps)
     chosen.gamma[: draw.integer(3)] = 0
     tokens = 1 + draw.integer(6)
-    P, h = draw.normal(tokens, chosen.width), draw.normal(tokens, 1 + draw.integer(8))
+    P = draw.normal(tokens, chosen.width)
+    h = draw.normal(tokens, 1 + draw.integer(8))
     W = draw.log_uniform(-6, 6) * draw.normal(chosen.width, h.shape[1])
     image = image_of(chosen)
     scale = float(largest_payoff(P, image.maximizer(P))) or 1.0
-    value, H = float(payoff(P, chosen(h @ W.mT))), float(image.support(P))
+    value = float(payoff(P, chosen(h @ W.mT)))
+    H = float(image.support(P))
     return Trial((value - H) / scale, f"{_shape(P, h)}: weights attain {value:.6g}, H is {H:.6g}")
 
 
@@ -154,7 +167,8 @@ def bounded_gains(draw: Draw, printed: bool) -> Trials:
     if printed:
         before, after = (_without_offset(chosen, P, factor) for factor in (1, 1000))
         return at_most(after, before, f"{norm_words(chosen)}: H with trained gains against H with frozen ones")
-    slope, radius = gain_slope(chosen, P), draw.log_uniform(-2, 3)
+    slope = gain_slope(chosen, P)
+    radius = draw.log_uniform(-2, 3)
     gamma = draw.normal(30, 1, chosen.width)
     for _ in range(60):
         w = chosen.centre(gamma * P)
@@ -215,7 +229,11 @@ def gain_box(draw: Draw) -> Trials:
     RMSNorm at gamma = g.
     """
     chosen, P = _problem(draw)
-    g, b = draw.log_uniform(-2, 2), draw.log_uniform(-2, 2) if chosen.centred else 0.0
+    g = draw.log_uniform(-2, 2)
+    if chosen.centred:
+        b = draw.log_uniform(-2, 2)
+    else:
+        b = 0.0
     bound = float(boxed_value(chosen, P, g, b))
     cases = []
     for _ in range(30):
@@ -249,10 +267,14 @@ def rank_gap(draw: Draw) -> Trials:
     if draw.integer(2):
         made = chosen.standardize(u @ draw.normal(rank, chosen.width))
         P = -chosen.centre(made + draw.log_uniform(-1.5, 0) * draw.normal(*P.shape)) / chosen.gamma
-    H, proven = float(image_of(chosen).support(P)), gap_of_rank(chosen, P, Features(h))
+    H = float(image_of(chosen).support(P))
+    proven = gap_of_rank(chosen, P, Features(h))
     starts = torch.cat([draw.normal(4, rank, chosen.width), -(u.mT @ chosen.centre(chosen.gamma * P)).unsqueeze(0)])
     lost = H - float(ascend(lambda z: payoff(P, chosen(u @ z)), starts, (-2, -1), steps=300).best.max())
-    free = chosen.width - 1 if chosen.centred else chosen.width
+    if chosen.centred:
+        free = chosen.width - 1
+    else:
+        free = chosen.width
     words = f"{norm_words(chosen)}, {len(P)} tokens, rank {rank}"
     scale = float(largest_payoff(P, chosen.maximizer(-P)))
     return [
@@ -272,7 +294,8 @@ def step(draw: Draw) -> Trials:
     along f* approach it.
     """
     chosen, P = _problem(draw)
-    dt, X = draw.log_uniform(-3, 0), draw.normal(*P.shape)
+    dt = draw.log_uniform(-3, 0)
+    X = draw.normal(*P.shape)
     allowed = StepImage(image_of(chosen), X, dt)
     H = float(allowed.support(P))
     scale = float(largest_payoff(P, allowed.maximizer(P))) + float((P * X).abs().sum()) / dt
@@ -303,7 +326,8 @@ def step_limit(draw: Draw) -> Trials:
     chosen, P = _problem(draw)
     image = image_of(chosen)
     z = chosen(-1e6 * chosen.centre(chosen.gamma * P))
-    X, beyond = chosen(draw.normal(*P.shape)), chosen.beta + (1 + draw.log_uniform(-1, 2)) * (z - chosen.beta)
+    X = chosen(draw.normal(*P.shape))
+    beyond = chosen.beta + (1 + draw.log_uniform(-1, 2)) * (z - chosen.beta)
     lowest = -chosen.centre(chosen.coordinates(X)) / chosen.gamma
     cases = []
     for at, costate, wanted in ((X, P, 1), (X, lowest, 0), (beyond, P, -1)):

@@ -35,14 +35,17 @@ def dyadic(draw: Draw) -> Trial:
     """W_1 of two samples of N points in a cube of k dimensions of R^m against the sum over its
     dyadic cells.
     """
-    dimensions, count = 1 + draw.integer(3), 8 + draw.integer(40)
+    dimensions = 1 + draw.integer(3)
+    count = 8 + draw.integer(40)
     ambient = dimensions + draw.integer(30)
     x, y = (draw.unit(count, dimensions) for _ in range(2))
     frame = torch.linalg.qr(draw.normal(ambient, dimensions)).Q
     # in the Euclidean distance, in which a cell's diameter is total/2^level
     cost = torch.cdist(x @ frame.mT, y @ frame.mT, compute_mode="donot_use_mm_for_euclid_dist").numpy()
     measured = float(cost[linear_sum_assignment(cost)].mean())
-    bound, levels, total = 0.0, 6, math.sqrt(dimensions)
+    bound = 0.0
+    levels = 6
+    total = math.sqrt(dimensions)
     for level in range(1, levels + 1):
         places = (2**level) ** torch.arange(dimensions)
         cells = [((2**level * points).floor().clamp(max=2**level - 1).long() * places).sum(-1) for points in (x, y)]
@@ -70,8 +73,10 @@ def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
     if printed:
         slope = _slope(draw, 3, 64)
         return Trial(abs(slope + 1 / 64) / (1 / 64), f"a 3-cube in 64 dimensions: W_1 ~ N^{slope:.3f}, not N^-0.016")
-    k, ambient = 3 + draw.integer(2), draw.choice((8, 16, 64, 128))
-    seed, words = draw.seed(), f"a {k}-cube in {ambient} dimensions"
+    k = 3 + draw.integer(2)
+    ambient = draw.choice((8, 16, 64, 128))
+    seed = draw.seed()
+    words = f"a {k}-cube in {ambient} dimensions"
     inside, outside = (_slope(Draw(seed), k, m, pairs=6) for m in (k, ambient))
     return [
         Trial(abs(outside + 1 / k) * k, f"{words}: W_1 ~ N^{outside:.3f}"),
@@ -83,7 +88,8 @@ def _slope(draw: Draw, dimensions: int, ambient: int, pairs: int = 2) -> float:
     """The slope between 32 and 512 points, from the mean over pairs of samples of 512, and 16 times
     as many of 32; the points do not depend on the ambient dimension.
     """
-    frame, means = torch.linalg.qr(Draw(ambient).normal(ambient, dimensions)).Q, {}
+    frame = torch.linalg.qr(Draw(ambient).normal(ambient, dimensions)).Q
+    means = {}
     for count in (32, 512):
         points = [draw.unit(2, count, dimensions) for _ in range(512 // count * pairs)]
         means[count] = sum(wasserstein(x @ frame.mT, y @ frame.mT, 1) for x, y in points) / len(points)
@@ -130,7 +136,8 @@ def theorem_6(draw: Draw, printed: bool) -> Trials:
         bound = known(printed_transport_bound(depth, 1, wasserstein(x, y, 1), 1))
         return at_most(wasserstein(depth(x), depth(y), 1), bound, "n = 1, d = 8, D = 1: W_1 of the ends")
     made, x, y = _two_samples(draw)
-    ends, cases = (made.depth(x), made.depth(y)), []
+    ends = (made.depth(x), made.depth(y))
+    cases = []
     for p in (1, 2):
         bound = known(transport_bound(made.depth, x.shape[1], wasserstein(x, y, p), p))
         cases.append(at_most(wasserstein(*ends, p), bound, f"W_{p} of the ends, {described(made)}"))
@@ -151,7 +158,8 @@ def theorem_6_attained(draw: Draw) -> Trials:
     depth, x, y = diverging(draw)
     cases = []
     for p, exact in ((1, 32.0), (2, 4 * math.sqrt(8))):
-        found, bound = wasserstein(depth(x), depth(y), p), transport_bound(depth, 1, wasserstein(x, y, p), p)
+        found = wasserstein(depth(x), depth(y), p)
+        bound = transport_bound(depth, 1, wasserstein(x, y, p), p)
         cases += [equal(found, exact, f"W_{p} of the ends"), equal(found, bound or math.nan, f"W_{p} against its bound")]
     return cases
 
@@ -165,10 +173,12 @@ def theorem_6_attained(draw: Draw) -> Trials:
 )
 def assignment(draw: Draw) -> Trial:
     """W_p by assignment against the linear programme over all plans."""
-    count, p = 1 + draw.integer(7), 1 + draw.integer(2)
+    count = 1 + draw.integer(7)
+    p = 1 + draw.integer(2)
     a, b = draw.normal(2, count, 3)
     cost = ((a.unsqueeze(1) - b.unsqueeze(0)).abs() ** p).sum(-1).numpy()
-    rows, columns = np.kron(np.eye(count), np.ones(count)), np.kron(np.ones(count), np.eye(count))
+    rows = np.kron(np.eye(count), np.ones(count))
+    columns = np.kron(np.ones(count), np.eye(count))
     plan = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.full(2 * count, 1 / count), method="highs")
     return equal(wasserstein(a, b, p), float(plan.fun) ** (1 / p), f"W_{p} of {count} samples against the linear programme")
 
@@ -186,7 +196,8 @@ def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
 
     Printed: at most 1/2 of it.
     """
-    found, words = generalisation_radius(10**12, 64, 128), "10^12 samples in 8192 dimensions leave of the radius"
+    found = generalisation_radius(10**12, 64, 128)
+    words = "10^12 samples in 8192 dimensions leave of the radius"
     if printed:
         return at_most(found.shrinkage, 0.5, f"{words} of one")
     vacuous = found.vacuous and not generalisation_radius(1000, 1, 2).vacuous
@@ -208,20 +219,23 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
     In one case of 4, and as printed, the diverging fields, with Y the end of the other input: they
     attain the bound, up to their inputs' distance.
     """
-    slope, constructed = draw.log_uniform(-2, 2), printed or not draw.integer(4)
+    slope = draw.log_uniform(-2, 2)
+    constructed = printed or not draw.integer(4)
     if constructed:
         depth, x, y = diverging(draw)
         target = depth(x)
     else:
         made, x, y = _two_samples(draw)
-        depth, target = made.depth, draw.normal(1, *x.shape[1:])
+        depth = made.depth
+        target = draw.normal(1, *x.shape[1:])
     mean, other = (float(slope * (depth(each) - target).abs().sum((1, 2)).mean()) for each in (x, y))
     bounded = known((printed_transport_bound if printed else transport_bound)(depth, x.shape[1], wasserstein(x, y, 1), 1))
-    bound, words = mean + slope * bounded, f"the mean loss over nu, L = {slope:.3g}"
+    bound = mean + slope * bounded
+    words = f"the mean loss over nu, L = {slope:.3g}"
     above = at_most(other, bound, words)
-    return (
-        [above, at_most(0.9999 * bound, other, f"0.9999 of the bound against {words}")] if constructed and not printed else above
-    )
+    if constructed and not printed:
+        return [above, at_most(0.9999 * bound, other, f"0.9999 of the bound against {words}")]
+    return above
 
 
 @statement(
@@ -246,10 +260,12 @@ def generalisation_bound(draw: Draw, printed: bool) -> Trials:
     constant = known(transport_bound(depth, 1, 0.0, 1))
     if printed:
         return at_most(constant, 0.0, "r = 0, L = 1: the bound allows for two equal distributions")
-    samples, delta = 10 + draw.integer(990), draw.uniform(0.05, 0.5)
+    samples = 10 + draw.integer(990)
+    delta = draw.uniform(0.05, 0.5)
     largest = float((depth(x) - depth(y)).abs().sum())
     drawn = (draw.unit(400, samples) < 0.5).double().mean(-1)
-    excess, hoeffding = largest * (0.5 - drawn), largest * math.sqrt(math.log(1 / delta) / (2 * samples))
+    excess = largest * (0.5 - drawn)
+    hoeffding = largest * math.sqrt(math.log(1 / delta) / (2 * samples))
     missed = float((excess > hoeffding).double().mean())
     # five standard errors of a share of 400 draws
     return [

@@ -37,8 +37,11 @@ def _smooth(x: Tensor) -> Tensor:
 )
 def solves_hjb(draw: Draw) -> Trial:
     """-dPhi/dt + H(grad Phi) = 0, by central differences of the minimum itself."""
-    chosen, remaining, h = _slow(draw), draw.uniform(0.05, 0.25), 1e-4
-    x, hull = draw.normal(5, 2), velocity_hull(chosen)
+    chosen = _slow(draw)
+    remaining = draw.uniform(0.05, 0.25)
+    h = 1e-4
+    x = draw.normal(5, 2)
+    hull = velocity_hull(chosen)
 
     def phi(points: Tensor, time_to_go: float) -> Tensor:
         return hopf_lax(_smooth, points, time_to_go, hull)
@@ -67,7 +70,8 @@ def _slow(draw: Draw) -> SphereNorm:
 )
 def reachable(draw: Draw) -> Trials:
     """A target just inside the ellipsoid of radius T - t is reached; one just outside is not."""
-    chosen, remaining = random_norm(draw, "rmsnorm", width=2 + draw.integer(3)), draw.uniform(0.1, 2)
+    chosen = random_norm(draw, "rmsnorm", width=2 + draw.integer(3))
+    remaining = draw.uniform(0.1, 2)
     u = draw.normal(chosen.width)
     edge = remaining * math.sqrt(chosen.width) * chosen.gamma * u / u.norm()
     target = NearestTarget(((0.0,) * chosen.width,))
@@ -95,7 +99,8 @@ def layernorm_value(draw: Draw, printed: bool) -> Trial:
 
     Printed: for Kan's ellipsoid, sqrt(d) |gamma_1| instead of sqrt(d - 1) |gamma_1|.
     """
-    chosen, remaining = random_norm(draw, "layernorm", width=2 + draw.integer(4)), draw.uniform(0.1, 2)
+    chosen = random_norm(draw, "layernorm", width=2 + draw.integer(4))
+    remaining = draw.uniform(0.1, 2)
     x = draw.normal(5, chosen.width)
     speed = math.sqrt(chosen.width if printed else chosen.width - 1) * chosen.gamma[0].abs()
     expected = x[:, 0] + remaining * (chosen.beta[0] - speed)
@@ -114,9 +119,12 @@ def flat(draw: Draw) -> Trials:
     """Velocities up to R with R (T - t) beyond the targets: Phi = inf G = 0 everywhere, and Phi = G
     at t = T.
     """
-    remaining, x = draw.log_uniform(-4, 0), draw.normal(20, 2)
-    terminal, hull = NearestTarget(), velocity_ball(20 / remaining, 2)
-    most, G = float(hopf_lax(terminal, x, remaining, hull).amax()), terminal(x)
+    remaining = draw.log_uniform(-4, 0)
+    x = draw.normal(20, 2)
+    terminal = NearestTarget()
+    hull = velocity_ball(20 / remaining, 2)
+    most = float(hopf_lax(terminal, x, remaining, hull).amax())
+    G = terminal(x)
     words = f"T - t = {remaining:.1g}: Phi is at most {most:.1g} where G is up to {float(G.amax()):.2g}"
     return [Trial(most, words), equal(hopf_lax(terminal, x, 0.0, hull), G, "Phi at T against G")]
 
@@ -143,9 +151,12 @@ def optimal_fields(draw: Draw, printed: bool) -> Trials:
     Printed: the straight field, whose size is |z - X_0|/T, is no optimum. The paper's text reads
     "can be arbitrarily large", as the detour is: this is right where G has a least point.
     """
-    d, horizon, size = 2 + draw.integer(4), draw.uniform(0.2, 3), draw.log_uniform(0, 3)
+    d = 2 + draw.integer(4)
+    horizon = draw.uniform(0.2, 3)
+    size = draw.log_uniform(0, 3)
     x0, z, e = draw.normal(3, d)
-    straight, detour = (z - x0) / horizon, size * e / e.norm()
+    straight = (z - x0) / horizon
+    detour = size * e / e.norm()
 
     def end(radius: float) -> Tensor:
         segment = Segment(0.0, horizon, lambda t, x: straight + radius * math.cos(2 * math.pi * t / horizon) * detour)
@@ -154,12 +165,17 @@ def optimal_fields(draw: Draw, printed: bool) -> Trials:
     if printed:
         missed = float((end(0.0) - z).norm())
         return Trial(1.0 - missed, f"sup|f| = {float(straight.norm()):.3g} misses the least point of G by {missed:.1g}")
-    classes = 2 if draw.flag() else 3 + draw.integer(4)
-    w, x = draw.normal(classes, d), draw.of_any_size(d)
+    if draw.flag():
+        classes = 2
+    else:
+        classes = 3 + draw.integer(4)
+    w = draw.normal(classes, d)
+    x = draw.of_any_size(d)
     steepest = (w[0] - w[1:]).norm(dim=-1).max()
     if classes == 2:
         x = x.norm() * (w[0] - w[1]) / steepest
-    loss, behind = _entropy(w @ x), [_entropy(w @ RMSNorm(d, 0.0).double()(c * x)) for c in (1.0, 1000.0)]
+    loss = _entropy(w @ x)
+    behind = [_entropy(w @ RMSNorm(d, 0.0).double()(c * x)) for c in (1.0, 1000.0)]
     needed = ((classes - 1) / loss.expm1()).log() / steepest
     return [
         equal(end(0.0), z, "the straight field's end"),
@@ -179,7 +195,8 @@ def _entropy(logits: Tensor) -> Tensor:
 @statement("grid-solution", "ctrans", "a grid solver of the PDE converges to Hopf-Lax in the plane", 0.0, 0)
 def grid_agrees(draw: Draw) -> Trial:
     """WENO on a grid against Hopf-Lax, at the nodes that the edges do not affect."""
-    chosen, horizon = _slow(draw), 0.25
+    chosen = _slow(draw)
+    horizon = 0.25
     hull = velocity_hull(chosen)
     errors = []
     for points in (21, 41):

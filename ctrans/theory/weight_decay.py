@@ -36,14 +36,16 @@ def decayed_path(draw: Draw, printed: bool) -> Trials:
         if draw.flag()
         else UnitsPath(draw.normal(6, 4), ACTIVATIONS["relu"], 16, 4)
     )
-    threshold, words = decay_threshold(path, P), type(path).__name__
+    threshold = decay_threshold(path, P)
+    words = type(path).__name__
     if printed:
         found = climb_factors(path, P, threshold.lower / 2)
         growth = found.values[-1] / max(found.values[-2], 1e-300)
         return at_most(growth, 1.0, f"{words}, lam = lam*/2: the best value with a tenfold bound")
     threshold = with_evidence(threshold, path, P)
     below = known(threshold.below)
-    radius, value = below.radii[-1], below.values[-1]
+    radius = below.radii[-1]
+    value = below.values[-1]
     words = f"{words}, lam* = {threshold.lower:.3g}"
     return [
         *(holds_if(holds, f"{words}: {finding}") for finding, holds in threshold.findings.items()),
@@ -62,7 +64,9 @@ def one_map_decayed(draw: Draw) -> Trials:
     """-<P, h W'> - lam/2 |W|^2 at W = -P'h/lam, which 30 other W do not exceed; 10^4 times that for
     features 100 times as long.
     """
-    h, P, lam = draw.normal(5, 6), draw.normal(5, 4), draw.log_uniform(-2, 1)
+    h = draw.normal(5, 6)
+    P = draw.normal(5, 4)
+    lam = draw.log_uniform(-2, 1)
 
     def value(c: float, W: Tensor) -> Tensor:
         return payoff(P, c * h @ W.mT) - lam / 2 * W.square().sum((-2, -1))
@@ -89,9 +93,15 @@ def three_factors(draw: Draw) -> Trials:
     """gamma, V and O of size R: the gain grows like R^3 and the decay like R^2, so large R exceed
     even ten times lam*.
     """
-    x, P = draw.normal(5, 4), draw.normal(5, 4)
-    gamma, V, out = draw.normal(4), draw.normal(4, 4), draw.normal(4, 4)
-    out = out if float(payoff(P, (gamma * x) @ V.mT @ out.mT)) > 0 else -out
+    x = draw.normal(5, 4)
+    P = draw.normal(5, 4)
+    gamma = draw.normal(4)
+    V = draw.normal(4, 4)
+    out = draw.normal(4, 4)
+    if float(payoff(P, (gamma * x) @ V.mT @ out.mT)) > 0:
+        out = out
+    else:
+        out = -out
     unit = float((gamma.square().sum() + V.square().sum() + out.square().sum()).sqrt())
     decay = 10 * ValuePath(x.unsqueeze(0), 4).threshold(P)[0]
     values = []

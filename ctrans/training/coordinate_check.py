@@ -69,7 +69,9 @@ class PlaceGrowth:
         """Whether the interval of k lies within `FLAT`, or outside of it."""
         if abs(self.exponent) + SURE * self.error < FLAT:
             return "transfers"
-        return "does not transfer" if abs(self.exponent) - SURE * self.error > FLAT else "undecided"
+        if abs(self.exponent) - SURE * self.error > FLAT:
+            return "does not transfer"
+        return "undecided"
 
     def __str__(self) -> str:
         return f"{self.axis}^{self.exponent:+.2f} +- {self.error:.2f}"
@@ -108,7 +110,10 @@ class _AttentionLogits(TorchFunctionMode):
         given = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:
             q, k = args[:2]
-            k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3) if given.get("enable_gqa") else k
+            if given.get("enable_gqa"):
+                k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+            else:
+                k = k
             self.keep(LOGITS, (q @ k.mT) * (given.get("scale") or q.shape[-1] ** -0.5))
         elif func in (F.softmax, torch.softmax, Tensor.softmax) and args[0].dim() > 2 and args[0].shape[-1] == args[0].shape[-2]:
             self.keep(LOGITS, args[0].where(args[0] > MASKED, 0.0))
@@ -208,7 +213,8 @@ def transfer_check(
 
     >>> transfer_check(build, optimiser, loss, widths=(32, 64, 128), depths=(2, 4, 8), rates=(1e-3,)).verdict
     """
-    widths, depths = list(dict.fromkeys(widths)), list(dict.fromkeys(depths))
+    widths = list(dict.fromkeys(widths))
+    depths = list(dict.fromkeys(depths))
     if not widths or not depths or len(widths) == len(depths) == 1 or not rates or seeds < 1 or updates < 1:
         raise ConfigError(
             f"widths = {widths}, depths = {depths}, rates = {list(rates)}, seeds = {seeds}, updates = {updates}: give at least two "
@@ -242,7 +248,12 @@ def _growth(axis: str, place: str, sizes: Sequence[int], runs: Sequence[Sequence
     changes, starts = ([[run[k] for run in each] for each in runs] for k in range(2))
     slopes = [log_slope(sizes, each) for each in zip(*changes, strict=True)]
     finite = not any(map(math.isnan, slopes))
-    error = statistics.stdev(slopes) / len(slopes) ** 0.5 if finite and len(slopes) > 1 else 0.0 if finite else math.nan
+    if finite and len(slopes) > 1:
+        error = statistics.stdev(slopes) / len(slopes) ** 0.5
+    elif finite:
+        error = 0.0
+    else:
+        error = math.nan
     means = [statistics.geometric_mean(each) if finite else math.nan for each in changes]
     return PlaceGrowth(axis, place, means, fmean(slopes), error, log_slope(sizes, [fmean(each) for each in starts]))
 

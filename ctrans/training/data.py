@@ -105,11 +105,15 @@ class Data:
         """Raises ConfigError for a token outside of the vocabulary. Reads all tokens."""
         for what, tokens in self._splits.items():
             for start in range(0, len(tokens), PIECE):
-                highest, lowest = int(tokens[start : start + PIECE].max()), int(tokens[start : start + PIECE].min())
+                highest = int(tokens[start : start + PIECE].max())
+                lowest = int(tokens[start : start + PIECE].min())
                 if lowest < 0:
                     raise ConfigError(f"{self.name} has token {lowest} in its {what} tokens: give ids from 0")
                 if highest >= size:
-                    fix = f"--vocab-size {highest + 1} or more, or other data" if highest < MOST_IDS else f"ids below {MOST_IDS}"
+                    if highest < MOST_IDS:
+                        fix = f"--vocab-size {highest + 1} or more, or other data"
+                    else:
+                        fix = f"ids below {MOST_IDS}"
                     raise ConfigError(
                         f"{self.name} has token {highest} in its {what} tokens {start} to {min(start + PIECE, len(tokens)) - 1} "
                         f"and the vocabulary ends at {size - 1}: give {fix}"

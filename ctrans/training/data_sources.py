@@ -29,7 +29,10 @@ def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
         return {}, given
     if isinstance(given, bytes):
         return {}, from_text(given, context)
-    path = None if given is None else Path(given).absolute()
+    if given is None:
+        path = None
+    else:
+        path = Path(given).absolute()
     is_text = path is None or not os.path.isdir(path)
     source = {"file": str(path) if path and is_text else None, "bin": None if is_text else str(path)}
     return source, read_source(source, context)
@@ -43,7 +46,8 @@ def read_source(source: Source, context: int) -> Data:
         return look_up("task", str(source["task"]), TASKS).data()
     if not source:
         raise ConfigError("a program gave the run its data: give them again, with --file or --bin if they are in files")
-    directory, file = source.get("bin"), source.get("file")
+    directory = source.get("bin")
+    file = source.get("file")
     if directory is not None:
         return from_bin(directory, context)
     return from_text(read_text(file), context, "the text" if file is None else repr(file))

@@ -31,7 +31,8 @@ def digits() -> Labelled:
     except ImportError:
         raise ConfigError("the task digits needs scikit-learn, which has the images: pip install 'ctrans[digits]'") from None
     found = load_digits()
-    pixels, classes = found.data.astype(np.int64), found.target.astype(np.int64)
+    pixels = found.data.astype(np.int64)
+    classes = found.target.astype(np.int64)
     ends = np.stack([np.full(len(pixels), CLASS_TOKEN), LEVELS + 1 + classes], axis=1)
     order = np.random.Philox(key=0).random_raw(len(pixels)).argsort(kind="stable")
     rows = np.concatenate([pixels, ends], axis=1)[order]

@@ -37,7 +37,10 @@ def append_line(path: Path, value: Any, advice: str) -> None:
     """Adds a line of JSON to a file, with inf and nan as texts. Raises ConfigError with the advice,
     and adds nothing, if it cannot write.
     """
-    length = path.stat().st_size if path.exists() else 0
+    if path.exists():
+        length = path.stat().st_size
+    else:
+        length = 0
     with writing(path, advice):
         try:
             with path.open("a") as file:

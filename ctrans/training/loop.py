@@ -123,7 +123,8 @@ class TrainingRun:
 
     def passes(self, step: int) -> Passed:
         """Computes the gradients of `accumulate` micro-batches, asks the watcher, and clips them."""
-        config, started = self.config, time.perf_counter()
+        config = self.config
+        started = time.perf_counter()
         rate = learning_rate(config, step)
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)
@@ -143,7 +144,10 @@ class TrainingRun:
             loss += losses.cross_entropy / config.accumulate
             for name, value in losses.auxiliary:
                 terms[name] = terms.get(name, 0.0) + value / config.accumulate
-            loads = [a + b for a, b in zip(loads, losses.loads, strict=True)] if loads else list(losses.loads)
+            if loads:
+                loads = [a + b for a, b in zip(loads, losses.loads, strict=True)]
+            else:
+                loads = list(losses.loads)
         total = nn.utils.get_total_norm([weight.grad for weight in self.weights if weight.grad is not None])
         norm = full(total)
         advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # before clipping
@@ -163,7 +167,8 @@ class TrainingRun:
         """Makes the step, unless it is skipped or a figure is not finite. Returns the row of the
         iteration.
         """
-        config, row = self.config, passed.row
+        config = self.config
+        row = passed.row
         if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]) and not passed.advice.skip:
             self.optimiser.step()
             self.model.after_step()
@@ -224,8 +229,11 @@ class TrainingRun:
 
     def precision(self) -> contextlib.AbstractContextManager[None]:
         """Autocast to bfloat16 where that is what the maps compute in."""
-        device, dtype = self.processes.device.type, PRECISIONS[self.config.dtype]
-        return torch.autocast(device, dtype) if dtype is torch.bfloat16 else contextlib.nullcontext()
+        device = self.processes.device.type
+        dtype = PRECISIONS[self.config.dtype]
+        if dtype is torch.bfloat16:
+            return torch.autocast(device, dtype)
+        return contextlib.nullcontext()
 
 
 def carry_out(run: TrainingRun, progress: Progress) -> Outcome:

@@ -53,7 +53,8 @@ class Objective(nn.Module):
 
     def __init__(self, model: GPT, config: TrainConfig):
         super().__init__()
-        self.model, self.config = model, config
+        self.model = model
+        self.config = config
         self.scheme = config.scheme
         self.scheme.check(model.depth)
         self.has_terms = any(
@@ -66,9 +67,15 @@ class Objective(nn.Module):
         states, cost = self._flow(x)
         logits = self.model.head(states[-1]).flatten(0, -2)
         cross_entropy = F.cross_entropy(logits, targets.flatten(), ignore_index=-1)
-        total = cross_entropy if cost is None else cross_entropy + self.config.kinetic * cost
+        if cost is None:
+            total = cross_entropy
+        else:
+            total = cross_entropy + self.config.kinetic * cost
         if self.training:
-            terms = self._auxiliary(states) if self.has_terms else {}
+            if self.has_terms:
+                terms = self._auxiliary(states)
+            else:
+                terms = {}
             for name, values in terms.items():
                 total = total + getattr(self.config, name, 1.0) * torch.stack(values).sum()
             means = tuple((name, torch.stack(values).mean().detach()) for name, values in terms.items())
@@ -110,7 +117,8 @@ class Objective(nn.Module):
         """The states that the losses need, with X_T last, and the mean over tokens of int |v|^2/2
         dt if lam > 0.
         """
-        config, depth = self.config, self.model.depth
+        config = self.config
+        depth = self.model.depth
         if self.training and self.scheme.evaluates_once and not (config.kinetic or self.has_terms):
             return (depth(x),), None
         segments = self.scheme.segments(depth)

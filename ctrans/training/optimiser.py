@@ -39,7 +39,10 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     steps in its dtype.
     """
     wide = matrix.shape[-2] <= matrix.shape[-1]
-    x = matrix if wide else matrix.mT
+    if wide:
+        x = matrix
+    else:
+        x = matrix.mT
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-30)
     a, b, c = SCHULZ
     for _ in range(ROUNDS):
@@ -62,7 +65,10 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes one step. Returns the closure's loss."""
         with torch.enable_grad():
-            loss = None if closure is None else closure()
+            if closure is None:
+                loss = None
+            else:
+                loss = closure()
         for group in self.param_groups:
             first, second = group["betas"]
             for weight in group["params"]:

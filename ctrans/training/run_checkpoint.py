@@ -43,12 +43,19 @@ def save_checkpoint(
     """
     if not (sharded or processes.first):
         return
-    progress, wait = state.progress, processes.wait if sharded else lambda: None
+    progress = state.progress
+    if sharded:
+        wait = processes.wait
+    else:
+        wait = lambda: None
     with store.saving(progress.step, best=progress.best_step, good=progress.good, first=processes.first, wait=wait) as directory:
         tensors = optimiser_tensors(model, optimiser)
         if sharded and tensors:
             _write_shards(directory / SHARDS, tensors)
-        whole = _with_whole_weights(model) if sharded else model
+        if sharded:
+            whole = _with_whole_weights(model)
+        else:
+            whole = model
         if processes.first:
             checkpoint.save(whole, directory)
             if not (sharded and tensors):
@@ -62,12 +69,16 @@ def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> No
     ConfigError for tensors of another model.
     """
     shards = directory / SHARDS
-    tensors = _read_shards(shards, model) if shards.exists() else _read_whole(directory, model)
+    if shards.exists():
+        tensors = _read_shards(shards, model)
+    else:
+        tensors = _read_whole(directory, model)
     parameters = dict(model.named_parameters())
     order = {parameter: i for i, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"])}
     state: dict[int, dict[str, Tensor]] = {}
     for full_name, value in tensors.items():
-        name, key = parameter_of(full_name), full_name.rpartition(NAME_END)[2]
+        name = parameter_of(full_name)
+        key = full_name.rpartition(NAME_END)[2]
         if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
             raise ConfigError(
                 f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of this model: use the checkpoint's model"
@@ -119,7 +130,8 @@ def _write_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
 
 def _read_whole(directory: Path, model: GPT) -> dict[str, Tensor]:
     """The tensors of the checkpoint's one file. Raises ConfigError if it is missing or damaged."""
-    path, parameters = directory / OPTIMISER, dict(model.named_parameters())
+    path = directory / OPTIMISER
+    parameters = dict(model.named_parameters())
     try:
         tensors = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
@@ -147,7 +159,10 @@ def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:
     for name, stored in reader.read_metadata().state_dict_metadata.items():
         like = parameters.get(parameter_of(name))
         size = stored.size  # type: ignore[union-attr]  # safetensors hold tensors only
-        tensors[name] = torch.zeros(size) if like is None or like.shape != size else torch.zeros_like(like.detach())
+        if like is None or like.shape != size:
+            tensors[name] = torch.zeros(size)
+        else:
+            tensors[name] = torch.zeros_like(like.detach())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())

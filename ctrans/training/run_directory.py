@@ -85,14 +85,19 @@ class RunDirectory:
         for path in self._copies():
             if not (path / SUMS).is_file():
                 raise ConfigError(f"{str(path)!r} was not made by a run: move it away, or choose another --out")
-        current = self.checkpoints.name if self.exists else None
+        if self.exists:
+            current = self.checkpoints.name
+        else:
+            current = None
         return RunDirectory(self.directory, next(name for name in GENERATIONS if name != current))
 
     @property
     def last(self) -> Path:
         """The link `last`, or the first checkpoint if the run was killed before it made the link."""
         link = self.directory / LAST
-        return self.step_directory(0) if self.steps() == [0] and not os.path.lexists(link) else link
+        if self.steps() == [0] and not os.path.lexists(link):
+            return self.step_directory(0)
+        return link
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -240,7 +245,9 @@ class RunDirectory:
 
     def _what_is_left(self) -> str:
         steps = self.steps()
-        return f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint"
+        if steps:
+            return f"the checkpoint of step {steps[-1]} is intact"
+        return "there is no earlier checkpoint"
 
     def verified_last(self) -> Path:
         """The directory that `last` points to. If it is damaged, raises ConfigError with the fault

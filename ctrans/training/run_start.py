@@ -46,7 +46,10 @@ def anew(
     """
     if not overwrite:
         check_free(store)
-    store = store.beside() if overwrite else store
+    if overwrite:
+        store = store.beside()
+    else:
+        store = store
     check_data(model, config, data, processes)
     state = State(Progress(), config, dict(source), data.fingerprint())
     run = assemble(model, state, data, store, parallel, processes)
@@ -158,7 +161,10 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
     config = state.config
     orthogonal = OPTIMISERS[config.optimiser].orthogonal
     if parallel.sharded and (orthogonal or RESIDUALS[model.config.residual].unit_weights):
-        what = f"optimiser {config.optimiser!r}" if orthogonal else f"residual {model.config.residual!r}"
+        if orthogonal:
+            what = f"optimiser {config.optimiser!r}"
+        else:
+            what = f"residual {model.config.residual!r}"
         raise ConfigError(f"{what} normalises whole matrices, and no process has them: choose --parallel ddp")
     model = model.to(device=processes.device, dtype=config.weight_dtype)
     objective = Objective(model, config)

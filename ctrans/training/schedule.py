@@ -25,7 +25,8 @@ def temperature(config: TrainConfig, step: int, final: float) -> float:
     The sensitivity of the attention path is theta/tau times norms, so its logarithm changes
     linearly. Source: theory, section 9; Emadi, section 6.3.
     """
-    start, steps = config.temperature_start, config.temperature_steps
+    start = config.temperature_start
+    steps = config.temperature_steps
     if start is None or step >= steps:
         return final
     return float(start * (final / start) ** (step / steps))

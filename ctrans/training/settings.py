@@ -112,7 +112,8 @@ class TrainConfig:
         if low is not None:
             Range(0, self.learning_rate, "0 to learning_rate").check("min_learning_rate", low)
         self.scheme.check_numbers(self.weight_dtype)
-        start, steps = self.temperature_start, self.temperature_steps
+        start = self.temperature_start
+        steps = self.temperature_steps
         if (start is None) != (steps == 0):
             raise ConfigError(
                 f"temperature_start = {shown(start)} with temperature_steps = {steps}: a temperature warm-up needs both, or neither"
@@ -164,12 +165,16 @@ class TrainConfig:
     @property
     def weight_dtype(self) -> torch.dtype:
         """The dtype of weights and optimiser state."""
-        return torch.float64 if self.dtype == "float64" else torch.float32
+        if self.dtype == "float64":
+            return torch.float64
+        return torch.float32
 
     @property
     def lowest(self) -> float:
         """The learning rate at the end of the cosine."""
-        return self.learning_rate / 10 if self.min_learning_rate is None else self.min_learning_rate
+        if self.min_learning_rate is None:
+            return self.learning_rate / 10
+        return self.min_learning_rate
 
     @property
     def scheme(self) -> Scheme:

@@ -23,7 +23,10 @@ def start_from(path: str | Path, given: Mapping[str, Any]) -> GPT:
     """
     model = load(path)
     own = vars(model.config)
-    other = "stack_steps" if model.config.is_stack else "depth"
+    if model.config.is_stack:
+        other = "stack_steps"
+    else:
+        other = "depth"
     for name, value in given.items():
         if name in own and name != other and own[name] != value:
             raise ConfigError(

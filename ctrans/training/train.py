@@ -139,7 +139,11 @@ def plan(
     model: GPTConfig | GPT, config: TrainConfig, data: Given, *, out: str | Path, overwrite: bool = False, parallel: str = "none"
 ) -> Plan:
     """Plans a new run. Arguments and errors are those of `train`."""
-    architecture, directory = (model.config if isinstance(model, GPT) else model), RunDirectory(Path(out))
+    if isinstance(model, GPT):
+        architecture = model.config
+    else:
+        architecture = model
+    directory = RunDirectory(Path(out))
     way = get_parallel(parallel, config)
     check_buildable(architecture, config.seed)
     check_warm_up(architecture, config)
@@ -147,7 +151,10 @@ def plan(
     check_low_rank(model, config)
     source, tokens = source_of(data, architecture.context)
     directory.check_writable()
-    weights = model if isinstance(model, GPT) else GPT(architecture, seed=config.seed)
+    if isinstance(model, GPT):
+        weights = model
+    else:
+        weights = GPT(architecture, seed=config.seed)
     if config.low_rank:
         adapt(weights, [sublayer.field for sublayer in weights.depth.sublayers], config.low_rank, seed=config.seed)
     begin = partial(anew, weights, config, tokens, directory, way, source=source, overwrite=overwrite)
@@ -169,7 +176,8 @@ def plan_to_resume(
     """
     store = RunDirectory(Path(out))
     directory = store.verified_last()
-    state, architecture = read_state(directory), load_config(directory)
+    state = read_state(directory)
+    architecture = load_config(directory)
     known = {**asdict(architecture), **asdict(state.config)}
     check_continues(known, {name: value for name, value in given.items() if name in known}, flags or {})
     state = with_settings(state, given)

@@ -37,9 +37,15 @@ class Progress:
         """The progress with one more validation loss. The loss is good if it is at most the first
         plus the margin.
         """
-        first = loss if self.first is None else self.first
+        if self.first is None:
+            first = loss
+        else:
+            first = self.first
         fine = loss <= first + margin
-        above, good = (0, self.step) if fine else (self.above + 1, self.good)
+        if fine:
+            above, good = (0, self.step)
+        else:
+            above, good = (self.above + 1, self.good)
         best = (loss, self.step) if self.best is None or loss < self.best else (self.best, self.best_step)
         return Progress(self.step, first, *best, above, good)
 
@@ -86,7 +92,10 @@ def read_state(directory: Path) -> State:
     check_names(progress, Progress, f"key in {STATE}")
     for name, value in progress.items():
         if not (_is_loss(value) if name in LOSSES else is_step(value) or (name == "best_step" and value is None)):
-            wanted = "a number or null" if name in LOSSES else "a step"
+            if name in LOSSES:
+                wanted = "a number or null"
+            else:
+                wanted = "a step"
             raise ConfigError(f"{name} = {shown(value)} in {str(path)!r}: give {wanted}, or restore the file")
     if not isinstance(source, dict) or not all(isinstance(value, str | None) for value in source.values()):
         raise ConfigError(f"source = {shown(source)} in {str(path)!r}: give names and paths, or restore the file")

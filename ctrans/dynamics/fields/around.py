@@ -26,5 +26,8 @@ class AroundMap(nn.Module):
     @property
     def why_not(self) -> str:
         """The wrapped map's reason, or that it is wrapped."""
-        reason = self.field.why_not if isinstance(self.field, ExplainsUnsupported) else ""
+        if isinstance(self.field, ExplainsUnsupported):
+            reason = self.field.why_not
+        else:
+            reason = ""
         return reason or f"it wraps a {type(self.field).__name__}, whose properties need not be its own"

@@ -81,9 +81,13 @@ class SoftmaxAttention(JoinedHeads):
             raise ConfigError("Attention exposes its heads, which sinks and gated_output prevent: use SoftmaxAttention")
         options.check_heads(width, heads)
         super().__init__(width, heads, groups=options.kv_heads, causal=causal, bias=bias)
-        self.options, self.temperature = options, check_temperature(temperature)
+        self.options = options
+        self.temperature = check_temperature(temperature)
         name = qk_norm_name(qk_norm)
-        norms = QK_NORMS[name](heads, self.head, eps) if isinstance(name, str) else (nn.Identity(), nn.Identity())
+        if isinstance(name, str):
+            norms = QK_NORMS[name](heads, self.head, eps)
+        else:
+            norms = (nn.Identity(), nn.Identity())
         self.query_norm, self.key_norm = norms
         self.gate = nn.Linear(width, width, bias=bias) if options.gated_output else None
         self.sinks = nn.Parameter(torch.zeros(heads)) if options.sinks else None
@@ -94,7 +98,9 @@ class SoftmaxAttention(JoinedHeads):
         """Why it does not expose its heads, or ""."""
         if self.sinks is not None:
             return "a sink takes part of each row, so that what is left does not sum to 1"
-        return "" if self.gate is None else "a gate that depends on the input multiplies what its heads average"
+        if self.gate is None:
+            return ""
+        return "a gate that depends on the input multiplies what its heads average"
 
     def pre_projection(self, x: TokenRows) -> TokenRows:
         """The input of the output projection: the heads' averages, concatenated, times the gate."""
@@ -174,8 +180,12 @@ class SoftmaxAttention(JoinedHeads):
         offset |W_O|_2 |b_V| + |b_O|.
         """
         out = self.out.weight.detach()
-        outs, b_v = out.chunk(self.heads, dim=1), self.offsets()[2]
-        offsets = None if b_v is None else self.for_heads(b_v.detach().double())
+        outs = out.chunk(self.heads, dim=1)
+        b_v = self.offsets()[2]
+        if b_v is None:
+            offsets = None
+        else:
+            offsets = self.for_heads(b_v.detach().double())
         if self.gate is not None:
             lengths = [spectral_norm(part) for part in self.for_heads(self.split(self.qkv.weight.detach())[2])]
             each = sum(spectral_norm(part) * of_values for part, of_values in zip(outs, lengths, strict=True))
@@ -199,16 +209,20 @@ class SoftmaxAttention(JoinedHeads):
         return *self._normed_and_turned(q, k), v
 
     def _normed_and_turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = self.query_norm(q), self.key_norm(k)
+        q = self.query_norm(q)
+        k = self.key_norm(k)
         if self.options.places.turned:
             entries = turned_entries(self.head, self.options.rotary_fraction)
             by = turns(q.shape[-2], entries, self.options.rotary_base, q)
-            q, k = turn(q, by), turn(k, by)
+            q = turn(q, by)
+            k = turn(k, by)
         return q, k
 
     def _for_each_head(self, shared: Tensor) -> Tensor:
         """Keys or values of the group of each head."""
-        return shared if self.groups == self.heads else shared.repeat_interleave(self.heads // self.groups, -3)
+        if self.groups == self.heads:
+            return shared
+        return shared.repeat_interleave(self.heads // self.groups, -3)
 
     def _rows(self, q: Tensor, k: Tensor) -> Tensor:
         return self._weights((q * self._scale) @ self._for_each_head(k).transpose(-1, -2))
@@ -218,7 +232,9 @@ class SoftmaxAttention(JoinedHeads):
 
         def asked(each: Tensor) -> Tensor:
             """The rows of the chosen tokens, from a table (*heads, tokens, tokens)."""
-            return each if chosen is None else each.expand(self.heads, -1, -1)[:, chosen].transpose(0, 1).unsqueeze(-2)
+            if chosen is None:
+                return each
+            return each.expand(self.heads, -1, -1)[:, chosen].transpose(0, 1).unsqueeze(-2)
 
         cap = self.options.softcap
         if cap is not None:
@@ -240,24 +256,36 @@ class SoftmaxAttention(JoinedHeads):
         if not self.causal and window == tokens:
             return None
         whole = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
-        hidden = whole.triu(1) if self.causal else torch.zeros_like(whole)
+        if self.causal:
+            hidden = whole.triu(1)
+        else:
+            hidden = torch.zeros_like(whole)
         if window < tokens:
             hidden = hidden | whole.tril(-window)
-            hidden = hidden if self.causal else hidden | whole.triu(window)
+            if self.causal:
+                hidden = hidden
+            else:
+                hidden = hidden | whole.triu(window)
         return hidden
 
     def _mask(self, q: Tensor) -> Tensor | None:
         """The mask for the fused kernel: True where a token may be read, or the numbers to add to
         scores. None if causality is the only mask.
         """
-        tokens, window = q.shape[-2], self.options.window
+        tokens = q.shape[-2]
+        window = self.options.window
         if self.options.places.sloped:
-            added, hidden = falling_scores(self.heads, tokens, q), self.causal_window_mask(tokens, q.device)
-            return added if hidden is None else added.masked_fill(hidden, -math.inf)
+            added = falling_scores(self.heads, tokens, q)
+            hidden = self.causal_window_mask(tokens, q.device)
+            if hidden is None:
+                return added
+            return added.masked_fill(hidden, -math.inf)
         if window is None or window >= tokens:
             return None
         hidden = self.causal_window_mask(tokens, q.device)
-        return None if hidden is None else ~hidden
+        if hidden is None:
+            return None
+        return ~hidden
 
 
 @checked
@@ -292,7 +320,9 @@ def qk_norm_name(qk_norm: bool | str) -> bool | str:
         raise ConfigError(f"qk_norm = {shown(qk_norm)}: give False or a name, one of {', '.join(QK_NORMS)}")
     if isinstance(qk_norm, str):
         look_up("qk_norm", qk_norm, QK_NORMS)
-    return "rms" if qk_norm is True else qk_norm
+    if qk_norm is True:
+        return "rms"
+    return qk_norm
 
 
 @contextlib.contextmanager

@@ -64,7 +64,9 @@ class Branch(NamedTuple):
     @property
     def steepest(self) -> float:
         """The Lipschitz constant of A."""
-        return 1.0 if self.gains is None else self.gains.largest
+        if self.gains is None:
+            return 1.0
+        return self.gains.largest
 
     def given(self, u: Vectors) -> Vectors:
         """A u, the input of the map."""
@@ -78,4 +80,6 @@ class Branch(NamedTuple):
     @property
     def offset(self) -> float:
         """|beta|."""
-        return 0.0 if self.gains is None else float(torch.linalg.vector_norm(self.gains.beta.detach().double()))
+        if self.gains is None:
+            return 0.0
+        return float(torch.linalg.vector_norm(self.gains.beta.detach().double()))

@@ -93,7 +93,10 @@ def _mixed_tokens(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> Faults:
         other[:, token] = -other[:, token] + 1
         same = [k for k in range(x.shape[-2]) if k != token]
         if not _close(field(other)[:, same], y[:, same]):
-            said = "says that it does not" if kind == "attention" else "a map of an FFN is taken to act on each token alone"
+            if kind == "attention":
+                said = "says that it does not"
+            else:
+                said = "a map of an FFN is taken to act on each token alone"
             yield "mixes tokens", f"{said}: give it `mixes_tokens = True`"
 
 
@@ -111,13 +114,15 @@ def _false_sayings(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
             if matrix.weight.untyped_storage().data_ptr() not in own:
                 fix = "yield its parameters, or views of them, so that they can be drawn in place"
                 yield f"yields a matrix of role {matrix.role!r} that is none of its parameters", fix
-    longest, slack = float(x.norm(dim=-1).max()), 1 + math.sqrt(torch.finfo(x.dtype).eps)
+    longest = float(x.norm(dim=-1).max())
+    slack = 1 + math.sqrt(torch.finfo(x.dtype).eps)
     if isinstance(field, HasBound) and not float(y.norm(dim=-1).max()) <= slack * field.bound().at(longest):
         found = f"gave a token of length {float(y.norm(dim=-1).max()):.4g}, above its bound {field.bound().at(longest):.4g}"
         yield found, "fix `bound`, or leave it out"
     if isinstance(field, HasLipschitz):
         nearby = x * (1 - torch.rand(x.shape[:-1], generator=torch.Generator().manual_seed(0)).to(x).unsqueeze(-1) / 8)
-        moved, step = float((field(nearby) - y).norm(dim=-1).max()), float((nearby - x).norm(dim=-1).max())
+        moved = float((field(nearby) - y).norm(dim=-1).max())
+        step = float((nearby - x).norm(dim=-1).max())
         if not moved <= slack * field.lipschitz(longest) * step:
             found = f"moved a token by {moved:.4g} for a step of {step:.4g}, above its Lipschitz constant"
             yield found, "fix `lipschitz`, or leave it out"

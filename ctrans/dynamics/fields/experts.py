@@ -65,10 +65,16 @@ class MixtureOfExperts(ProjectedMap):
         total = hidden * (options.experts + options.shared_experts)
         super().__init__((2 if gate is None else 3) * width * total)
         self.options = options
-        self.activation = activation if gate is None else gate
+        if gate is None:
+            self.activation = activation
+        else:
+            self.activation = gate
         look_up("activation", self.activation, ACTIVATIONS)
         self.hidden = hidden
-        self.gate = None if gate is None else nn.Linear(width, total, bias=bias)
+        if gate is None:
+            self.gate = None
+        else:
+            self.gate = nn.Linear(width, total, bias=bias)
         self.up = nn.Linear(width, total, bias=bias)
         self.down = nn.Linear(total, width, bias=bias)
         self.router = nn.Linear(width, options.experts, bias=False)
@@ -168,7 +174,8 @@ class MixtureOfExperts(ProjectedMap):
         It holds for every router, since gates sum to at most 1.
         """
         each = [part.bound() for part in self._experts()]
-        routed, shared = each[: self.options.experts], each[self.options.experts :]
+        routed = each[: self.options.experts]
+        shared = each[self.options.experts :]
         largest = TokenBound(*map(max, zip(*routed, strict=True)))
         gain, offset, curvature = map(sum, zip(largest, *shared, strict=True))
         return TokenBound(gain, offset + length(self.down.bias), curvature)
@@ -178,7 +185,9 @@ class MixtureOfExperts(ProjectedMap):
         `lipschitz_between_switches`.
         """
         every = self.options.top_k == self.options.experts
-        return self.lipschitz_between_switches(radius, printed=printed) if every else math.inf
+        if every:
+            return self.lipschitz_between_switches(radius, printed=printed)
+        return math.inf
 
     def lipschitz_between_switches(self, radius: float = math.inf, *, printed: bool = False) -> float:
         """max_e L_e + max_e B_e max_e |w_e| + L_shared, a bound on |df/dx| for |x| <= r wherever
@@ -188,10 +197,14 @@ class MixtureOfExperts(ProjectedMap):
         4.2 of Emadi for the softmax of z or of log s, abs(d log sigmoid(z)) <= abs(dz)); B_e = max
         |E_e(x)|, E_e = W_2,e h_e, is the expert's bound.
         """
-        parts, count = self._experts(), self.options.experts
+        parts = self._experts()
+        count = self.options.experts
         slopes = [part.lipschitz(radius, printed=printed) for part in parts]
         rows = float(torch.linalg.vector_norm(self.router.weight.detach().double(), dim=-1).max())
-        turned = rows * max(part.bound().at(radius) for part in parts[:count]) if count > 1 else 0.0
+        if count > 1:
+            turned = rows * max(part.bound().at(radius) for part in parts[:count])
+        else:
+            turned = 0.0
         return max(slopes[:count]) + turned + sum(slopes[count:])
 
     @property
@@ -201,7 +214,8 @@ class MixtureOfExperts(ProjectedMap):
 
     def _sorted(self, x: UnbatchedRows) -> UnbatchedRows:
         """f, with each expert applied to its own tokens."""
-        options, routing = self.options, self.route(x)
+        options = self.options
+        routing = self.route(x)
         # k entries for each token, in the order of its experts; then all entries sorted by expert
         places = routing.chosen.nonzero()[:, 1]
         order = places.argsort(stable=True)
@@ -214,7 +228,9 @@ class MixtureOfExperts(ProjectedMap):
         y: Tensor = (gates.unsqueeze(-1) * each).sum(1)
         if options.shared_experts:
             y = y + F.linear(maps[-1].features(x), maps[-1].down.weight)
-        return y if self.down.bias is None else y + self.down.bias.to(y.dtype)
+        if self.down.bias is None:
+            return y
+        return y + self.down.bias.to(y.dtype)
 
     def _experts(self) -> list[FFNMaps]:
         """Each routed expert without its last offset, and all shared ones together at the end."""

@@ -42,19 +42,26 @@ class Affine(NamedTuple):
 
     def split(self, sizes: list[int]) -> list[Affine]:
         """The maps of these numbers of rows."""
-        offsets = [None] * len(sizes) if self.bias is None else self.bias.split(sizes)
+        if self.bias is None:
+            offsets = [None] * len(sizes)
+        else:
+            offsets = self.bias.split(sizes)
         return [Affine(*part) for part in zip(self.weight.split(sizes), offsets, strict=True)]
 
     def offsets(self) -> PerOutput:
         """b in float64, 0 if there is none."""
         weight = self.weight
-        return weight.new_zeros(len(weight), dtype=torch.float64) if self.bias is None else self.bias.detach().double()
+        if self.bias is None:
+            return weight.new_zeros(len(weight), dtype=torch.float64)
+        return self.bias.detach().double()
 
     def largest(self, radius: float) -> float:
         """max over rows k of |w_k| r + |b_k|, the largest entry of W x + b for |x| <= r; inf for r
         = inf.
         """
-        return float((self.rows() * radius + self.offsets().abs()).max()) if radius < math.inf else math.inf
+        if radius < math.inf:
+            return float((self.rows() * radius + self.offsets().abs()).max())
+        return math.inf
 
 
 class FFNMaps(NamedTuple):
@@ -91,7 +98,8 @@ class FFNMaps(NamedTuple):
         The result is the one that grows least. In the third, (g'x)(u'x) = x' S x for S = (g u' + u
         g')/2, whose eigenvalues are (<g, u> +- |g| |u|)/2.
         """
-        outer, last = spectral_norm(self.down.weight), length(self.down.bias)
+        outer = spectral_norm(self.down.weight)
+        last = length(self.down.bias)
         if self.gate is None and self.phi.degree == 1:
             return TokenBound(outer * spectral_norm(self.up.weight), outer * length(self.up.bias) + last)
         inner = _product_bound(self.gate or self.up, self.up)
@@ -106,10 +114,19 @@ class FFNMaps(NamedTuple):
         Jacobian is W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). |z|_r and |w|_r are
         `Affine.largest`.
         """
-        gate, up, phi = self.gate, self.up, self.phi
-        slope, outer = 1.0 if printed else phi.slope, spectral_norm(self.down.weight)
+        gate = self.gate
+        up = self.up
+        phi = self.phi
+        if printed:
+            slope = 1.0
+        else:
+            slope = phi.slope
+        outer = spectral_norm(self.down.weight)
         if gate is None:
-            slope *= up.largest(radius) if phi.degree == 2 and not printed else 1.0
+            if phi.degree == 2 and not printed:
+                slope *= up.largest(radius)
+            else:
+                slope *= 1.0
             return slope * outer * spectral_norm(up.weight)
         entries = slope * spectral_norm(gate.weight) * up.largest(radius) + gate.largest(radius) * spectral_norm(up.weight)
         return outer * entries
@@ -137,15 +154,21 @@ class BoundedFFN(nn.Module, abc.ABC):
 
 def length(vector: Tensor | None) -> float:
     """|b|, 0 for None."""
-    return 0.0 if vector is None else float(torch.linalg.vector_norm(vector.detach().double()))
+    if vector is None:
+        return 0.0
+    return float(torch.linalg.vector_norm(vector.detach().double()))
 
 
 def _product_bound(gate: Affine, up: Affine) -> TokenBound:
     """|z * w|, as in `FFNMaps.bound`."""
-    gates, ups = gate.rows(), up.rows()
-    g_0, u_0 = gate.offsets(), up.offsets()
-    whole_gate, whole_up = (spectral_norm(gate.weight), length(g_0)), (spectral_norm(up.weight), length(u_0))
-    entry_gate, entry_up = (float(gates.max()), float(g_0.abs().max())), (float(ups.max()), float(u_0.abs().max()))
+    gates = gate.rows()
+    ups = up.rows()
+    g_0 = gate.offsets()
+    u_0 = up.offsets()
+    whole_gate = (spectral_norm(gate.weight), length(g_0))
+    whole_up = (spectral_norm(up.weight), length(u_0))
+    entry_gate = (float(gates.max()), float(g_0.abs().max()))
+    entry_up = (float(ups.max()), float(u_0.abs().max()))
     mixed = gates * u_0.abs() + ups * g_0.abs()
     pairs = zip(gate.parts(), up.parts(), strict=True)
     overlaps = torch.cat([(g.double() * u.double()).sum(-1) for g, u in pairs])  # <g_k, u_k>

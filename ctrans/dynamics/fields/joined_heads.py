@@ -36,7 +36,10 @@ class JoinedHeads(ProjectedMap):
         if heads < 1 or width % heads:
             raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
         super().__init__(2 * width * (width + (groups or heads) * (width // heads)))
-        self.width, self.heads, self.causal, self.groups = width, heads, causal, groups or heads
+        self.width = width
+        self.heads = heads
+        self.causal = causal
+        self.groups = groups or heads
         self.qkv = nn.Linear(width, width + 2 * self.groups * self.head, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
 
@@ -68,7 +71,10 @@ class JoinedHeads(ProjectedMap):
         """
         look_up("scaling", name, self.scalings)
         twin = copy.deepcopy(self)
-        inner, last = (c, 1.0) if name == "V" else (math.sqrt(c), math.sqrt(c))
+        if name == "V":
+            inner, last = (c, 1.0)
+        else:
+            inner, last = (math.sqrt(c), math.sqrt(c))
         for parameter in (twin.qkv.weight, twin.qkv.bias):
             if parameter is not None:
                 self.split(parameter)[2].mul_(inner)
@@ -85,7 +91,9 @@ class JoinedHeads(ProjectedMap):
 
     def offsets(self) -> tuple[Tensor | None, ...]:
         """b_Q, b_K and b_V; None without bias."""
-        return (None, None, None) if self.qkv.bias is None else self.split(self.qkv.bias)
+        if self.qkv.bias is None:
+            return (None, None, None)
+        return self.split(self.qkv.bias)
 
     def by_head(self, x: Tensor) -> Tensor:
         """(*batch, heads, tokens, head) from concatenated heads."""
@@ -107,7 +115,13 @@ class JoinedHeads(ProjectedMap):
         """
         query, key, value = self.split(self.qkv.weight)
         b_q, b_k, _ = self.offsets()
-        counted = (key.new_zeros(len(key)) if b_k is None else b_k) if of_keys else None
+        if of_keys:
+            if b_k is None:
+                counted = key.new_zeros(len(key))
+            else:
+                counted = b_k
+        else:
+            counted = None
         return matrices_by_head((query, key, value, self.out.weight), b_q, counted, self.heads, self.groups)
 
     def paths(self) -> list[float]:

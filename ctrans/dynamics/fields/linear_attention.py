@@ -179,7 +179,8 @@ def _carried(
     added: Float[Tensor, "*batch chunks head values"], keep: Float[Tensor, "*batch chunks 1 1"]
 ) -> Float[Tensor, "*batch chunks head values"]:
     """The state before each chunk: S_n = keep_(n-1) S_(n-1) + added_(n-1), S_0 = 0."""
-    state, states = torch.zeros_like(added[..., 0, :, :]), []
+    state = torch.zeros_like(added[..., 0, :, :])
+    states = []
     for chunk in range(added.shape[-3]):
         states.append(state)
         state = added[..., chunk, :, :] + keep[..., chunk, :, :] * state

@@ -44,7 +44,8 @@ class ParallelMaps(nn.Module):
 
     def __init__(self, attention: nn.Module, ffn: nn.Module, gains: tuple[BranchGains | None, BranchGains | None] = (None, None)):
         super().__init__()
-        self.attention, self.ffn = attention, ffn
+        self.attention = attention
+        self.ffn = ffn
         self.attention_gains, self.ffn_gains = gains
 
     def forward(self, u: TokenRows, **context: Any) -> TokenRows:
@@ -116,7 +117,8 @@ class LinearMaps(nn.Module):
 
     def __init__(self, first: nn.Linear, second: nn.Linear):
         super().__init__()
-        self.first, self.second = first, second
+        self.first = first
+        self.second = second
 
     @property
     def weight(self) -> Tensor:
@@ -125,7 +127,9 @@ class LinearMaps(nn.Module):
     @property
     def bias(self) -> Tensor | None:
         each: list[Tensor] = [part.bias for part in (self.first, self.second) if part.bias is not None]
-        return torch.stack(each).sum(0) if each else None
+        if each:
+            return torch.stack(each).sum(0)
+        return None
 
     def forward(self, h: Tensor) -> Tensor:
         first, second = h.split([self.first.in_features, self.second.in_features], -1)

@@ -49,11 +49,15 @@ def turns(tokens: int, entries: int, base: float, like: Tensor) -> Turns:
     """The cosines and sines of the angles i base^(-2 m/e), for tokens i = 0, 1, .. and pairs m <
     e/2, e = `entries`, in the dtype of `like`.
     """
-    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
+    if like.dtype == torch.float64:
+        exact = torch.float64
+    else:
+        exact = torch.float32
     places = torch.arange(tokens, dtype=exact, device=like.device)
     rates = base ** (-torch.arange(0, entries, 2, dtype=exact, device=like.device) / entries)
     angles = places.unsqueeze(-1) * rates
-    cosine, sine = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    cosine = angles.cos().to(like.dtype)
+    sine = angles.sin().to(like.dtype)
     return torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)
 
 

@@ -225,7 +225,9 @@ class MixesTokens(Protocol, metaclass=AsksTheInstance):
 @checked
 def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
     """The map's own statement, or the default for maps of its kind."""
-    return field.mixes_tokens if isinstance(field, MixesTokens) else kind != "ffn"
+    if isinstance(field, MixesTokens):
+        return field.mixes_tokens
+    return kind != "ffn"
 
 
 @runtime_checkable
@@ -279,4 +281,6 @@ class ExplainsUnsupported(Protocol, metaclass=AsksTheInstance):
 @checked
 def why_not(field: object) -> str:
     """Why the map lacks protocols: ": its reason", to append to a sentence, or ""."""
-    return f": {field.why_not}" if isinstance(field, ExplainsUnsupported) and field.why_not else ""
+    if isinstance(field, ExplainsUnsupported) and field.why_not:
+        return f": {field.why_not}"
+    return ""

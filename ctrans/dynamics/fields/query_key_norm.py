@@ -21,11 +21,16 @@ class UnitLength(nn.Module):
     def __init__(self, eps: float, scale: Float[Tensor, " heads"] | None = None):
         super().__init__()
         self.eps = eps
-        self.scale = None if scale is None else nn.Parameter(scale)
+        if scale is None:
+            self.scale = None
+        else:
+            self.scale = nn.Parameter(scale)
 
     def forward(self, x: ByHead) -> ByHead:
         y = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + self.eps)
-        return y if self.scale is None else y * self.scale.view(-1, 1, 1)
+        if self.scale is None:
+            return y
+        return y * self.scale.view(-1, 1, 1)
 
 
 QK_NORMS: dict[str, Callable[[int, int, float], NormPair]] = {

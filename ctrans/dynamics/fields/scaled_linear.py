@@ -18,7 +18,8 @@ class ScaledLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, scale: Tensor):
         super().__init__()
-        self.linear, self._scale = linear, scale.detach()
+        self.linear = linear
+        self._scale = scale.detach()
 
     @property
     def in_features(self) -> int:
@@ -32,7 +33,9 @@ class ScaledLinear(nn.Module):
     @property
     def bias(self) -> Float[Tensor, " out"] | None:
         b = self.linear.bias
-        return None if b is None else self._scale.to(b) * b
+        if b is None:
+            return None
+        return self._scale.to(b) * b
 
     @property
     def zeros(self) -> int:

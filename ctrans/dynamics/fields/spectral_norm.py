@@ -85,12 +85,17 @@ def _once(norm: Callable[..., float], *matrices: Tensor) -> float:
 def _norm(m: Tensor) -> float:
     # sums and copies of a large matrix need as much memory as the matrix
     if not m.numel() or not all(math.isfinite(float(extreme)) for extreme in (m.amax(), m.amin())):
-        return math.inf if m.numel() else 0.0
-    return _exact(m.double()) if min(m.shape) <= EXACT else upper_bound(m)
+        if m.numel():
+            return math.inf
+        return 0.0
+    if min(m.shape) <= EXACT:
+        return _exact(m.double())
+    return upper_bound(m)
 
 
 def _norm_of_product(left: Tensor, right: Tensor) -> float:
-    a, b = left.double(), right.double()
+    a = left.double()
+    b = right.double()
     if b.shape[0] < b.shape[1]:
         b = torch.linalg.qr(b.T, mode="r").R.T
     return _norm(a @ b)
@@ -107,13 +112,17 @@ def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
     smaller of M'M and MM', and sqrt(1 - eps) = 1/(1 + slack) with room for rounding. k follows from
     the probability: 12 for n = 8192, with two products of M with b vectors each.
     """
-    m = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    if matrix.shape[0] >= matrix.shape[1]:
+        m = matrix
+    else:
+        m = matrix.T
     n = m.shape[1]
     eps = 1 - ((1 + ROUNDING) / (1 + SLACK)) ** 2
     steps = math.ceil((math.log(1.648 * math.sqrt(n)) - math.log(FAILURE) / VECTORS) / (2 * math.sqrt(eps)) + 0.5)
     generator = torch.Generator().manual_seed(SEED)
     v = torch.randn(n, VECTORS, generator=generator, dtype=torch.float64).to(m.device)
-    basis, images = torch.empty(n, 0, dtype=torch.float64, device=m.device), list[Tensor]()
+    basis = torch.empty(n, 0, dtype=torch.float64, device=m.device)
+    images = list[Tensor]()
     for _ in range(steps):
         if images:
             v = _product(m.T, images[-1])
@@ -125,10 +134,18 @@ def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
 
 
 def _exact(m: Tensor) -> float:
-    largest = float(m.abs().max()) if m.numel() else 0.0
+    if m.numel():
+        largest = float(m.abs().max())
+    else:
+        largest = 0.0
     if not 1e-140 < largest < 1e140:  # whose squares overflow, or underflow
-        return largest * _exact(m / largest) if largest else 0.0
-    gram = m.T @ m if m.shape[0] > m.shape[1] else m @ m.T
+        if largest:
+            return largest * _exact(m / largest)
+        return 0.0
+    if m.shape[0] > m.shape[1]:
+        gram = m.T @ m
+    else:
+        gram = m @ m.T
     return math.sqrt(max(float(torch.linalg.eigvalsh(gram)[-1]), 0.0))
 
 

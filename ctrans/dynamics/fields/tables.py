@@ -111,7 +111,9 @@ def takes(kind: Kind, name: str, option: str) -> bool:
 def usual_hidden_width(width: int, ffn: str, experts: ExpertOptions) -> int:
     """The default number of features of the FFN: 4 d, or the entry's number."""
     entry = FFNS[ffn]
-    return entry.hidden_width(width, experts) if isinstance(entry, MapEntry) else 4 * width
+    if isinstance(entry, MapEntry):
+        return entry.hidden_width(width, experts)
+    return 4 * width
 
 
 def _made(kind: Callable[..., nn.Module], size: str, *names: str, **others: object) -> Maker:
@@ -128,7 +130,10 @@ def _made(kind: Callable[..., nn.Module], size: str, *names: str, **others: obje
 
 def _softmax(settings: MapSettings) -> nn.Module:
     options = part_of(AttentionOptions, settings)
-    kind = SoftmaxAttention if options.sinks or options.gated_output else Attention
+    if options.sinks or options.gated_output:
+        kind = SoftmaxAttention
+    else:
+        kind = Attention
     return _made(kind, "heads", "causal", "temperature", "qk_norm", "bias", "eps", options=options)(settings)
 
 
@@ -143,7 +148,10 @@ def _experts(settings: MapSettings) -> nn.Module:
 
 def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
     """The features of each expert: all experts of a token together have as many as the plain FFN."""
-    whole = gated_hidden_width(width) if experts.expert in GATES else 4 * width
+    if experts.expert in GATES:
+        whole = gated_hidden_width(width)
+    else:
+        whole = 4 * width
     return MULTIPLE * math.ceil(whole / experts.active / MULTIPLE)
 
 

@@ -52,7 +52,10 @@ def norm_settings(name: str, settings: NormOptions, width: Count, heads: Count |
     invalid values.
     """
     takes: frozenset[str] = getattr(look_up("norm", name, NORMS), "options", frozenset())
-    options = {"norm_groups": heads} if "norm_groups" in takes and heads is not None else {}
+    if "norm_groups" in takes and heads is not None:
+        options = {"norm_groups": heads}
+    else:
+        options = {}
     for option in (field.name for field in dataclasses.fields(NormOptions)):
         value = getattr(settings, option)
         if value is None:

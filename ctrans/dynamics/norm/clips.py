@@ -41,7 +41,10 @@ class ClipNorm(ConstantGain, Norm):
         super().__init__()
         check_bias(type(self).__name__, bias)
         self.width, _ = check_norm(width, eps)
-        self.radius = RADIUS if norm_radius is None else check_size("norm_radius", norm_radius)
+        if norm_radius is None:
+            self.radius = RADIUS
+        else:
+            self.radius = check_size("norm_radius", norm_radius)
         self.make_constant(self.width, self.radius)
 
     def standardize(self, x: Vectors) -> Vectors:

@@ -32,7 +32,9 @@ class PlainNorm(ConstantGain, SphereNorm):
 
     def forward(self, x: Vectors) -> Vectors:
         x_hat = (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)
-        return x_hat if self.constant == 1 else x_hat * self.constant
+        if self.constant == 1:
+            return x_hat
+        return x_hat * self.constant
 
 
 class PlainLayerNorm(PlainNorm):

@@ -34,7 +34,10 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         super().__init__()
         check_bias("GroupRMSNorm", bias)
         self.width, self.eps = check_norm(width, eps)
-        groups = 1 + (width % 2 == 0) if norm_groups is None else norm_groups
+        if norm_groups is None:
+            groups = 1 + (width % 2 == 0)
+        else:
+            groups = norm_groups
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or width % groups:
             raise ConfigError(f"norm_groups = {groups!r}: give a whole number that divides the width {width}")
         self.groups = groups
@@ -82,7 +85,10 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         same length.
         """
         share = radius / math.sqrt(self.groups)
-        reached = share / math.sqrt(share**2 / self.each + self.eps) if share else 0.0
+        if share:
+            reached = share / math.sqrt(share**2 / self.each + self.eps)
+        else:
+            reached = 0.0
         return (math.sqrt(self.each) - reached) * self._lengths(p).sum(-1)
 
     def constraint_violation(self, z: Vectors) -> PerBatch:
@@ -107,7 +113,8 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         formula in each group.
         """
         gamma = self._invertible_gain()
-        u, q = self.apart(x / gamma), self.apart(f / gamma)
+        u = self.apart(x / gamma)
+        q = self.apart(f / gamma)
         along = (u * q).sum(-1, keepdim=True) / (u * u).sum(-1, keepdim=True)
         return gamma * (q - u * along).flatten(-2)
 

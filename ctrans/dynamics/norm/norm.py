@@ -192,7 +192,8 @@ class Norm(nn.Module, ABC):
         gamma = self.gamma
         size = gamma.detach().abs()
         if (size <= torch.finfo(gamma.dtype).eps * size.max()).any():
-            i, kind = int(size.argmin()), str(gamma.dtype).removeprefix("torch.")
+            i = int(size.argmin())
+            kind = str(gamma.dtype).removeprefix("torch.")
             raise ConfigError(
                 f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {kind}, and has no tangent space or "
                 "retraction; use a larger gain, or the discrete model, whose step needs neither"
@@ -236,7 +237,9 @@ class DividingNorm(Norm):
     def steepest(self) -> float:
         """max|gamma|/(sqrt(eps) + a) (Emadi, lemma A.1, for a = 0); inf for eps = a = 0."""
         least = math.sqrt(self.eps) + self.added
-        return self.half_diameter / least if least else math.inf
+        if least:
+            return self.half_diameter / least
+        return math.inf
 
 
 class GainParameters(nn.Module):
@@ -250,7 +253,10 @@ class GainParameters(nn.Module):
     def make_gains(self, width: int, bias: bool) -> None:
         """Makes the parameters."""
         self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(width))
+        else:
+            self.bias = None
 
     @property
     def gamma(self) -> PerChannel:
@@ -258,7 +264,9 @@ class GainParameters(nn.Module):
 
     @property
     def beta(self) -> PerChannel:
-        return torch.zeros_like(self.weight) if self.bias is None else self.bias
+        if self.bias is None:
+            return torch.zeros_like(self.weight)
+        return self.bias
 
 
 class ConstantGain(nn.Module):
@@ -288,7 +296,9 @@ def row_length(x: Vectors, *, keepdim: bool = False) -> Float[Tensor, "..."]:
     usual = (largest > math.sqrt(kind.tiny) / kind.eps) & (largest < high) | (largest == 0) | ~largest.isfinite()
     unit = torch.where(usual, 1.0, largest)
     size: Tensor = torch.linalg.vector_norm(x / unit, dim=-1, keepdim=True) * unit
-    return size if keepdim else size.squeeze(-1)
+    if keepdim:
+        return size
+    return size.squeeze(-1)
 
 
 def check_norm(width: int, eps: float) -> tuple[int, float]:

@@ -35,11 +35,15 @@ class SphereNorm(DividingNorm):
 
     @property
     def image(self) -> str:
-        return "slice" if self.centred else "ellipsoid"
+        if self.centred:
+            return "slice"
+        return "ellipsoid"
 
     def centre(self, x: Vectors) -> Vectors:
         """C x: x minus its mean over the width, or x itself."""
-        return x - x.mean(-1, keepdim=True) if self.centred else x
+        if self.centred:
+            return x - x.mean(-1, keepdim=True)
+        return x
 
     def standardize(self, x: Vectors) -> Vectors:
         """x_hat = C x / sigma, before gain and offset; |x_hat|^2 = d for eps = 0, below d
@@ -50,7 +54,9 @@ class SphereNorm(DividingNorm):
     def sigma(self, x: Vectors) -> Float[Tensor, "*batch sizes"]:
         """sigma = sqrt(mean((C x)^2) + eps) + a."""
         sigma = (self.centre(x).square().mean(-1, keepdim=True) + self.eps).sqrt()
-        return sigma + self.added if self.added else sigma
+        if self.added:
+            return sigma + self.added
+        return sigma
 
     def preimage(self, u: Vectors) -> Vectors:
         """x = u sqrt(eps/(1 - |u|^2/d)), or u a/(1 - |u|/sqrt(d)), whose x_hat is u = C u, |u|^2 < d;
@@ -111,7 +117,10 @@ class SphereNorm(DividingNorm):
     def normals(self, x: Vectors) -> Float[Tensor, "*batch width normals"]:
         """u/gamma and, for LayerNorm, 1/gamma."""
         u = self.coordinates(x)
-        columns = [u, torch.ones_like(u)] if self.centred else [u]
+        if self.centred:
+            columns = [u, torch.ones_like(u)]
+        else:
+            columns = [u]
         return torch.stack(columns, -1) / self.gamma.unsqueeze(-1)
 
     def outside_domain(self, x: Vectors) -> BatchMask:
@@ -128,9 +137,13 @@ class SphereNorm(DividingNorm):
         |J|_2 <= max|gamma|/sigma, and J(c x) = J(x)/c for eps = 0, c > 0 (Kan, Lemma 9 without its
         error; Emadi, Lemma A.1).
         """
-        x_hat, sigma = self.standardize(x), self.sigma(x).unsqueeze(-1)
+        x_hat = self.standardize(x)
+        sigma = self.sigma(x).unsqueeze(-1)
         eye = torch.eye(self.width, dtype=x.dtype, device=x.device)
-        centring = eye - 1 / self.width if self.centred else eye
+        if self.centred:
+            centring = eye - 1 / self.width
+        else:
+            centring = eye
         along = sigma / (sigma - self.added) * x_hat.unsqueeze(-1)
         inner = centring - along * x_hat.unsqueeze(-2) / self.width
         return self.gamma.unsqueeze(-1) * inner / sigma
@@ -165,7 +178,10 @@ class SphereNorm(DividingNorm):
         """|w| (sqrt(d) - r/(sqrt(r^2/d + eps) + a)) at x = r w/|w|, w = C(gamma * p), exactly: about
         |w| sqrt(d) eps d/(2 r^2) for a = 0, and |w| d a/r for eps = 0.
         """
-        reached = radius / (math.sqrt(radius**2 / self.width + self.eps) + self.added) if radius else 0.0
+        if radius:
+            reached = radius / (math.sqrt(radius**2 / self.width + self.eps) + self.added)
+        else:
+            reached = 0.0
         return (math.sqrt(self.width) - reached) * self.length(p)
 
     def length(self, p: Vectors) -> PerBatch:
@@ -228,7 +244,10 @@ class WithEps(SphereNorm):
 
     def __init__(self, norm: SphereNorm, eps: float):
         super().__init__()
-        self.norm, self.width, self.eps, self.centred = norm, norm.width, eps, norm.centred
+        self.norm = norm
+        self.width = norm.width
+        self.eps = eps
+        self.centred = norm.centred
 
     @property
     def gains(self) -> str:  # type: ignore[override]  # a class's, and here an object's
@@ -254,7 +273,9 @@ class SphereOf(SphereNorm):
 
     def __init__(self, gamma: PerChannel, beta: PerChannel, eps: float):
         super().__init__()
-        self.width, self.eps, self._given = len(gamma), eps, (gamma, beta)
+        self.width = len(gamma)
+        self.eps = eps
+        self._given = (gamma, beta)
 
     @property
     def gamma(self) -> PerChannel:

@@ -35,7 +35,8 @@ class Streams(Residual, ABC):
 
     def __init__(self, width: int, streams: int):
         super().__init__()
-        self.width, self.streams = width, streams
+        self.width = width
+        self.streams = streams
 
     @property
     @abstractmethod

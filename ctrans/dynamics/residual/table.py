@@ -39,18 +39,24 @@ class ResidualEntry:
 
 def _scales_nothing(placement: Placement) -> str | None:
     able = "placement pre, peri or pre_post"
-    return None if placement.input_norm else f"scales the output of an input norm, and the placement has none: choose {able}"
+    if placement.input_norm:
+        return None
+    return f"scales the output of an input norm, and the placement has none: choose {able}"
 
 
 def _leaves_streams(placement: Placement) -> str | None:
     able = "placement pre, peri, output or none"
-    return f"would have a norm around all streams: choose {able}" if placement.state_norm else None
+    if placement.state_norm:
+        return f"would have a norm around all streams: choose {able}"
+    return None
 
 
 def _needs_image(placement: Placement) -> str | None:
     able = "placement post or pre_post"
     bare = placement.state_norm and not placement.output_norm and not placement.residual_gain
-    return None if bare else f"moves on the image of a norm around the state with its own step: choose {able}"
+    if bare:
+        return None
+    return f"moves on the image of a norm around the state with its own step: choose {able}"
 
 
 RESIDUALS: dict[str, ResidualEntry] = {

@@ -40,19 +40,25 @@ class Residual(nn.Module):
     @property
     def largest(self) -> float:
         """|W|_2, the largest ratio of a velocity to the map's output."""
-        return 1.0 if self.gains is None else float(self.gains.detach().abs().max())
+        if self.gains is None:
+            return 1.0
+        return float(self.gains.detach().abs().max())
 
     @property
     def stretch(self) -> float | None:
         """c with |W v| = c |v| for every v; None if there is none."""
-        return self.largest if self.gains is None or self.gains.numel() == 1 else None
+        if self.gains is None or self.gains.numel() == 1:
+            return self.largest
+        return None
 
     @property
     def words(self) -> str | None:
         """W and the map's output f in words, for descriptions of sets; None for the identity."""
         if self.gains is None:
             return None
-        return f"{float(self.gains):.3g} f" if self.gains.numel() == 1 else f"g f, |g| up to {self.largest:.3g}"
+        if self.gains.numel() == 1:
+            return f"{float(self.gains):.3g} f"
+        return f"g f, |g| up to {self.largest:.3g}"
 
     def enter(self, x: StreamRows) -> StreamRows:
         """E X, the state on entering the segment."""
@@ -64,11 +70,15 @@ class Residual(nn.Module):
 
     def forward(self, v: TokenRows, x: StreamRows) -> StreamRows:
         """The velocity r = W v of a state X."""
-        return v if self.gains is None else self.gains * v
+        if self.gains is None:
+            return v
+        return self.gains * v
 
     def pull(self, p: StreamRows) -> TokenRows:
         """W'p: the costate of v if p is that of the state."""
-        return p if self.gains is None else self.gains * p
+        if self.gains is None:
+            return p
+        return self.gains * p
 
 
 class Gain(Residual):

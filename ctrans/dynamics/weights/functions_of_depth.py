@@ -71,7 +71,9 @@ def _centres(count: int) -> list[Fraction]:
 
 
 def _equidistant(count: int) -> list[Fraction]:
-    return [Fraction(k, count - 1) for k in range(count)] if count > 1 else [Fraction(1, 2)]
+    if count > 1:
+        return [Fraction(k, count - 1) for k in range(count)]
+    return [Fraction(1, 2)]
 
 
 def _extrema(count: int) -> list[Fraction]:
@@ -94,7 +96,9 @@ class InDepth(nn.Module):
 
     def __init__(self, basis: str, count: int, place: Fraction, network: nn.Module | None):
         super().__init__()
-        self.basis, self.count, self.network = basis, count, network
+        self.basis = basis
+        self.count = count
+        self.network = network
         self.move(place)
 
     def move(self, place: Fraction) -> None:
@@ -105,7 +109,9 @@ class InDepth(nn.Module):
     @property
     def shares(self) -> tuple[float, ...]:
         """phi_j(s) at this block."""
-        return self._fixed if self.network is None else tuple(self._trained().tolist())
+        if self.network is None:
+            return self._fixed
+        return tuple(self._trained().tolist())
 
     def _trained(self) -> Tensor:
         assert self.network is not None, "nothing of these functions is trained"
@@ -116,7 +122,10 @@ class InDepth(nn.Module):
         if self.network is not None:  # entry by entry, which autocast leaves in the weights' dtype
             return torch.stack([share * c for share, c in zip(self._trained().unbind(), coefficients, strict=True)]).sum(0)
         (first, share), *others = [(c, share) for c, share in zip(coefficients, self.shares, strict=True) if share]
-        theta = first if share == 1 else share * first
+        if share == 1:
+            theta = first
+        else:
+            theta = share * first
         for c, share in others:
             theta = torch.add(theta, c, alpha=share)
         return theta
@@ -143,13 +152,19 @@ def blocks_through(knots: Sequence[Block], basis: str, blocks: int, generator: t
     kind = look_up("basis of weights in depth", basis, BASES)
     to_coefficients = kind.coefficients(len(knots))
     generator = generator or torch.Generator().manual_seed(0)
-    network = None if kind.network is None else kind.network(len(knots), generator)
+    if kind.network is None:
+        network = None
+    else:
+        network = kind.network(len(knots), generator)
     block = deepcopy(knots[0])
     values = [dict(knot.named_parameters()) for knot in knots]
     places = _centres(blocks)
     for path, module in list(block.named_modules()):
         for name in [name for name, _ in module.named_parameters(recurse=False)]:
-            key = f"{path}.{name}" if path else name
+            if path:
+                key = f"{path}.{name}"
+            else:
+                key = name
             if network is not None:
                 network = network.to(values[0][key])
             theta = InDepth(basis, len(knots), places[0], network)

@@ -29,7 +29,8 @@ class LowRank(nn.Module):
 
     def __init__(self, a: Float[Tensor, "rank in"], b: Float[Tensor, "out rank"]):
         super().__init__()
-        self.a, self.b = nn.Parameter(a), nn.Parameter(b)
+        self.a = nn.Parameter(a)
+        self.b = nn.Parameter(b)
 
     @classmethod
     def drawn(cls, weight: Tensor, rank: int, generator: torch.Generator) -> LowRank:

@@ -56,11 +56,13 @@ class Shelf:
 
     def clear(self) -> None:
         """Empties the shelf."""
-        self._piece, self._weights = None, {}
+        self._piece = None
+        self._weights = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shelf:
         twin = Shelf()
-        twin.like, twin.on_piece = self.like, self.on_piece
+        twin.like = self.like
+        twin.on_piece = self.on_piece
         memo[id(self)] = twin
         self.clear()  # the copy is used from now on
         return twin
@@ -126,7 +128,10 @@ def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str 
     """Makes each part of the module without a matrix `OnDemand`, in place. Its weights are those of
     the piece with the name prefix + path.
     """
-    known = {} if known is None else known
+    if known is None:
+        known = {}
+    else:
+        known = known
     for path, part in list(module.named_modules()):
         own = dict(part.named_parameters(recurse=False))
         if not any(parameter.is_meta for parameter in own.values()):

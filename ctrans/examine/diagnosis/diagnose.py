@@ -105,7 +105,10 @@ class Diagnosis:
             needs = [f"{name} (needs {self.checks[name].requires or 'a walk'})" for name in self.unexamined]
             missing.append(f"not examined, so neither found nor ruled out: {'; '.join(needs)}")
         for part in (close, missing):
-            lines += ["", *(line for each in part for line in textwrap.wrap(each, WIDTH, subsequent_indent="  "))] if part else []
+            if part:
+                lines += ["", *(line for each in part for line in textwrap.wrap(each, WIDTH, subsequent_indent="  "))]
+            else:
+                lines += []
         return "\n".join(lines)
 
 
@@ -134,12 +137,19 @@ class Examination:
         if weight_decay is not None:
             self.whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
         self.sensitivities = sensitivities or Sensitivities(tolerance=TOLERANCE, starts=0)
-        self.part = [] if sensitivities else [Attempt(self.sensitivities)]
+        if sensitivities:
+            self.part = []
+        else:
+            self.part = [Attempt(self.sensitivities)]
 
     def conclude(self) -> Diagnosis:
         """The diagnosis after the walk."""
-        depth, unknown = self.model.depth, dict[str, str]()
-        own = weight_readings(self.model, depth) if isinstance(self.model, nn.Module) and not depth.streamed else {}
+        depth = self.model.depth
+        unknown = dict[str, str]()
+        if isinstance(self.model, nn.Module) and not depth.streamed:
+            own = weight_readings(self.model, depth)
+        else:
+            own = {}
         # non-finite weights come before their effect on states
         sources = [{name: own.pop(name) for name in ("entries that are not finite",) if name in own}]
         for name, instrument in self.whole.items():
@@ -160,7 +170,10 @@ class Examination:
             some = (
                 f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}: {note}; those of the others are known"
             )
-            unknown["sensitivities"] = note if len(refused) == count else some
+            if len(refused) == count:
+                unknown["sensitivities"] = note
+            else:
+                unknown["sensitivities"] = some
         unread = getattr(getattr(self.model, "config", None), "unread", ())
         if depth.sublayers[0].kind == "part" and unread:
             unknown["model"] = "; ".join(unread)
@@ -200,7 +213,10 @@ def diagnose(
     has no loss for them, checks that need a loss are in `unknown`.
     """
     examination = Examination(model, weight_decay=weight_decay)
-    several = 1 if model.depth.streamed else JACOBIAN_SEQUENCES
+    if model.depth.streamed:
+        several = 1
+    else:
+        several = JACOBIAN_SEQUENCES
     lanes = [
         lane_of_attempts(model, tokens, targets, list(examination.whole.values())),
         Lane(cut(tokens, several, JACOBIAN_TOKENS), None, examination.part),
@@ -218,7 +234,8 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
     """
     if not diagnoses:
         raise ConfigError("diagnoses = []: give at least one")
-    first, count = diagnoses[0], len(diagnoses)
+    first = diagnoses[0]
+    count = len(diagnoses)
     findings = []
     for name, check in CHECKS.items():
         own = [finding for each in diagnoses for finding in each.findings if finding.check == name]

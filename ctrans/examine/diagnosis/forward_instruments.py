@@ -59,8 +59,14 @@ def smallest_gain(gains: Tensor, left_out: Tensor | None = None) -> tuple[float,
     """
     size = gains.detach().abs().double().flatten()
     median = float(size.median())
-    counted = size if left_out is None else size.masked_fill(left_out, math.inf)
-    share = float(counted.min()) / median if median else math.nan
+    if left_out is None:
+        counted = size
+    else:
+        counted = size.masked_fill(left_out, math.inf)
+    if median:
+        share = float(counted.min()) / median
+    else:
+        share = math.nan
     dead = [int(i) for i in counted.argsort() if counted[i] < DEAD * median] or [int(counted.argmin())]
     each = [f"|gamma| = {float(size[i]):.2g} in channel {i}" for i in dead]
     return share, f"{named(each)}; the norm's median is {median:.2g}"
@@ -101,15 +107,16 @@ class GainsByNorm(DiagnosticInstrument):
             norm: Norm | None = getattr(at.sublayer, attribute)
             if norm is None:
                 continue
-            gains, place = norm.gamma.detach(), f"{place_of(self.depth, at.k)}, {name}"
-            largest, size = float(gains.abs().max()), rms(gains)
+            gains = norm.gamma.detach()
+            place = f"{place_of(self.depth, at.k)}, {name}"
+            largest = float(gains.abs().max())
+            size = rms(gains)
             quiet = None
             if attribute != "output_norm" and finite(at.x):
-                x = (
-                    at.sublayer.residual.read(at.entered)
-                    if attribute == "input_norm"
-                    else at.entered + at.h * at.sublayer(at.entered)
-                )
+                if attribute == "input_norm":
+                    x = at.sublayer.residual.read(at.entered)
+                else:
+                    x = at.entered + at.h * at.sublayer(at.entered)
                 quiet, ratio, words = silenced(norm, x)
                 self.add("outlier with a dead gain", ratio, words, at.k, place)
             self.add(quantity, *smallest_gain(gains, quiet), at.k, place)
@@ -186,7 +193,10 @@ class HeadRows(DiagnosticInstrument):
         x = attention.given(at.sublayer.given(at.entered))
         rows = attention.field.probabilities(x).double()
         rows = rows.reshape(-1, *rows.shape[-3:]).movedim(-3, 0)
-        counted = torch.ones(rows.shape[1:3], dtype=torch.bool, device=rows.device) if self.kept is None else self.kept
+        if self.kept is None:
+            counted = torch.ones(rows.shape[1:3], dtype=torch.bool, device=rows.device)
+        else:
+            counted = self.kept
         counted = counted.reshape(rows.shape[1:3])
         if not rows.triu(1).any():
             # the first token of a causal text reads itself alone
@@ -205,7 +215,10 @@ class HeadRows(DiagnosticInstrument):
             for h in saturated
         ]
         size = rms(x)
-        read = f"; what it reads has a root mean square of {size:.3g}" if size > LARGE_INPUT else ""
+        if size > LARGE_INPUT:
+            read = f"; what it reads has a root mean square of {size:.3g}"
+        else:
+            read = ""
         self.add("least entropy of a head", float(entropy.min()), f"{named(each)}{read}", at.k)
 
     def figures(self) -> Readings:
@@ -215,7 +228,9 @@ class HeadRows(DiagnosticInstrument):
 
 
 def _apart(logits: float) -> str:
-    return "more than the dtype resolves" if math.isinf(logits) else f"up to {logits:.3g}"
+    if math.isinf(logits):
+        return "more than the dtype resolves"
+    return f"up to {logits:.3g}"
 
 
 class ScoreSpread(DiagnosticInstrument):
@@ -237,7 +252,10 @@ class ScoreSpread(DiagnosticInstrument):
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
         later = later_tokens(rows)
-        read = ~later if not (rows > 0)[..., later].any() else torch.ones_like(later)
+        if not (rows > 0)[..., later].any():
+            read = ~later
+        else:
+            read = torch.ones_like(later)
         scores = rows.double().clamp(min=torch.finfo(rows.dtype).tiny).log()
         count = read.sum(-1)
         middle = (scores * read).sum(-1, keepdim=True) / count.unsqueeze(-1)
@@ -275,14 +293,20 @@ class ZeroHeads(DiagnosticInstrument):
     offers = ("heads of zeros",)
 
     def forward(self, at: StepContext) -> None:
-        field = None if at.sublayer.attention is None else at.sublayer.attention.field
+        if at.sublayer.attention is None:
+            field = None
+        else:
+            field = at.sublayer.attention.field
         if not isinstance(field, ExposesHeads) or not isinstance(field, ExposesWeights):
             return
         zero = []
         for head, parts in enumerate(field.head_matrices()):
             each = {"queries": parts.query, "keys": parts.key, "values": parts.value, "outputs": parts.out}
             zero += [f"the {name} of head {head}" for name, weight in each.items() if not weight.any()]
-        figure = f"{named(zero)} are 0" if zero else "no head has weights that are 0"
+        if zero:
+            figure = f"{named(zero)} are 0"
+        else:
+            figure = "no head has weights that are 0"
         self.add("heads of zeros", float(len(zero)), figure, at.k)
 
 
@@ -329,11 +353,15 @@ class EmbeddingShare(DiagnosticInstrument):
 
     def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
-        self._without = self._without if norm is None else norm(self._without)
+        if norm is None:
+            self._without = self._without
+        else:
+            self._without = norm(self._without)
         self._last = at.y
 
     def figures(self) -> Readings:
-        y, without = self._last.detach().double(), self._without.detach().double()
+        y = self._last.detach().double()
+        without = self._without.detach().double()
         if finite(y) and finite(without) and self._size:
             share = float(((y - without).norm(dim=-1) / y.norm(dim=-1)).median())
             size = f"its root mean square is {self._size:.3g}"
@@ -364,7 +392,8 @@ class SublayerMoves(DiagnosticInstrument):
     def figures(self) -> Readings:
         for k, move in self._moves.items():
             beside = self._beside(k)
-            most, least = max(beside, default=0.0), min(beside, default=0.0)
+            most = max(beside, default=0.0)
+            least = min(beside, default=0.0)
             moves = f"it moves the median token by {move:.3g}"
             if most:
                 figure = f"{moves}, {move / most:.3g} times as much as its like in blocks beside"
@@ -390,7 +419,10 @@ def sensitivity_readings(depth: Depth, each: list[Sensitivity]) -> Readings:
     for k, (h, sensitivity) in enumerate(zip(depth.lengths, each, strict=False)):
         if sensitivity.value is None and sensitivity.note != NOT_FINITE:
             continue
-        value = math.inf if sensitivity.value is None else sensitivity.value
+        if sensitivity.value is None:
+            value = math.inf
+        else:
+            value = sensitivity.value
         figure = f"|dv/dX| = {value:.3g}" + (f", in a step of h = {h:g}" if h != 1 else "")
         found.append(Reading(h * value, place_of(depth, k), figure, k))
     return {"sensitivity": found}

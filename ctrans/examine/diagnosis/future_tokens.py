@@ -37,11 +37,18 @@ class ReadsAhead(DiagnosticInstrument):
     def start(self, x0: Tensor) -> None:
         self._next = False
         self._differs: tuple[int, float] | None = None
-        text = torch.ones(x0.shape[-2], dtype=torch.bool) if self.kept is None else self.kept[0]
-        self._last = int(text.nonzero().max()) if text.any() else 0
+        if self.kept is None:
+            text = torch.ones(x0.shape[-2], dtype=torch.bool)
+        else:
+            text = self.kept[0]
+        if text.any():
+            self._last = int(text.nonzero().max())
+        else:
+            self._last = 0
         self._pair = x0, x0.clone()
         self._pair[1][0, self._last] *= -1
-        self._rounding, self._changes = torch.finfo(x0.dtype).eps ** 0.5, list[float]()
+        self._rounding = torch.finfo(x0.dtype).eps ** 0.5
+        self._changes = list[float]()
 
     def forward(self, at: StepContext) -> None:
         before = self._pair[0][0]
@@ -54,8 +61,12 @@ class ReadsAhead(DiagnosticInstrument):
             and (before - at.x[0]).norm() <= self._rounding * at.x[0].norm()
         ):
             apart = float((first - at.y[0]).norm() / at.y[0].double().norm())
-            self._differs = (at.k, apart) if apart > self._rounding else None
-        one, other = first[: self._last], other[: self._last]
+            if apart > self._rounding:
+                self._differs = (at.k, apart)
+            else:
+                self._differs = None
+        one = first[: self._last]
+        other = other[: self._last]
         if one.numel() and finite(one) and finite(other):
             size = token_lengths(one).clamp(min=torch.finfo(one.dtype).tiny)
             change = float((token_lengths(other - one) / size).max())

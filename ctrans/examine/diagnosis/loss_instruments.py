@@ -68,7 +68,8 @@ class LossOfLess(DiagnosticInstrument):
     def backward(self, at: StepContextBack) -> None:
         if not (finite(at.x) and finite(at.y) and finite(at.p)):
             return
-        norm, entered = at.sublayer.state_norm, at.entered.detach()
+        norm = at.sublayer.state_norm
+        entered = at.entered.detach()
         if norm is None:
             less = float((at.p * (at.y - entered)).double().sum())
         else:
@@ -91,7 +92,8 @@ class DecayOverThreshold(DiagnosticInstrument):
         self.weight_decay = weight_decay
 
     def start(self, x0: Tensor) -> None:
-        self._bounded, self._unknown = 0, 0
+        self._bounded = 0
+        self._unknown = 0
 
     def backward(self, at: StepContextBack) -> None:
         if at.sublayer.output_norm is not None or at.sublayer.state_norm is not None:
@@ -104,7 +106,10 @@ class DecayOverThreshold(DiagnosticInstrument):
         if threshold is None:
             self._unknown += 1
             return
-        share = self.weight_decay / threshold.lower if threshold.lower else math.inf
+        if threshold.lower:
+            share = self.weight_decay / threshold.lower
+        else:
+            share = math.inf
         figure = f"dt lam* is at least {threshold.lower:.3g}, and the decay is {self.weight_decay:g}"
         self.add("decay over dt lam*", share, figure, at.k)
 
@@ -152,7 +157,8 @@ class TiedGradients(DiagnosticInstrument):
         for key, before in self._head.items():
             after = through[key]
             rows = after.abs().sum(-1) > 0
-            a, b = after[rows].double().flatten(), before[rows].double().flatten()
+            a = after[rows].double().flatten()
+            b = before[rows].double().flatten()
             size = float(a.norm() * b.norm())
             if size:
                 cosine = float(a @ b) / size

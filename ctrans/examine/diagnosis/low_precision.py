@@ -142,7 +142,8 @@ def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterato
     `formats` are names of `FORMATS`, with :tensor or :N for scales. What a module does not return,
     such as attention scores, is not seen. Raises ConfigError for other formats.
     """
-    found, handles = InFormats(formats), list[Any]()
+    found = InFormats(formats)
+    handles = list[Any]()
 
     def measure(what: str, name: str, tensor: Tensor) -> None:
         found.add(*place_and_block(f"{what} {name}", name), tensor)
@@ -168,7 +169,8 @@ def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterato
         for handle in handles:
             handle.remove()
     for name, weight in weights.items():
-        old, new = before[name], _sample(weight)
+        old = before[name]
+        new = _sample(weight)
         for each, form in found.formats.items():
             if form.block is not None or old.shape != new.shape:
                 continue
@@ -187,7 +189,9 @@ def _numbers(tensor: Tensor) -> Tensor:
     at hand.
     """
     local: Tensor = getattr(tensor, "to_local", lambda: tensor)().detach()
-    return local if local.is_floating_point() and local.layout == torch.strided and not local.is_meta else torch.empty(0)
+    if local.is_floating_point() and local.layout == torch.strided and not local.is_meta:
+        return local
+    return torch.empty(0)
 
 
 def _sample(weight: Tensor) -> Tensor:
@@ -204,8 +208,14 @@ def _sums(numbers: Tensor, form: Format) -> Tensor:
     """How many finite entries are not 0, overflow, stay other than 0, and become normal, and the sums of
     squares of errors and entries, without those that overflow.
     """
-    rows = numbers.reshape(-1, numbers.shape[-1]) if numbers.dim() > 1 else numbers
-    peaks = [_finite(chunk).abs().max() for chunk in chunks(rows)] if form.block == 0 else [torch.zeros(())]
+    if numbers.dim() > 1:
+        rows = numbers.reshape(-1, numbers.shape[-1])
+    else:
+        rows = numbers
+    if form.block == 0:
+        peaks = [_finite(chunk).abs().max() for chunk in chunks(rows)]
+    else:
+        peaks = [torch.zeros(())]
     found = torch.zeros(6, dtype=torch.float64)
     for chunk in chunks(rows):
         x, scale = form.scaled(_finite(chunk), max(peaks))

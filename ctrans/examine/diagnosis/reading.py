@@ -22,7 +22,8 @@ class DiagnosticInstrument(Instrument):
     found: Readings
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self.depth, self.found = depth, Readings()
+        self.depth = depth
+        self.found = Readings()
         self.start(x0)
 
     def start(self, x0: Tensor) -> None:
@@ -47,10 +48,15 @@ def rms(x: Tensor) -> float:
 
 def named(each: Sequence[str]) -> str:
     """The first few, and the number of the rest."""
-    more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""
+    if len(each) > NAMED:
+        more = f" and {len(each) - NAMED} more"
+    else:
+        more = ""
     return ", ".join(each[:NAMED]) + more
 
 
 def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
     """The first sequences, and of token ids the first tokens. Images and features keep all tokens."""
-    return x[:sequences, :tokens] if x.dim() == 2 and not x.is_floating_point() else x[:sequences]
+    if x.dim() == 2 and not x.is_floating_point():
+        return x[:sequences, :tokens]
+    return x[:sequences]

@@ -54,7 +54,10 @@ def treat(source: Path | None, out: Path | None, results: Mapping[str, Diagnosis
     if source is None or out is None:
         return []
     found = dict.fromkeys(finding.check for each in results.values() for finding in each.findings)
-    factors = size_of_neighbours(checkpoint_weights(source)) if TREATED in found else {}
+    if TREATED in found:
+        factors = size_of_neighbours(checkpoint_weights(source))
+    else:
+        factors = {}
     acts = [
         {
             "weight": name,

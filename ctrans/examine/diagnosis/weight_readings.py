@@ -28,15 +28,25 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
     places = {id(weight): k for k, part in enumerate(depth.sublayers) for weight in part.parameters()}
     for name, weight in own_parameters(model):
         k = places.get(id(weight))
-        place = f"the weight {name}" if k is None else f"{place_of(depth, k)}: the weight {name}"
+        if k is None:
+            place = f"the weight {name}"
+        else:
+            place = f"{place_of(depth, k)}: the weight {name}"
         bad = int((~weight.isfinite()).sum())
         if bad:
             figure = f"{bad} of {weight.numel()} entries of the weight {name} are inf or nan"
             found["entries that are not finite"].append(Reading(float(bad), place, figure, k))
         if weight.dim() in (2, 3) and not weight.is_meta and weight.numel() > 1:
             each = weight.detach().abs().amax((-2, -1))
-            largest, which = float(each.min()), f"[{int(each.argmin())}]" if weight.dim() == 3 else ""
-            figure = f"largest entry {largest:.2g}" if largest else "every entry is 0, so its output is 0"
+            largest = float(each.min())
+            if weight.dim() == 3:
+                which = f"[{int(each.argmin())}]"
+            else:
+                which = ""
+            if largest:
+                figure = f"largest entry {largest:.2g}"
+            else:
+                figure = "every entry is 0, so its output is 0"
             found["largest entry of a matrix"].append(Reading(largest, place + which, figure, k))
     sublayer = depth.sublayers[0]
     norm = sublayer.input_norm or sublayer.output_norm or sublayer.state_norm
@@ -80,4 +90,6 @@ def own_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def opened(model: nn.Module) -> nn.Module:
     """The user's own module, inside the wrappers that have a `Depth`."""
     inner = getattr(model, "model", None)
-    return opened(inner) if isinstance(inner, nn.Module) and isinstance(getattr(model, "depth", None), Depth) else model
+    if isinstance(inner, nn.Module) and isinstance(getattr(model, "depth", None), Depth):
+        return opened(inner)
+    return model

@@ -57,7 +57,10 @@ def weight_diagnosis(weights: WeightReaders, progress: Callable[[int], None] | N
             finite = all(
                 math.isfinite(torch.linalg.vector_norm(chunk)) for chunk in chunks(part)
             )  # fast; inf also if it overflows
-            bad = 0 if finite else sum(int((~chunk.isfinite()).sum()) for chunk in chunks(part))
+            if finite:
+                bad = 0
+            else:
+                bad = sum(int((~chunk.isfinite()).sum()) for chunk in chunks(part))
             figures = [("entries that are not finite", float(bad), f"{bad} of {part.numel()} entries are inf or nan")]
             if part.numel() and not bad and part.dim() == 2:
                 figures += _figures(part, block)
@@ -80,10 +83,17 @@ def updates(before: WeightReaders, after: WeightReaders, progress: Callable[[int
         for (place, block, old), (_, _, new) in parts:
             if old.shape != new.shape:
                 continue
-            moved, size = 0.0, 0.0
+            moved = 0.0
+            size = 0.0
             for one, other in zip(chunks(old), chunks(new), strict=True):
-                moved, size = moved + _squares(other - one), size + _squares(one)
-            value = math.sqrt(moved / size) if size else math.inf if moved else 0.0
+                moved = moved + _squares(other - one)
+                size = size + _squares(one)
+            if size:
+                value = math.sqrt(moved / size)
+            elif moved:
+                value = math.inf
+            else:
+                value = 0.0
             found.append(
                 Reading(value, place, f"it moved by {value:.3g} times its size" if value else "it did not change", block)
             )
@@ -97,8 +107,12 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
 
     Readings of the same quantity and place are compared.
     """
-    found = {"update over weight": updated} if updated else {}
-    lost, new = 0, 0
+    if updated:
+        found = {"update over weight": updated}
+    else:
+        found = {}
+    lost = 0
+    new = 0
     for quantity, readings in after.items():
         old = {reading.place: reading for reading in before.get(quantity, ())}
         name, compare = COMPARED.get(quantity, ("change of another figure", _factor))
@@ -110,14 +124,19 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
                 block = re.search(r"\bblock (\d+)", reading.place)  # `segment` of a model's reading is no block
                 found.setdefault(name, []).append(Reading(value, reading.place, figure, int(block[1]) if block else None))
         lost += len(old)
-    unknown = {"figures of one of the two": f"{lost} of the first only, {new} of the second only"} if lost or new else {}
+    if lost or new:
+        unknown = {"figures of one of the two": f"{lost} of the first only, {new} of the second only"}
+    else:
+        unknown = {}
     return Change(CHANGE_CHECKS.judge(found), found, unknown)
 
 
 def _ratio(before: Reading, after: Reading) -> float:
     if before.value == after.value:
         return 1.0
-    return after.value / before.value if before.value else math.inf
+    if before.value:
+        return after.value / before.value
+    return math.inf
 
 
 def _factor(before: Reading, after: Reading) -> float:
@@ -127,13 +146,17 @@ def _factor(before: Reading, after: Reading) -> float:
         return 1.0
     if low < 0 or math.isnan(low + high):
         return math.nan
-    return high / low if low else math.inf
+    if low:
+        return high / low
+    return math.inf
 
 
 def _drift(before: Reading, after: Reading) -> float:
     """The factor of an outlier; of one that moved to another channel, its size there."""
     moved = before.figure.split(" has ")[0] != after.figure.split(" has ")[0]
-    return max(before.value, after.value) if moved else _factor(before, after)
+    if moved:
+        return max(before.value, after.value)
+    return _factor(before, after)
 
 
 COMPARED: dict[str, tuple[str, Callable[[Reading, Reading], float]]] = {
@@ -178,7 +201,8 @@ def _squares(chunk: Tensor) -> float:
 
 def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
     size = gains.abs().double()
-    largest, median = float(size.max()), float(size.median())
+    largest = float(size.max())
+    median = float(size.median())
     yield "largest gain of a norm", largest, f"its largest |gamma| is {largest:.2g}"
     if median:
         yield ("smallest gain over the median", *smallest_gain(gains))
@@ -188,7 +212,9 @@ def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
 
 def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, str]]:
     """Figures of a matrix."""
-    rows, columns, largest = [], torch.zeros(weight.shape[1], dtype=torch.float64), 0.0
+    rows = []
+    columns = torch.zeros(weight.shape[1], dtype=torch.float64)
+    largest = 0.0
     for chunk in chunks(weight):
         low, high = chunk.aminmax()
         largest = max(largest, float(high), -float(low))
@@ -209,7 +235,8 @@ def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, st
         yield "units of zeros", float(sum(off)), figure
     if min(weight.shape) < SMALLEST:
         return
-    norm, size = _spectral_norm(weight), float(columns.sum())
+    norm = _spectral_norm(weight)
+    size = float(columns.sum())
     yield "spectral norm", norm, f"spectral norm {norm:.3g}"
     yield "stable rank", size / norm**2, f"stable rank {size / norm**2:.3g} of {min(weight.shape)}"
     over = [float(each.max() / each.median()) if each.median() else 1.0 for each in lengths]

@@ -148,9 +148,18 @@ def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lac
     if isinstance(config, GPTConfig) and not lacks:
         low, high = _growth(config)
         xavier = get_initialisation(config.initialisation).of_xavier and config.dt == 1
-        slope = SLOPES.get(config.placement) if _of_the_papers(config) and xavier else None
-        lacks = "" if low is not None or slope is not None else "Xavier weights at dt = 1, or ReLU without biases under pre"
-    share = last.measured / last.bound if last.bound else 0.0
+        if _of_the_papers(config) and xavier:
+            slope = SLOPES.get(config.placement)
+        else:
+            slope = None
+        if low is not None or slope is not None:
+            lacks = ""
+        else:
+            lacks = "Xavier weights at dt = 1, or ReLU without biases under pre"
+    if last.bound:
+        share = last.measured / last.bound
+    else:
+        share = 0.0
     said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.2g} times its bound"]
     growth = f"the depth adds {three(gradient.added)} to mean |x|^2/d"
     if isinstance(config, GPTConfig) and low is not None:
@@ -160,7 +169,10 @@ def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lac
         said.append(f"the gradient's exponent in depth is {slope:g} by theory")
     if lacks:
         said.append(f"Xiong's lemma 2 and theorem 1 lack a premise: {lacks}")
-    verdict = "holds" if share <= 1 + EXACT else "violated"
+    if share <= 1 + EXACT:
+        verdict = "holds"
+    else:
+        verdict = "violated"
     result = InitialisationStep(low, high, gradient.added, slope, last, lacks)
     return StepVerdict(verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=result)
 

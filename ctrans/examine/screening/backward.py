@@ -65,8 +65,14 @@ def plan_backward(case: Case) -> StepPlan:
     slopes = _slopes(case)
 
     def conclude() -> StepVerdict:
-        notes = [] if case.broken is None else [f"states are finite up to segment {case.broken}"]
-        notes += [f"|J_i:D| is {ALL_AT_ONCE}"] if case.model.depth.streamed else []
+        if case.broken is None:
+            notes = []
+        else:
+            notes = [f"states are finite up to segment {case.broken}"]
+        if case.model.depth.streamed:
+            notes += [f"|J_i:D| is {ALL_AT_ONCE}"]
+        else:
+            notes += []
         sensitivity = jacobians.figures()
         exponents_in_time: Lyapunov | None = found(notes, rates)
         norms: Gradients | None = found(notes, gradients)
@@ -86,16 +92,27 @@ def plan_backward(case: Case) -> StepPlan:
         condition = sensitivity.condition
         result = BackwardStep(sensitivity, condition, exponents_in_time, norms, known, singular)
         exponents = [each.slope for each in known if not math.isnan(each.slope)]
-        mean, worst = (sum(exponents) / len(exponents) if exponents else math.nan), largest(condition)
-        quantities, errors = {"condition": worst}, {}
+        if exponents:
+            mean = sum(exponents) / len(exponents)
+        else:
+            mean = math.nan
+        worst = largest(condition)
+        quantities = {"condition": worst}
+        errors = {}
         if singular is not None:
             start, end = _ends(case)
-            quantities["log stretch"] = singular.mean + math.log(start / end) if start and end else math.nan
+            if start and end:
+                quantities["log stretch"] = singular.mean + math.log(start / end)
+            else:
+                quantities["log stretch"] = math.nan
             quantities["log stretch, deviation"] = singular.deviation
             errors = {"log stretch": singular.mean_error, "log stretch, deviation": singular.deviation_error}
         quantities["|dv/dX| in weights"] = mean
         first = sensitivity.products[0].value
-        figure = "|J| unknown" if first is None else f"|J| = {first:.3g}"
+        if first is None:
+            figure = "|J| unknown"
+        else:
+            figure = f"|J| = {first:.3g}"
         verdict = judged(quantities, weights_verdict(mean))
         return StepVerdict(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
 
@@ -113,7 +130,10 @@ def _ends(case: Case) -> tuple[float, float]:
 def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     rates = result.lyapunov
     rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
-    grown = "" if math.isnan(worst) else f"{_grown(result.sensitivity)}, "
+    if math.isnan(worst):
+        grown = ""
+    else:
+        grown = f"{_grown(result.sensitivity)}, "
     return (
         f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, and sensitivities follow larger weights like "
         f"c^{exponent(slope)}"
@@ -124,11 +144,10 @@ def _grown(found: SensitivityByDepth) -> str:
     """A clause with the largest growth of relative changes, and its range over sequences."""
     known = [each for each in found.conditions if each]
     of = [max(each) for each in zip(*known, strict=True)]  # the largest of each sequence
-    among = (
-        f" in the worst of {len(of)} sequences and {three(min(of))} times in the least"
-        if len(of) > 1
-        else " in the first sequence"
-    )
+    if len(of) > 1:
+        among = f" in the worst of {len(of)} sequences and {three(min(of))} times in the least"
+    else:
+        among = " in the first sequence"
     return f"relative changes grow up to {three(max(of))} times from the measured blocks{among}"
 
 
@@ -170,16 +189,21 @@ def plan_transport(case: Case) -> StepPlan:
     Quantities: the largest relative growth of a distance, and the exponent of the distance in the
     weights.
     """
-    tokens, notes = cut(case.tokens, len(case.tokens), case.effort.tokens), list[str]()
-    x, inputs = case.model.embed(tokens), _perturbed(case, tokens, notes)
+    tokens = cut(case.tokens, len(case.tokens), case.effort.tokens)
+    notes = list[str]()
+    x = case.model.embed(tokens)
+    inputs = _perturbed(case, tokens, notes)
     away = next(inputs[name] for name in ("substitution", "noise") if name in inputs)
     factors = LARGE if maps_are_known(case.model.depth) else ()
     far = [(c, state) for c in factors for state in (x, away)]
     ends = CarriedStates([(1.0, x), *((1.0, y) for y in inputs.values()), *far])
 
     def conclude() -> StepVerdict:
-        depth, carried = case.model.depth, ends.figures()
-        end, own, large = carried[0], carried[1 : 1 + len(inputs)], carried[1 + len(inputs) :]
+        depth = case.model.depth
+        carried = ends.figures()
+        end = carried[0]
+        own = carried[1 : 1 + len(inputs)]
+        large = carried[1 + len(inputs) :]
         # inf if a state overflows
         scaled = [
             wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(large[::2], large[1::2], strict=True)
@@ -209,13 +233,12 @@ def plan_transport(case: Case) -> StepPlan:
             return StepVerdict("unknown", "–", why, quantities, notes, result)
         top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
         assert top.after is not None, "its amplification is known"
-        bound = (
-            "no bound"
-            if top.bound is None
-            else "its bound is 0"
-            if top.bound == 0
-            else f"{top.after / top.bound:.2g} times its bound"
-        )
+        if top.bound is None:
+            bound = "no bound"
+        elif top.bound == 0:
+            bound = "its bound is 0"
+        else:
+            bound = f"{top.after / top.bound:.2g} times its bound"
         why = (
             f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
             f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
@@ -228,7 +251,10 @@ def plan_transport(case: Case) -> StepPlan:
 
 def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:
     """Perturbed X_0 by perturbation, without those that fail."""
-    other = None if case.other is None else cut(case.other, len(case.other), case.effort.tokens)
+    if case.other is None:
+        other = None
+    else:
+        other = cut(case.other, len(case.other), case.effort.tokens)
     names = [name for name in PERTURBATIONS if name != "text" or other is not None]
 
     def one(name: str) -> Tensor | None:

@@ -179,15 +179,23 @@ class Case:
     @property
     def shared_graphs(self) -> StepGraphs | None:
         """`graphs`, or None if weights are made on demand."""
-        return None if self.model.depth.streamed else self.graphs
+        if self.model.depth.streamed:
+            return None
+        return self.graphs
 
     @cached_property
     def jacobians(self) -> Sensitivities:
         """The instrument of sensitivities by depth in the lane `several`. The backward step adds it
         to the walk.
         """
-        graphs = self.shared_graphs if self.sequences("several") == self.sequences("part") else None
-        whole = None if self.model.depth.streamed else lambda: first_of(self.worst, self.sequences("several"))
+        if self.sequences("several") == self.sequences("part"):
+            graphs = self.shared_graphs
+        else:
+            graphs = None
+        if self.model.depth.streamed:
+            whole = None
+        else:
+            whole = lambda: first_of(self.worst, self.sequences("several"))
         return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole)
 
     @cached_property
@@ -205,18 +213,27 @@ class Case:
 
     def sequences(self, lane: LaneName) -> int:
         """Number of sequences in the lane."""
-        length = cut(self.tokens, 1, self.effort.tokens).shape[1] if self.tokens.dim() == 2 else self.effort.tokens
+        if self.tokens.dim() == 2:
+            length = cut(self.tokens, 1, self.effort.tokens).shape[1]
+        else:
+            length = self.effort.tokens
         room = AT_ONCE // (length * self.model.config.width)
-        several = self.effort.sequences if self.model.depth.streamed else max(1, min(self.effort.several, room))
+        if self.model.depth.streamed:
+            several = self.effort.sequences
+        else:
+            several = max(1, min(self.effort.several, room))
         most = {"several": several, "part": self.effort.sequences, "certified": 1}
         return min(len(self.tokens), most.get(lane, len(self.tokens)))
 
     def batch(self, lane: LaneName) -> tuple[Tensor, Any]:
         """The tokens and targets of the lane."""
-        x, y = self.tokens, self.targets
+        x = self.tokens
+        y = self.targets
         if lane != "text":
             x, y = (cut(each, self.sequences(lane), self.effort.tokens) for each in (x, y))
-        return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)) if lane == "certified" else (x, y)
+        if lane == "certified":
+            return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS))
+        return (x, y)
 
 
 def attempt(notes: list[str], function: Callable[..., Value], *arguments: Any, **named: Any) -> Value | None:
@@ -240,12 +257,16 @@ def found(notes: list[str], instrument: Attempt) -> Any:
 
 def exponent(k: float) -> str:
     """k with two decimals, without a sign on zero."""
-    return "unknown" if math.isnan(k) else f"{round(k, 2) + 0.0:.2f}"
+    if math.isnan(k):
+        return "unknown"
+    return f"{round(k, 2) + 0.0:.2f}"
 
 
 def three(value: float) -> str:
     """The value with three significant digits."""
-    return "unknown" if math.isnan(value) else f"{value:.3g}"
+    if math.isnan(value):
+        return "unknown"
+    return f"{value:.3g}"
 
 
 def largest(values: Sequence[float | None]) -> float:

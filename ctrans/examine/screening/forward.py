@@ -50,11 +50,13 @@ class Certificates(Reach):
     """
 
     def __init__(self, segments: Sequence[int], tokens: int):
-        self._chosen, self._tokens = segments, tokens
+        self._chosen = segments
+        self._tokens = tokens
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         super().begin(depth, x0)
-        self._depth, self._loss = depth, math.nan
+        self._depth = depth
+        self._loss = math.nan
         self._found: list[SegmentCheck] = []
         self._skipped: dict[str, str] = {}
         self._refused: ConfigError | SolveError | None = None
@@ -115,7 +117,10 @@ def plan_well_posedness(case: Case) -> StepPlan:
         k = max(exponents)
         top = check.largest.certificate
         gaps = [abs(s.certificate.velocities.gap) for s in check.segments if s.certificate.velocities is not None]
-        size = f"H is finite, ascents come within {max(gaps):.0e} of it" if check.finite else "H is infinite"
+        if check.finite:
+            size = f"H is finite, ascents come within {max(gaps):.0e} of it"
+        else:
+            size = "H is infinite"
         why = (
             f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a bound R on the weights, as "
             f"certified on {len(check.segments)} of {count} segments, which {_infinite(check.segments)}"
@@ -144,7 +149,9 @@ def _exponent(segment: SegmentCheck) -> float:
     grown = segment.certificate.growth
     if grown is not None:
         return max(grown.exponent, 0.0)
-    return 0.0 if segment.certificate.finite else 1.0
+    if segment.certificate.finite:
+        return 0.0
+    return 1.0
 
 
 class InitialLoss(Instrument):
@@ -196,12 +203,19 @@ def plan_forward(case: Case) -> StepPlan:
     Quantities: the depth's contribution, its growth exponent, the final similarity of tokens, the
     loss above guessing, and the exponent of mean|X_D| in the weights.
     """
-    sizes, massive, varied = States(moments), States(lambda x, kept: largest_entry(x)), States(variance_over_inputs)
-    scaled, initial, shares = Attempt(GrowthWithWeights()), Attempt(InitialLoss()), DepthShares()
+    sizes = States(moments)
+    massive = States(lambda x, kept: largest_entry(x))
+    varied = States(variance_over_inputs)
+    scaled = Attempt(GrowthWithWeights())
+    initial = Attempt(InitialLoss())
+    shares = DepthShares()
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
-        reached = len(case.model.depth.times) if case.broken is None else case.broken + 1
+        if case.broken is None:
+            reached = len(case.model.depth.times)
+        else:
+            reached = case.broken + 1
         if not reached:
             return StepVerdict("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
         each = sizes.figures()[:reached]
@@ -230,7 +244,10 @@ def plan_forward(case: Case) -> StepPlan:
             guessing,
             share,
         )
-        slope = math.nan if scaling is None else run_away(scaling.slope, scaling.mean_abs)
+        if scaling is None:
+            slope = math.nan
+        else:
+            slope = run_away(scaling.slope, scaling.mean_abs)
         if case.broken is not None:
             start = f"which starts at t = {times[-1]:.3g} with mean|x| = {mean_abs[-1]:.3g}"
             why = f"activations become non-finite in segment {case.broken}, {start}"
@@ -252,8 +269,14 @@ def plan_forward(case: Case) -> StepPlan:
 
 
 def _why_forward(result: ForwardStep, slope: float) -> str:
-    law = "no law" if result.mean_abs_law is None else f"{result.mean_abs_law.law} by AIC"
-    used = "without a bound" if result.used is None else f"{result.used:.2g} times its bound"
+    if result.mean_abs_law is None:
+        law = "no law"
+    else:
+        law = f"{result.mean_abs_law.law} by AIC"
+    if result.used is None:
+        used = "without a bound"
+    else:
+        used = f"{result.used:.2g} times its bound"
     massive = result.massive.ratio[-1]
     added = f"what the depth adds is {result.share.added[-1]:.2g} times as long as the state at its end"
     return (
@@ -273,11 +296,17 @@ def _law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | None:
 def run_away(slope: float, values: Sequence[float | None]) -> float:
     """The slope, or inf if it is unknown because values overflowed."""
     overflowed = any(value is not None and not math.isfinite(value) for value in values)
-    return math.inf if math.isnan(slope) and overflowed else slope
+    if math.isnan(slope) and overflowed:
+        return math.inf
+    return slope
 
 
 def weights_verdict(exponent: float) -> str:
     """The verdict in a word for a figure that grows like c^exponent with weights times c."""
     if math.isnan(exponent):
         return "unknown"
-    return "held" if exponent < FOLLOWS else "follows weights" if exponent < 1 + FOLLOWS else "outruns weights"
+    if exponent < FOLLOWS:
+        return "held"
+    if exponent < 1 + FOLLOWS:
+        return "follows weights"
+    return "outruns weights"

@@ -121,7 +121,10 @@ def screen(
     if state.dtype not in (torch.float32, torch.float64):
         kind = str(state.dtype).removeprefix("torch.")
         raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: use float32 or float64")
-    chosen = look_up("effort", effort, EFFORTS) if isinstance(effort, str) else effort
+    if isinstance(effort, str):
+        chosen = look_up("effort", effort, EFFORTS)
+    else:
+        chosen = effort
     case = Case(model, tokens, targets, other, chosen, int(seed), trained)
     plans = {name: _or_verdict(partial(step.plan, case)) for name, step in STEPS.items()}
     lanes = _lanes(case, plans)
@@ -171,7 +174,10 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane
     """
     wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
     wanted["text"] += [case.reach, case.bounds, *case.examination.whole.values()]
-    graphs = [] if case.shared_graphs is None else [case.shared_graphs]
+    if case.shared_graphs is None:
+        graphs = []
+    else:
+        graphs = [case.shared_graphs]
     # other instruments use the graphs, so they come first in their lane
     wanted["several" if case.sequences("several") == case.sequences("part") else "part"] += graphs
     for plan in plans.values():

@@ -57,8 +57,13 @@ class Quantity:
         if self.share:
             return f"{value:.0%}"
         plain = self.decimals is None or not abs(value) < MOST_DECIMALS
-        number = f"{value:.3g}" if plain else f"{round(value, self.decimals or 0) + 0.0:.{self.decimals}f}"
-        return f"{number} ± {error:.1g}" if error else number
+        if plain:
+            number = f"{value:.3g}"
+        else:
+            number = f"{round(value, self.decimals or 0) + 0.0:.{self.decimals}f}"
+        if error:
+            return f"{number} ± {error:.1g}"
+        return number
 
 
 @dataclass(frozen=True)
@@ -304,9 +309,18 @@ def limits_of(quantity: str) -> dict[str, Any]:
     found: dict[str, Any] = {"low": None, "below": "", "high": None, "above": "", "mark": "bad"}
     for check in CHECKS.values():
         if check.quantity == quantity:
-            found |= {"low": check.low, "below": check.verdict} if check.low > -math.inf else {}
-            found |= {"high": check.high, "above": check.verdict} if check.high < math.inf else {}
-            found["mark"] = "note" if check.severity == "note" else "bad"
+            if check.low > -math.inf:
+                found |= {"low": check.low, "below": check.verdict}
+            else:
+                found |= {}
+            if check.high < math.inf:
+                found |= {"high": check.high, "above": check.verdict}
+            else:
+                found |= {}
+            if check.severity == "note":
+                found["mark"] = "note"
+            else:
+                found["mark"] = "bad"
     return found
 
 

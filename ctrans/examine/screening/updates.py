@@ -33,14 +33,18 @@ def plan_updates(case: Case) -> StepPlan:
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)
-    left_out = None if case.effort.curvature else NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")
+    if case.effort.curvature:
+        left_out = None
+    else:
+        left_out = NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")
     measured = Attempt(GaussNewton(), left_out)
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
         curvature: Curvature | None = found(notes, measured)
         updates = response.figures()
-        adam, sgd = updates["adam"], updates["sgd"]
+        adam = updates["adam"]
+        sgd = updates["sgd"]
         quantities = {
             "Adam, least": min(adam.values),
             "Adam, largest": max(adam.values),
@@ -64,7 +68,10 @@ def plan_updates(case: Case) -> StepPlan:
             quantities["lr of SGD"], quantities["lr of Adam"] = curvature.plain.learning_rate, curvature.adam.learning_rate
             quantities["kernel rank"] = curvature.kernel_rank
             for name, seen in (("lr of SGD", curvature.plain), ("lr of Adam", curvature.adam)):
-                errors[name] = seen.learning_rate * seen.largest_error if math.isfinite(seen.learning_rate) else 0.0
+                if math.isfinite(seen.learning_rate):
+                    errors[name] = seen.learning_rate * seen.largest_error
+                else:
+                    errors[name] = 0.0
             why += (
                 f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)} and Adam "
                 f"{three(curvature.adam.learning_rate)}, if the loss were quadratic"
@@ -79,4 +86,6 @@ def weight_size(depth: nn.Module) -> float:
     """The root mean square of all entries of the depth's matrices; nan if there are none."""
     matrices = [weight for weight in depth.parameters() if weight.dim() >= 2]
     count = sum(weight.numel() for weight in matrices)
-    return math.sqrt(sum(weight.detach().double().square().sum().item() for weight in matrices) / count) if count else math.nan
+    if count:
+        return math.sqrt(sum(weight.detach().double().square().sum().item() for weight in matrices) / count)
+    return math.nan

@@ -30,8 +30,10 @@ def attention_path(sublayer: Sublayer, h: float, x: TokenRows) -> Linearisation:
     with torch.no_grad():
         entered = sublayer.enter(x)
         u = sublayer.given(entered)
-        f, own = sublayer.field(u), branch.given(u)
-        rows, heads = field.probabilities(own), list(field.head_matrices())
+        f = sublayer.field(u)
+        own = branch.given(u)
+        rows = field.probabilities(own)
+        heads = list(field.head_matrices())
         values = torch.stack([own @ head.value.mT for head in heads], -3)  # without offsets
         out = torch.cat([head.out for head in heads], 1)
 

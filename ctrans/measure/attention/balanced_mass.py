@@ -83,7 +83,8 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
             above = below = smallest_difference(heaviest)
         else:
             above, below = _bracket(heaviest, tolerance)
-        top, rest = heaviest[:, 0], heaviest[:, 1:].sum(-1)
+        top = heaviest[:, 0]
+        rest = heaviest[:, 1:].sum(-1)
         for found, delta in ((lower, above), (upper, below)):
             # for a peaked row 1 - delta^2 loses the digits of a small theta
             found[chosen] = torch.where(top > 0.5, 4 * top * rest, 1 - delta.square())
@@ -112,7 +113,10 @@ def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     for step, level in enumerate(LEVELS):
         index, x = _wide(index, x, above, below, tolerance)
         # merging sorts again, which does not pay while most rows are wide
-        x = _merge(x) if step else x
+        if step:
+            x = _merge(x)
+        else:
+            x = x
         size = min(level, x.shape[-1])
         head = smallest_difference(x[:, :size])
         above[index] = torch.minimum(above[index], _lighter(x[:, size:], head))
@@ -132,11 +136,14 @@ def _merge(x: Tensor) -> Tensor:
     """Rows with the same delta and fewer entries: entries that must lie opposite the largest merge
     with it.
     """
-    sums, top = x.sum(-1, keepdim=True), x[:, :1]
+    sums = x.sum(-1, keepdim=True)
+    top = x[:, :1]
     forced = (x > sums - 2 * top) & (torch.arange(x.shape[-1], device=x.device) > 0)
     merged = (top - torch.where(forced, x, 0.0).sum(-1, keepdim=True)).abs()
     left = torch.cat([merged, torch.where(forced, 0.0, x)[:, 1:]], dim=-1).sort(-1, descending=True).values
-    return left[:, : int(_count(left).amax())] if left.numel() else left
+    if left.numel():
+        return left[:, : int(_count(left).amax())]
+    return left
 
 
 def _parity(x: Tensor) -> Tensor:
@@ -196,7 +203,8 @@ def _window(x: Tensor) -> Tensor:
     equal entries.
     """
     sums = torch.nn.functional.pad(x.cumsum(-1), (1, 0))
-    place, half = torch.arange(x.shape[-1], device=x.device), _count(x) // 2
+    place = torch.arange(x.shape[-1], device=x.device)
+    half = _count(x) // 2
     runs = sums.gather(-1, (place + half).clamp(max=x.shape[-1])) - sums[:, :-1]
     first = (2 * runs - sums[:, -1:]).abs().argmin(-1, keepdim=True)
     return torch.where((place >= first) & (place < first + half), x, -x)
@@ -206,7 +214,8 @@ PARTITIONS: tuple[Callable[[Tensor], Tensor], ...] = (_balance, _window)
 
 
 def _meet(left: Tensor, right: Tensor) -> Tensor:
-    a, b = _absolute_sums(left), _absolute_sums(right).sort(-1).values
+    a = _absolute_sums(left)
+    b = _absolute_sums(right).sort(-1).values
     place = torch.searchsorted(b, a)
     above = b.gather(-1, place.clamp(max=b.shape[-1] - 1)) - a
     below = a - b.gather(-1, (place - 1).clamp(min=0))

@@ -45,7 +45,10 @@ def block_gain(
 
     `rows` are the output tokens, all by default. The function must have second derivatives.
     """
-    rows = torch.arange(x.shape[0], device=x.device) if rows is None else rows
+    if rows is None:
+        rows = torch.arange(x.shape[0], device=x.device)
+    else:
+        rows = rows
     linear = linearise(lambda x: chosen(function(x), rows), one_for_each(rows, x))
     return gain_of_rows(linear, iterations=iterations, generator=generator)
 

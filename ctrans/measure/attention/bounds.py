@@ -119,13 +119,24 @@ def local_attention_bound(attention: ExposesHeads, u: TokenRows) -> float:
     theta = attention_theta(attention, u).upper.double()
     total = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
     for index, head in enumerate(attention.head_matrices()):
-        query, key = head.query.double(), head.key.double()
+        query = head.query.double()
+        key = head.key.double()
         through = head.out.double() @ head.value.double()
-        q = x @ query.mT if head.query_offset is None else x @ query.mT + head.query_offset.double()
+        if head.query_offset is None:
+            q = x @ query.mT
+        else:
+            q = x @ query.mT + head.query_offset.double()
         # any centre shifts all scores of a row equally; if the offset counts, only 0 is known to
         k = x @ key.mT
-        longest = None if head.key_offset is None else token_lengths(k + head.key_offset.double()).amax(-1)
-        keys, values = enclosing_radius(k) if longest is None else longest, enclosing_radius(x @ through.mT)
+        if head.key_offset is None:
+            longest = None
+        else:
+            longest = token_lengths(k + head.key_offset.double()).amax(-1)
+        if longest is None:
+            keys = enclosing_radius(k)
+        else:
+            keys = longest
+        values = enclosing_radius(x @ through.mT)
         scores = spectral_norm(query) * keys.unsqueeze(-1) + token_lengths(q) * spectral_norm(key)
         scale = attention.temperature * math.sqrt(len(query))
         total = total + spectral_norm(through) + theta[..., index, :] / scale * values.unsqueeze(-1) * scores
@@ -150,7 +161,9 @@ def norm_slope(norm: Norm | None, x: TokenRows) -> float:
     """max_i |J_N(x_i)|_2 <= max_i slope(x_i), as max|gamma|/min_i sigma(x_i), in the block norm; 1
     without a norm.
     """
-    return 1.0 if norm is None else float(norm.slope(x).detach().max())
+    if norm is None:
+        return 1.0
+    return float(norm.slope(x).detach().max())
 
 
 class BothBounds(NamedTuple):

@@ -100,7 +100,9 @@ class AttentionByDepth(Instrument):
     """
 
     def __init__(self, segments: Collection[int] | None = None, *, seed: int = 0, tolerance: float = TOLERANCE):
-        self.segments, self.seed, self.tolerance = segments, seed, tolerance
+        self.segments = segments
+        self.seed = seed
+        self.tolerance = tolerance
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._generator = torch.Generator().manual_seed(self.seed)
@@ -108,7 +110,10 @@ class AttentionByDepth(Instrument):
 
     def forward(self, at: StepContext) -> None:
         if at.sublayer.attention is not None and (self.segments is None or at.k in self.segments):
-            padding = None if self.kept is None else ~self.kept
+            if self.kept is None:
+                padding = None
+            else:
+                padding = ~self.kept
             self.found.append(_layer(at, padding, self._generator, self.tolerance))
 
 
@@ -128,7 +133,9 @@ class BlockBoundsByDepth(Instrument):
     """
 
     def __init__(self, blocks: Collection[int] | None = None, *, iterations: int = 8, seed: int):
-        self.blocks, self.iterations, self.seed = blocks, iterations, seed
+        self.blocks = blocks
+        self.iterations = iterations
+        self.seed = seed
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth = depth
@@ -143,7 +150,8 @@ class BlockBoundsByDepth(Instrument):
         if place == 0:
             first, self._rows = _looked_at(at.x.detach())
             state = one_for_each(self._rows, first)
-            self._bounds, self._graphs = list[BothBounds](), list[Linearisation]()
+            self._bounds = list[BothBounds]()
+            self._graphs = list[Linearisation]()
         else:
             state = self._graphs[-1].y
         self._bounds.append(step_bound(at.sublayer, at.h, at.x.detach()))
@@ -170,11 +178,14 @@ def block_layers(depth: Depth, states: Sequence[SequenceRows], *, iterations: in
 def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
     """Change of each part of log S from the first finite attention layer to the last (Emadi, E.6)."""
     finite = [layer.log_sensitivity for layer in layers if layer.finite]
-    return {name: finite[-1][name] - finite[0][name] for name in finite[0]} if finite else {}
+    if finite:
+        return {name: finite[-1][name] - finite[0][name] for name in finite[0]}
+    return {}
 
 
 def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, tolerance: float) -> AttentionLayer:
-    sublayer, x = at.sublayer, at.x.detach()
+    sublayer = at.sublayer
+    x = at.x.detach()
     assert sublayer.attention is not None, "asked of attention alone"
     field = sublayer.attention.field
     if not (isinstance(field, ExposesHeads) and isinstance(field, ExposesWeights) and isinstance(field, nn.Module)):
@@ -194,8 +205,13 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
     mean = lower.sum(1) / (~masked).sum(1)
     b, stream = (float(token_lengths(state).max()) for state in (u, x))
     # padding changes which rows count, not the map
-    whole = highest.tolist() if padding is None else largest_theta(field, u)
-    paths, printed, note = Pathways(math.nan, math.nan), math.nan, ""
+    if padding is None:
+        whole = highest.tolist()
+    else:
+        whole = largest_theta(field, u)
+    paths = Pathways(math.nan, math.nan)
+    printed = math.nan
+    note = ""
     try:
         paths = attention_bound(field, b, whole)
         printed = attention_bound(field, b, whole, biases=False).bound
@@ -234,13 +250,20 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
 
 def _looked_at(x: Tensor) -> tuple[UnbatchedRows, Int[Tensor, " rows"]]:
     """The first sequence, and the indices of the output tokens at which local values are measured."""
-    first = x.flatten(0, -3)[0] if x.dim() > 2 else x
+    if x.dim() > 2:
+        first = x.flatten(0, -3)[0]
+    else:
+        first = x
     return first, torch.tensor(spread(len(first), ROWS), device=x.device)
 
 
 def _ratio(bound: float, measured: float) -> float:
-    return bound / measured if measured else math.inf
+    if measured:
+        return bound / measured
+    return math.inf
 
 
 def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
+    if value > 0:
+        return math.log(value)
+    return -math.inf

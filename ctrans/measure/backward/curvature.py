@@ -142,7 +142,9 @@ class _Logits:
     def __init__(self, model: Model, weights: Sequence[Tensor], tokens: Tensor, targets: Tensor):
         kept = targets.flatten() >= 0
         y = model.head(model.depth(model.embed(tokens))).flatten(0, -2)[kept]
-        self.y, self.targets, self.weights = y.detach(), targets.flatten()[kept], weights
+        self.y = y.detach()
+        self.targets = targets.flatten()[kept]
+        self.weights = weights
         self.push, self.pull = jacobian_products(y, weights)
         self.p = self.y.softmax(-1)
         self.root = self.p.sqrt()

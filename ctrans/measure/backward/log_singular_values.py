@@ -104,7 +104,9 @@ def _lanczos(linear: Linearisation, z: Tensor, steps: int) -> tuple[Tensor, Tens
     exhausted.
     """
     v = (z / torch.linalg.vector_norm(z)).flatten()
-    basis, alpha, beta = [v], list[float](), list[float]()
+    basis = [v]
+    alpha = list[float]()
+    beta = list[float]()
     for _ in range(steps):
         w = linear.pull(linear.push(basis[-1].reshape(z.shape))).flatten()
         alpha.append(float(basis[-1] @ w))

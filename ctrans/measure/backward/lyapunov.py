@@ -43,12 +43,14 @@ class LyapunovExponents(Instrument):
     """
 
     def __init__(self, *, count: int = 4, generator: torch.Generator | None = None, graphs: StepGraphs | None = None):
-        self.count, self.graphs = check_count("count", count), graphs
+        self.count = check_count("count", count)
+        self.graphs = graphs
         self.state = (generator or torch.Generator().manual_seed(0)).get_state()
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         *batch, tokens, width = x0.shape
-        self._depth, self._going = depth, True
+        self._depth = depth
+        self._going = True
         self._count = min(self.count, tokens * width)
         generator = torch.Generator()
         generator.set_state(self.state)  # the same Q_0 in every walk
@@ -59,20 +61,30 @@ class LyapunovExponents(Instrument):
     def forward(self, at: StepContext) -> None:
         self._going = self._going and finite(at.x) and finite(at.y)
         if self._going:
-            step = linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at)
+            if self.graphs is None:
+                step = linearised_step(at.sublayer, at.h, at.x)
+            else:
+                step = self.graphs.of(at)
             assert step is not None, "the state was found finite"
             moved = [step.push(column.reshape(step.x.shape)).reshape(column.shape) for column in self._q.unbind(-1)]
             self._q, r = torch.linalg.qr(torch.stack(moved, -1))
             self._growth.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
 
     def figures(self) -> Lyapunov:
-        growth, time = self._growth, self._depth.times[len(self._growth)]
-        note = "" if len(growth) == len(self._depth.sublayers) else f"the state is not finite after segment {len(growth)}"
+        growth = self._growth
+        time = self._depth.times[len(self._growth)]
+        if len(growth) == len(self._depth.sublayers):
+            note = ""
+        else:
+            note = f"the state is not finite after segment {len(growth)}"
         if not growth:
             return Lyapunov([], [], [], time, note)
         each = torch.stack(growth).reshape(len(growth), -1, self._count).double()
         rates = (each.sum(0) / time).sort(-1, descending=True).values
-        deviations = rates.std(0) if len(rates) > 1 else torch.zeros_like(rates[0])
+        if len(rates) > 1:
+            deviations = rates.std(0)
+        else:
+            deviations = torch.zeros_like(rates[0])
         return Lyapunov(rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note)
 
 

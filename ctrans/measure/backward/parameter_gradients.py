@@ -79,7 +79,8 @@ class ParameterGradients(Instrument):
         """Keeps the gradients of weights that the embedding shares, and the norm of the others."""
         if not isinstance(model, ModelOfModules):
             raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are unknown: give an nn.Module")
-        self._loss, self._outside = at.loss, outside(model)
+        self._loss = at.loss
+        self._outside = outside(model)
         with tracked(self._outside) as weights, torch.enable_grad():
             used = leaves(model.embed(at.tokens))
             embedding = {key for key, weight in weights.items() if id(weight) in used}
@@ -104,13 +105,18 @@ class ParameterGradients(Instrument):
 
 def leaves(x: Tensor) -> set[int]:
     """The ids of the leaf tensors that x depends on."""
-    found, seen, waiting = set[int](), set[Any](), [x.grad_fn]
+    found = set[int]()
+    seen = set[Any]()
+    waiting = [x.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
             waiting += [inner for inner, _ in node.next_functions]
-            found |= {id(node.variable)} if hasattr(node, "variable") else set()
+            if hasattr(node, "variable"):
+                found |= {id(node.variable)}
+            else:
+                found |= set()
     return found
 
 
@@ -212,7 +218,9 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, 
     if it is a matrix. `size` is the norm of the whole gradient.
     """
     if not isinstance(sublayer.field, ExposesWeights):
-        return {name: size} if gradient.dim() == 2 else {}
+        if gradient.dim() == 2:
+            return {name: size}
+        return {}
     found: dict[str, float] = {}
     kept = weight.data
     try:

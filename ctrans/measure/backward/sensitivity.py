@@ -96,13 +96,20 @@ class Sensitivities(Instrument):
         graphs: StepGraphs | None = None,
         whole: Callable[[], Singular | None] | None = None,
     ):
-        self.tolerance, self.starts, self.progress, self.graphs, self.whole = tolerance, starts, progress, graphs, whole
+        self.tolerance = tolerance
+        self.starts = starts
+        self.progress = progress
+        self.graphs = graphs
+        self.whole = whole
         self.sublayers: list[Sensitivity] = []
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         blocks = depth.blocks
         self._depth, self._looked_at = depth, set(spread(blocks, blocks if self.starts is None else self.starts))
-        self._wanted = set[int]() if depth.streamed else self._looked_at
+        if depth.streamed:
+            self._wanted = set[int]()
+        else:
+            self._wanted = self._looked_at
         self.sublayers = []
         self._blocks: list[Sensitivity] = []
         self._steps: list[Linearisation | None] = []
@@ -119,36 +126,69 @@ class Sensitivities(Instrument):
         if place == per_block - 1:
             # the last block is also J_{D-1:D}, which needs each sequence to the tolerance
             last = bool(self._wanted) and block == self._depth.blocks - 1
-            self._last = self._of_chain(self._steps[-per_block:], each=last) if looked_at else (LEFT_OUT, None)
+            if looked_at:
+                self._last = self._of_chain(self._steps[-per_block:], each=last)
+            else:
+                self._last = (LEFT_OUT, None)
             self._blocks.append(self._told(self._last[0]))
-            self._steps = self._steps if self._wanted else []
+            if self._wanted:
+                self._steps = self._steps
+            else:
+                self._steps = []
             self._sizes.append(_sizes(at.y))
 
     def figures(self) -> SensitivityByDepth:
         """Products are computed from the last block to the first."""
-        reached, blocks, per_block = len(self._blocks), self._depth.blocks, self._depth.per_block
-        left_out, wanted = ALL_AT_ONCE if self._depth.streamed else LEFT_OUT.note, self._wanted
+        reached = len(self._blocks)
+        blocks = self._depth.blocks
+        per_block = self._depth.per_block
+        if self._depth.streamed:
+            left_out = ALL_AT_ONCE
+        else:
+            left_out = LEFT_OUT.note
+        wanted = self._wanted
         if reached < blocks:
-            left_out, wanted = f"the states end after {reached} of {blocks} blocks, so X_D is unknown", set()
-        known = {blocks - 1: self._last} if wanted else {}
-        whole = None if self.whole is None or 0 not in wanted - known.keys() else self.whole()
+            left_out = f"the states end after {reached} of {blocks} blocks, so X_D is unknown"
+            wanted = set()
+        if wanted:
+            known = {blocks - 1: self._last}
+        else:
+            known = {}
+        if self.whole is None or 0 not in wanted - known.keys():
+            whole = None
+        else:
+            whole = self.whole()
         if whole is not None:
             known[0] = summary(whole), whole
-        products, conditions = list[Sensitivity](), list[list[float]]()
+        products = list[Sensitivity]()
+        conditions = list[list[float]]()
         guess: Tensor | None = None  # of the right singular vectors
         for i in reversed(range(blocks)):
-            found, leading = Sensitivity(None, None, 0, left_out), None
+            found = Sensitivity(None, None, 0, left_out)
+            leading = None
             if i in wanted:
                 # each sequence to the tolerance: the worst relative to its states may not have the
                 # largest |J|
-                found, leading = known[i] if i in known else self._of_chain(self._steps[i * per_block :], guess, each=True)
-                guess = leading.right.squeeze(-3) if leading is not None and finite(leading.right) else None
+                if i in known:
+                    found, leading = known[i]
+                else:
+                    found, leading = self._of_chain(self._steps[i * per_block :], guess, each=True)
+                if leading is not None and finite(leading.right):
+                    guess = leading.right.squeeze(-3)
+                else:
+                    guess = None
             products.insert(0, self._told(found))
             conditions.insert(0, [] if leading is None else _conditions(leading, self._sizes[i], self._sizes[-1]))
             # the left singular vectors of J_{i:D} change little with i; one pull gives the right ones
             on = i > min(wanted - known.keys(), default=i)
-            before = _chain(self._steps[(i - 1) * per_block : i * per_block]) if on else None
-            guess = None if guess is None or before is None else before.pull(guess)
+            if on:
+                before = _chain(self._steps[(i - 1) * per_block : i * per_block])
+            else:
+                before = None
+            if guess is None or before is None:
+                guess = None
+            else:
+                guess = before.pull(guess)
         return SensitivityByDepth(self.sublayers, self._blocks, products, conditions)
 
     def _of_chain(self, steps: Steps, guess: Tensor | None = None, *, each: bool) -> tuple[Sensitivity, Singular | None]:
@@ -190,13 +230,17 @@ def _conditions(products: Singular, start: Tensor, end: Tensor) -> list[float]:
     """|J_{i:D}||X_i|/|X_D| by sequence; empty if a factor is unknown."""
     sizes = products.values[..., 0].double().reshape(-1)
     grown = torch.where(end == 0, math.inf, sizes * start / end)
-    return grown.tolist() if all(map(finite, (sizes, start, end))) else []
+    if all(map(finite, (sizes, start, end))):
+        return grown.tolist()
+    return []
 
 
 def _chain(steps: Steps) -> Linearisation | None:
     """The steps one after another; None if a state is not finite."""
     known = [step for step in steps if step is not None]
-    return compose(known) if len(known) == len(steps) else None
+    if len(known) == len(steps):
+        return compose(known)
+    return None
 
 
 def linearised_step(sublayer: Sublayer, h: float, x: TokenRows) -> Linearisation | None:

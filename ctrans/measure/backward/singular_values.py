@@ -156,7 +156,9 @@ class Singular:
     def error(self) -> float:
         """Estimated relative error of `largest`, which may be too small."""
         gap = float((self.values + self.errors).max()) - self.largest
-        return gap / self.largest if self.largest else gap
+        if self.largest:
+            return gap / self.largest
+        return gap
 
 
 def first_of(parts: Sequence[Singular], count: int) -> Singular | None:
@@ -211,9 +213,11 @@ def leading_singular(
         raise ConfigError(f"cycle = {cycle} is too small for {count} wanted vectors: give at least {count + 2}")
     POSITIVE.check("tolerance", float(tolerance), hint=", such as 1e-3")
     shape = linear.x.shape
-    batch, inner = shape[: len(shape) - problem], shape[len(shape) - problem :]
+    batch = shape[: len(shape) - problem]
+    inner = shape[len(shape) - problem :]
     flat = (math.prod(batch), math.prod(inner))
-    count, capacity = min(count, flat[1]), min(cycle, flat[1])
+    count = min(count, flat[1])
+    capacity = min(cycle, flat[1])
 
     def gram(v: Tensor) -> Tensor:
         return linear.pull(linear.push(v.reshape(shape))).reshape(flat)
@@ -248,7 +252,9 @@ class _Space:
     """
 
     def __init__(self, gram: Map, basis: Tensor, count: int):
-        self.gram, self.basis, self.count = gram, basis, count
+        self.gram = gram
+        self.basis = basis
+        self.count = count
         self.image = torch.zeros_like(basis)
         self.size = self.products = 0
         self.history: list[Tensor] = []
@@ -280,7 +286,8 @@ class _Space:
         return worst
 
     def converged(self, tolerance: float, each: bool) -> bool:
-        values, errors = self.values[~self.bad], self.errors[~self.bad]
+        values = self.values[~self.bad]
+        errors = self.errors[~self.bad]
         if not values.numel():
             return True
         if each:
@@ -293,10 +300,12 @@ class _Space:
         """Computes Ritz pairs, the residuals A y - lambda y of the leading ones, and the error
         estimates of sqrt(lambda).
         """
-        basis, image = self.basis[:, : self.size], self.image[:, : self.size]
+        basis = self.basis[:, : self.size]
+        image = self.image[:, : self.size]
         projected = (basis @ image.mT).double()
         found, rotation = torch.linalg.eigh((projected + projected.mT) / 2)
-        self._found, self._rotation = found.flip(-1).clamp(min=0), rotation.flip(-1).to(basis.dtype)
+        self._found = found.flip(-1).clamp(min=0)
+        self._rotation = rotation.flip(-1).to(basis.dtype)
         first = self._rotation[..., : self.count + CLUSTER].mT
         self.vectors = first @ basis
         self.residuals = first @ image - self._found[:, : first.shape[1], None].to(basis.dtype) * self.vectors

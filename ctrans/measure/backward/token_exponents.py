@@ -55,7 +55,8 @@ def reader_jacobian(model: Model, sequence: Int[Tensor, " tokens"], reader: int)
     """dX_T[reader]/dX_0: entry i, j, l is the derivative of the reader's channel i by channel l of
     token j.
     """
-    depth, size = model.depth, model.embed(sequence.unsqueeze(0)).shape[-1]
+    depth = model.depth
+    size = model.embed(sequence.unsqueeze(0)).shape[-1]
     together = max(1, ENTRIES // (size * len(sequence)))
     parts = []
     for rows in torch.arange(size, device=sequence.device).split(together):

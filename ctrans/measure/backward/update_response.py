@@ -46,8 +46,13 @@ class Responses:
         """The largest r_k over the smallest: 1 if all layers move the output equally, inf if some
         cannot move it, nan if none can.
         """
-        least, largest = min(self.values), max(self.values)
-        return largest / least if least > 0 else math.inf if largest > 0 else math.nan
+        least = min(self.values)
+        largest = max(self.values)
+        if least > 0:
+            return largest / least
+        if largest > 0:
+            return math.inf
+        return math.nan
 
 
 class UpdateResponse(Instrument):
@@ -62,7 +67,9 @@ class UpdateResponse(Instrument):
     """
 
     def __init__(self, graphs: StepGraphs, segments: Collection[int] | None = None, updates: Mapping[str, Update] | None = None):
-        self.graphs, self.segments, self.updates = graphs, segments, dict(updates or UPDATES)
+        self.graphs = graphs
+        self.segments = segments
+        self.updates = dict(updates or UPDATES)
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         if depth.streamed:

@@ -51,7 +51,9 @@ class SlopeAt(Instrument):
     """`sensitivity_slope` of segment k at its input state. None if the walk does not reach it."""
 
     def __init__(self, k: int, scaling: str, *, tolerance: float):
-        self.k, self.scaling, self.tolerance = k, scaling, tolerance
+        self.k = k
+        self.scaling = scaling
+        self.tolerance = tolerance
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self.found: Slope | None = None

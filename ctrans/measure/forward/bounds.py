@@ -177,7 +177,10 @@ def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = ma
     if norm is None or (bound is None and apart == math.inf):
         return None
     s = sublayer.input_scale
-    alone = math.inf if bound is None else 2 * bound.at(s * norm.level * math.sqrt(norm.width))
+    if bound is None:
+        alone = math.inf
+    else:
+        alone = 2 * bound.at(s * norm.level * math.sqrt(norm.width))
     return sublayer.largest_gain * min(alone, 2 * s * norm.half_diameter * math.sqrt(norm.width) * apart)
 
 
@@ -207,7 +210,10 @@ def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) 
     if bound is None:
         return math.nan
     norm = sublayer.input_norm
-    inside = Jump.of(sublayer).read * radius if norm is None else _reach(norm)
+    if norm is None:
+        inside = Jump.of(sublayer).read * radius
+    else:
+        inside = _reach(norm)
     return sublayer.largest_gain * bound.at(sublayer.input_scale * inside)
 
 
@@ -235,9 +241,12 @@ def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
 
 
 def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, discrete: bool) -> ForwardBounds:
-    x0, width, entries = moments(start), start.shape[-1], start.numel()
+    x0 = moments(start)
+    width = start.shape[-1]
+    entries = start.numel()
     radius = float(token_lengths(start.double()).max())
-    mean_abs, rms = [x0.mean_abs], [x0.rms]
+    mean_abs = [x0.mean_abs]
+    rms = [x0.rms]
     for segment in segments:
         if segment.sublayer.state_norm is not None:
             level = segment.sublayer.state_norm.level
@@ -276,7 +285,8 @@ class Jump(NamedTuple):
         residual = sublayer.residual
         if not isinstance(residual, MixesStreams):
             return cls()
-        mixing, reads = residual.mixing.detach().double(), residual.reads.detach().double()
+        mixing = residual.mixing.detach().double()
+        reads = residual.reads.detach().double()
         return cls(float(torch.linalg.matrix_norm(mixing, 2)), float(mixing.abs().sum(0).max()), float(reads.norm()))
 
 
@@ -284,8 +294,12 @@ def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
     """Bound on the growth of a token's length in a segment without a state norm, for tokens no
     longer than `radius`.
     """
-    sublayer, h = segment.sublayer, segment.h
-    bound = None if sublayer.output_norm is not None else segment.known()
+    sublayer = segment.sublayer
+    h = segment.h
+    if sublayer.output_norm is not None:
+        bound = None
+    else:
+        bound = segment.known()
     if discrete or bound is None or sublayer.input_norm is not None:
         return h * velocity_bound(sublayer, radius, bound)
     read = Jump.of(sublayer).read
@@ -295,7 +309,10 @@ def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
         )
     gain = sublayer.largest_gain * bound.gain * read
     with np.errstate(over="ignore"):
-        clock = h if gain == 0 else float(np.expm1(gain * h)) / gain
+        if gain == 0:
+            clock = h
+        else:
+            clock = float(np.expm1(gain * h)) / gain
     return clock * sublayer.largest_gain * bound.at(read * radius)
 
 
@@ -303,7 +320,9 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     """The papers' bound on |X_k|_F, or the reason why they have none."""
     sublayers = [segment.sublayer for segment in segments]
     start = float(torch.linalg.vector_norm(x0.double()))
-    entries, tokens, width = x0.numel(), x0.shape[-2], x0.shape[-1]
+    entries = x0.numel()
+    tokens = x0.shape[-2]
+    width = x0.shape[-1]
     if any(s.state_norm is not None for s in sublayers):
         return "the papers have no bound for a state with a norm around it"
     if any(not s.residual.is_identity for s in sublayers):
@@ -311,7 +330,8 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     outputs = [s.output_norm for s in sublayers if s.output_norm is not None]
     inputs = [s.input_norm for s in sublayers if s.input_norm is not None]
     if len(outputs) == len(sublayers):
-        level, lengths = printed_level(outputs), torch.tensor([segment.h for segment in segments], dtype=torch.float64)
+        level = printed_level(outputs)
+        lengths = torch.tensor([segment.h for segment in segments], dtype=torch.float64)
         return [start + t * math.sqrt(entries) * level for t in (0.0, *lengths.cumsum(0).tolist())]
     if outputs or len(inputs) < len(sublayers):
         return "the papers' theorems need one placement, pre, peri or output, in all sublayers"
@@ -322,7 +342,10 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     values = [start]
     for segment, norm in zip(segments[:reached], inputs, strict=False):
         gain, constant, _ = segment.known()
-        rows = math.sqrt(tokens) if mixes_tokens(segment.sublayer.field, segment.sublayer.kind) else 1.0
+        if mixes_tokens(segment.sublayer.field, segment.sublayer.kind):
+            rows = math.sqrt(tokens)
+        else:
+            rows = 1.0
         affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
         values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
     return values

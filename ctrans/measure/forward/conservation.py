@@ -29,7 +29,10 @@ class ConservationLaw:
 def _mean_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
     norm = sublayer.output_norm
     assert norm is not None, "the law holds behind an output norm only"
-    moved = y - x if sublayer.residual.gains is None else (y - x) / sublayer.residual.gains
+    if sublayer.residual.gains is None:
+        moved = y - x
+    else:
+        moved = (y - x) / sublayer.residual.gains
     return ((moved - h * norm.beta) / norm.gamma).sum(-1).abs().max() / x.shape[-1]
 
 
@@ -73,4 +76,6 @@ class DriftByDepth(Instrument):
             self._drift.append(float(self._law.drift(at.sublayer, at.x, at.y, at.h)))
 
     def figures(self) -> tuple[ConservationLaw, list[float]] | None:
-        return None if self._law is None else (self._law, self._drift)
+        if self._law is None:
+            return None
+        return (self._law, self._drift)

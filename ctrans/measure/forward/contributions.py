@@ -41,7 +41,10 @@ class Contributed:
         """
         x = self.state
         scaled = norm.gamma * norm.standardize(x)
-        centre = x - x.mean(-1, keepdim=True) if norm.centred else x
+        if norm.centred:
+            centre = x - x.mean(-1, keepdim=True)
+        else:
+            centre = x
         sigma = centre.norm(dim=-1, keepdim=True) / norm.standardize(x).norm(dim=-1, keepdim=True)
 
         def affine(v: Tensor) -> Tensor:
@@ -70,9 +73,15 @@ class Contributions(Instrument):
     def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
         parts, offsets, x = (at.sublayer.enter(each) for each in (self.found.parts, self.found.offsets, at.x))
-        added = at.y - x if norm is None else at.h * at.sublayer(x)
+        if norm is None:
+            added = at.y - x
+        else:
+            added = at.h * at.sublayer(x)
         found = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets, at.y if norm is None else x + added)
-        self.found = found if norm is None else found.through(norm)
+        if norm is None:
+            self.found = found
+        else:
+            self.found = found.through(norm)
 
 
 @torch.no_grad()
@@ -119,16 +128,19 @@ def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: Token
     scale their input.
     """
     (found,) = walk(model, tokens, None, [Contributions()])
-    each, x = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double(), found.state
+    each = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double()
+    x = found.state
     square = x.double().square().sum(-1)
     state = ((each * x).sum(-1) / square).flatten(1).mean(1)
     size = (each.norm(dim=-1) / square.sqrt()).flatten(1).mean(1)
     names = ["embedding", *(f"{k} {part.kind}" for k, part in enumerate(model.depth.sublayers)), "offsets"]
-    logit, note = None, "contributions to a logit need a ctrans GPT and targets"
+    logit = None
+    note = "contributions to a logit need a ctrans GPT and targets"
     if isinstance(model, GPT) and targets is not None:
         try:
             parts, offsets = logit_contributions(model, found, targets)
-            logit, note = [*parts.flatten(1).mean(1).tolist(), float(offsets.mean())], ""
+            logit = [*parts.flatten(1).mean(1).tolist(), float(offsets.mean())]
+            note = ""
         except ConfigError as error:
             note = str(error)
     return ContributionsByDepth(names, state.tolist(), size.tolist(), logit, note)

@@ -38,7 +38,8 @@ class DepthShares(Instrument):
     """`DepthShare` along the walk, from the states alone."""
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._without = depth, x0
+        self._depth = depth
+        self._without = x0
         self._sizes, self._added, self._similarity = [self._size(x0)], [0.0], [token_similarity(x0, self.kept)]
 
     def forward(self, at: StepContext) -> None:
@@ -55,11 +56,15 @@ class DepthShares(Instrument):
         return float(torch.linalg.vector_norm(of_text(x, self.kept).double()))
 
     def _growth(self) -> float:
-        reached, half = len(self._added) - 1, self._depth.blocks // 2 * self._depth.per_block
+        reached = len(self._added) - 1
+        half = self._depth.blocks // 2 * self._depth.per_block
         if half == 0 or reached < len(self._depth.sublayers):
             return math.nan
-        start, end = self._added[half], self._added[-1]
-        return math.log(end / start) / math.log(reached / half) if start > 0 and 0 < end < math.inf else math.nan
+        start = self._added[half]
+        end = self._added[-1]
+        if start > 0 and 0 < end < math.inf:
+            return math.log(end / start) / math.log(reached / half)
+        return math.nan
 
 
 def without_map(sublayer: Sublayer, x: TokenRows) -> TokenRows:
@@ -77,7 +82,10 @@ def token_similarity(x: TokenRows, kept: TokenMask | None = None) -> float:
     unit = torch.nn.functional.normalize(x.double(), dim=-1)
     tokens = torch.full(x.shape[:-2], x.shape[-2], device=x.device)
     if kept is not None:
-        unit, tokens = torch.where(kept.unsqueeze(-1), unit, 0.0), kept.sum(-1)
+        unit = torch.where(kept.unsqueeze(-1), unit, 0.0)
+        tokens = kept.sum(-1)
     several = tokens > 1
     pairs = unit.sum(-2).square().sum(-1) - unit.square().sum((-1, -2))
-    return float((pairs[several] / (tokens * (tokens - 1))[several]).mean()) if several.any() else math.nan
+    if several.any():
+        return float((pairs[several] / (tokens * (tokens - 1))[several]).mean())
+    return math.nan

@@ -121,9 +121,11 @@ def growth_law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | N
     fractions of the depth. Values that are not positive and finite do not count. A law needs at
     least three more points than parameters; the result is None if no law has enough.
     """
-    t, m = np.asarray(times, dtype=float), np.asarray(values, dtype=float)
+    t = np.asarray(times, dtype=float)
+    m = np.asarray(values, dtype=float)
     known = np.isfinite(m) & (m > 0)
-    t, log = t[known], np.log(m[known])
+    t = t[known]
+    log = np.log(m[known])
     fits = []
     for name, law in LAWS.items():
         if len(t) >= law.count + 3:

@@ -34,9 +34,15 @@ def moments(x: TokenRows, kept: TokenMask | None = None) -> Moments:
     `States(moments)` measures them by depth.
     """
     x = of_text(x.detach(), kept)
-    x = x.double() if x.device.type != "mps" else x
+    if x.device.type != "mps":
+        x = x.double()
+    else:
+        x = x
     square = x.square().mean()
-    variance = float(x.var()) if x.numel() > 1 else 0.0
+    if x.numel() > 1:
+        variance = float(x.var())
+    else:
+        variance = 0.0
     common = x.reshape(-1, x.shape[-1]).mean(0).square().mean() / square.clamp(min=TINY)
     return Moments(float(x.abs().mean()), variance, float(square.sqrt()), float(common))
 

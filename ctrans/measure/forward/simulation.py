@@ -102,13 +102,23 @@ def simulate(
     )
     seconds = time.perf_counter() - start
     itself = Scheme(method, steps, rtol, atol).discrete
-    discrete = solution if itself else model.trajectory(tokens, throw=False, progress=progress)
-    exact, how, why = _reference(model, tokens, progress) if reference else ([], None, None)
+    if itself:
+        discrete = solution
+    else:
+        discrete = model.trajectory(tokens, throw=False, progress=progress)
+    if reference:
+        exact, how, why = _reference(model, tokens, progress)
+    else:
+        exact, how, why = ([], None, None)
 
     states = solution.states
     bounding = Attempt(BoundsByDepth(discrete=itself))
     each, allowed, conserved = observe(model.depth, states, [States(moments), bounding, DriftByDepth()], kept=kept_of(model))
-    bounds, unbounded = None if allowed is None else _shortened(allowed, len(states)), bounding.note
+    if allowed is None:
+        bounds = None
+    else:
+        bounds = _shortened(allowed, len(states))
+    unbounded = bounding.note
     return Simulation(
         placement=model.depth.sublayers[0].placement.name if model.depth.shared else model.config.placement,
         discrete=itself,

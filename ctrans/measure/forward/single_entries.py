@@ -47,10 +47,18 @@ def largest_entry(x: Float[Tensor, "*batch tokens width"], kept: Tensor | None =
         return LargestEntry(math.nan, math.nan, -1, -1, -1)
     size = x.detach().abs()
     median = float(of_text(size, kept).median())
-    size = size if kept is None else torch.where(kept.unsqueeze(-1), size, 0.0)
+    if kept is None:
+        size = size
+    else:
+        size = torch.where(kept.unsqueeze(-1), size, 0.0)
     row, channel = divmod(int(size.argmax()), x.shape[-1])
     largest = float(size.max())
-    ratio = largest / median if median else math.inf if largest else math.nan
+    if median:
+        ratio = largest / median
+    elif largest:
+        ratio = math.inf
+    else:
+        ratio = math.nan
     return LargestEntry(largest, ratio, *divmod(row, x.shape[-2]), channel)
 
 
@@ -94,7 +102,9 @@ def data_variance(
     around the state it is the norm's largest token squared.
     """
     mean, largest = (list(column) for column in zip(*each, strict=True))
-    start, width, entries = x0.double(), x0.shape[-1], x0[0].numel()
+    start = x0.double()
+    width = x0.shape[-1]
+    entries = x0[0].numel()
     held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
     bound = [
         width * rms**2 if held and k else float((start.abs() + math.sqrt(width) * (rms - bounds.rms[0])).square().mean(0).max())
@@ -103,7 +113,8 @@ def data_variance(
     printed = None
     outputs = [sublayer.output_norm for sublayer in depth.sublayers if sublayer.output_norm is not None]
     if len(outputs) == len(depth.sublayers) and not held:
-        level, lengths = printed_level(outputs), token_lengths(start.flatten(1))
+        level = printed_level(outputs)
+        lengths = token_lengths(start.flatten(1))
         printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[: len(mean)]]
     return DataVariance(
         mean, largest, bound, printed, _ratios(largest, bound), None if printed is None else _ratios(largest, printed)

@@ -67,7 +67,8 @@ def spectrum_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, 
     With A = Q_a R_a and B' = Q_b R_b, A B has the singular values of R_a R_b' and the nonzero
     eigenvalues of B A.
     """
-    a, b = left.double(), right.double()
+    a = left.double()
+    b = right.double()
     if a.shape[1] >= a.shape[0]:
         product = a @ b
         return torch.linalg.svdvals(product), torch.linalg.eigvals(product)

@@ -98,6 +98,7 @@ def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:
     """k of the least-squares fit log y = k log x + constant; nan if a y is missing or not positive."""
     if any(value is None or not 0 < value < math.inf for value in y) or len(y) < 2:
         return math.nan
-    a, b = torch.tensor(x, dtype=torch.float64).log(), torch.tensor(y, dtype=torch.float64).log()
+    a = torch.tensor(x, dtype=torch.float64).log()
+    b = torch.tensor(y, dtype=torch.float64).log()
     a = a - a.mean()
     return float((a * b).sum() / a.square().sum())

@@ -138,7 +138,8 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting) -> l
     if placement == "pre":
         squares = [[float(x.square().mean()) for x in states_of(model.depth, x)[2::2]] for model, x in models]
         blocks = range(1, depth + 1)
-        low, high = [1 + k * ffn for k in blocks], [1 + k * (attention + ffn) for k in blocks]
+        low = [1 + k * ffn for k in blocks]
+        high = [1 + k * (attention + ffn) for k in blocks]
         return [HiddenGrowth("after the block", _over_seeds(squares), low, high)]
     if placement != "post":
         raise ConfigError(f"lemma 2 has no statement about {placement!r}: choose pre or post")
@@ -170,7 +171,8 @@ def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: 
 
 def last_gradient(placement: str, depth: int, seed: int, setting: Setting) -> float:
     """|dL/dW_2|_F of the last FFN, L the mean cross-entropy of random targets."""
-    model, x = setting.model(placement, depth, seed), setting.inputs(seed)
+    model = setting.model(placement, depth, seed)
+    x = setting.inputs(seed)
     targets = torch.randint(VOCABULARY, (setting.tokens,), generator=Draw(seed + 2 * STREAM).generator)
     loss = F.cross_entropy(model.head(model.depth(x)).flatten(0, -2), targets)
     (gradient,) = torch.autograd.grad(loss, model.depth.sublayers[-1].field.output_projection.weight)

@@ -65,11 +65,15 @@ def last_layer_bound(sublayer: Sublayer, h: float, x: TokenRows, pull: TokenRows
         raise ConfigError("Kim's proposition needs a residual of one stream that is linear in the map's output")
     with torch.no_grad():
         u = sublayer.given(x)
-        features, a = sublayer.field.pre_projection(u), sublayer.field(u)
+        features = sublayer.field.pre_projection(u)
+        a = sublayer.field(u)
     with torch.enable_grad():
         a.requires_grad_()
         y = x + h * sublayer.raw_velocity(a, x)
-        o = y if sublayer.state_norm is None else sublayer.state_norm(y)
+        if sublayer.state_norm is None:
+            o = y
+        else:
+            o = sublayer.state_norm(y)
         (at_a,) = torch.autograd.grad((o * pull).sum(), a)
     measured = float(torch.linalg.matrix_norm(at_a.flatten(0, -2).T @ features.flatten(0, -2)))
     with torch.no_grad():

@@ -43,12 +43,14 @@ def generalisation_radius(samples: int, tokens: int, width: int, delta: float = 
     shrinkage = math.exp(-math.log(samples) / dimension)
     needed = dimension * math.log10(2)
     vacuous = shrinkage > 0.5
-    leave = "1 sample leaves" if samples == 1 else f"{samples} samples leave"
-    verdict = (
-        f"vacuous: in {dimension} dimensions {leave} {shrinkage:.1%} of the radius of one, and halving it takes 10^{needed:.4g} samples"
-        if vacuous
-        else f"informative up to its unknown constant: {leave} {shrinkage:.1%} of the radius of one"
-    )
+    if samples == 1:
+        leave = "1 sample leaves"
+    else:
+        leave = f"{samples} samples leave"
+    if vacuous:
+        verdict = f"vacuous: in {dimension} dimensions {leave} {shrinkage:.1%} of the radius of one, and halving it takes 10^{needed:.4g} samples"
+    else:
+        verdict = f"informative up to its unknown constant: {leave} {shrinkage:.1%} of the radius of one"
     return GeneralisationRadius(
         samples, dimension, delta, shrinkage, math.sqrt(math.log(1 / delta) / samples), needed, vacuous, verdict
     )

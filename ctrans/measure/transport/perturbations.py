@@ -86,7 +86,10 @@ def perturbed(
     generator = generator or torch.Generator().manual_seed(0)
     if perturbation == "text":
         if other is None or other.shape != tokens.shape:
-            shape = None if other is None else tuple(other.shape)
+            if other is None:
+                shape = None
+            else:
+                shape = tuple(other.shape)
             raise ConfigError(f"the other text has shape {shape}: give as many tokens as the first, {tuple(tokens.shape)}")
         return model.embed(other).detach()
     if perturbation == "substitution":
@@ -96,7 +99,10 @@ def perturbed(
     if perturbation == "noise":
         return x + length * torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
     # a step in the worst direction is as long as the noise is on average
-    directions = adversarial_direction(model.depth, x) if worst is None else worst()
+    if worst is None:
+        directions = adversarial_direction(model.depth, x)
+    else:
+        directions = worst()
     return x + length * math.sqrt(x[0].numel()) * directions
 
 

@@ -34,7 +34,9 @@ class Transport:
 
     @property
     def amplification(self) -> float | None:
-        return None if self.after is None or self.before == 0 else self.after / self.before
+        if self.after is None or self.before == 0:
+            return None
+        return self.after / self.before
 
 
 Pair = tuple[SequenceRows, SequenceRows]
@@ -54,8 +56,12 @@ def distances(
 
     `spreads` are the depth's `token_spreads`, computed if None.
     """
-    spreads = token_spreads(depth) if spreads is None else spreads
-    reached, tokens = all(map(finite, ends)), inputs[0].shape[1]
+    if spreads is None:
+        spreads = token_spreads(depth)
+    else:
+        spreads = spreads
+    reached = all(map(finite, ends))
+    tokens = inputs[0].shape[1]
     results = []
     for p in orders:
         before = wasserstein(*inputs, p)
@@ -76,13 +82,19 @@ def transport_bound(
     two tokens behind that norm.
     """
     check_order(p)
-    spreads = token_spreads(depth) if spreads is None else spreads
+    if spreads is None:
+        spreads = token_spreads(depth)
+    else:
+        spreads = spreads
     for sublayer, h, spread in zip(depth.sublayers, depth.lengths, spreads, strict=True):
         norm = sublayer.state_norm or sublayer.output_norm or sublayer.input_norm
         if norm is None or spread is None:
             return None
         factor = (tokens * norm.width) ** max(0.0, 1 / p - 1 / 2) * math.sqrt(tokens)
-        distance = factor * spread if sublayer.state_norm is not None else distance + factor * h * spread
+        if sublayer.state_norm is not None:
+            distance = factor * spread
+        else:
+            distance = distance + factor * h * spread
     return distance
 
 

@@ -67,7 +67,9 @@ class Turn:
 
 def of_text(x: TokenRows, kept: TokenMask | None) -> Float[Tensor, "... width"]:
     """The rows of x that are text, (rows, width); x itself without padding."""
-    return x if kept is None else x[kept]
+    if kept is None:
+        return x
+    return x[kept]
 
 
 class Instrument:
@@ -133,7 +135,8 @@ class Attempt(Instrument):
     """
 
     def __init__(self, instrument: Instrument, note: str | None = None):
-        self.instrument, self.note = instrument, note
+        self.instrument = instrument
+        self.note = note
 
     @property
     def looks_back(self) -> bool:

@@ -91,7 +91,9 @@ def terminal_loss(model: Model, x: TokenRows, targets: Any) -> Scalar:
     `cross_entropy`.
     """
     own = own_loss(model)
-    return cross_entropy(model, x, targets) if own is None else own(x, targets)
+    if own is None:
+        return cross_entropy(model, x, targets)
+    return own(x, targets)
 
 
 @checked
@@ -145,7 +147,8 @@ def cross_entropy(model: Model, x: TokenRows, targets: Int[Tensor, "..."]) -> Sc
     Raises ConfigError unless the head gives one row of logits for each target, and on the CPU for
     targets without a logit.
     """
-    logits, targets = model.head(x), counted(targets)
+    logits = model.head(x)
+    targets = counted(targets)
     if logits.shape[:-1].numel() != targets.numel():
         shapes = f"the head gives {tuple(logits.shape)} for targets {tuple(targets.shape)}"
         raise ConfigError(f"{shapes}: take a model with logits of every token")

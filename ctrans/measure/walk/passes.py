@@ -60,7 +60,10 @@ def walk(
 
     >>> walk(model, tokens, targets, [Moments(), ParameterGradients()])
     """
-    blind = [type(each).__name__ for each in instruments if each.looks_back] if targets is None else []
+    if targets is None:
+        blind = [type(each).__name__ for each in instruments if each.looks_back]
+    else:
+        blind = []
     if blind:
         raise ConfigError(f"{', '.join(blind)} ask for the way back, and so for a loss: give targets")
     walk_lanes(model, [Lane(tokens, targets, instruments)], progress=progress)
@@ -158,7 +161,10 @@ def _together(walks: Sequence[Iterator[int]], progress: SegmentCallback | None) 
 def _begin(instruments: Sequence[Instrument], depth: Depth, x0: Tensor, kept: Tensor | None) -> None:
     """Begins a walk from X_0. `kept` is expanded to its batch."""
     for instrument in instruments:
-        instrument.kept = None if kept is None else kept.to(x0.device).expand(x0.shape[:-1])
+        if kept is None:
+            instrument.kept = None
+        else:
+            instrument.kept = kept.to(x0.device).expand(x0.shape[:-1])
         instrument.begin(depth, x0)
 
 
@@ -167,7 +173,9 @@ def _walked(lane: Lane, depth: Depth, x0: Tensor, model: Model | None = None) ->
     with a model and targets, back.
     """
     _begin(lane.instruments, depth, x0, None if model is None else kept_of(model))
-    segments, x, states = list(_segments(depth)), x0, [x0]
+    segments = list(_segments(depth))
+    x = x0
+    states = [x0]
     for k, sublayer, time, h in segments:
         passage = StepContext(k, sublayer, time, h, x, sublayer.step(x, h))
         for instrument in lane.instruments:
@@ -183,7 +191,8 @@ def _walked(lane: Lane, depth: Depth, x0: Tensor, model: Model | None = None) ->
     for instrument in lane.instruments:
         instrument.head(model, turn)
     for k, sublayer, time, h in reversed(segments):
-        y, x = states.pop(), states[-1]
+        y = states.pop()
+        x = states[-1]
         before = value_and_pullback(partial(sublayer.step, dt=h), x, p)[1]
         passage_back = StepContextBack(k, sublayer, time, h, x, y, p, before)
         for instrument in lane.instruments:

@@ -102,23 +102,37 @@ def _answer(models: JSONObject) -> Answer:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    if values:
+        return sum(values) / len(values)
+    return None
 
 
 def _row(name: str, model: JSONObject) -> list[Any]:
     gaps = [value for value in model["gap"] if value is not None]
     attained = model["attained"]
-    conditions = finite(attained["first_order"]) if isinstance(attained, Mapping) else []
+    if isinstance(attained, Mapping):
+        conditions = finite(attained["first_order"])
+    else:
+        conditions = []
     largest = (max(values, default=None) for values in (gaps, finite(model["drift"]), conditions))
     return [name, model["loss"], _mean(finite(model["alignment"])), *largest]
 
 
 def _notes(name: str, model: JSONObject) -> list[str]:
     """What could not be had, and what replaces it."""
-    lines = [] if model["instead"] is None else [str(model["instead"])]
+    if model["instead"] is None:
+        lines = []
+    else:
+        lines = [str(model["instead"])]
     lines += [f"{segment} is skipped: {why}" for segment, why in (model["skipped"] or {}).items()]
-    lines += [] if any(finite(model["costate_norm"])) else [ZERO_GRADIENT]
-    lines += [] if isinstance(model["attained"], Mapping) else [f"what training attains is left out: {model['attained']}"]
+    if any(finite(model["costate_norm"])):
+        lines += []
+    else:
+        lines += [ZERO_GRADIENT]
+    if isinstance(model["attained"], Mapping):
+        lines += []
+    else:
+        lines += [f"what training attains is left out: {model['attained']}"]
     return [f"{name}: {line}" for line in lines]
 
 
@@ -154,7 +168,9 @@ def _lines(models: JSONObject, key: str, *, bound: bool = False) -> list[Line]:
 
 def _placement(model: JSONObject) -> str:
     names = set(model["placements"])
-    return str(next(iter(names))) if len(names) == 1 else "mixed"
+    if len(names) == 1:
+        return str(next(iter(names)))
+    return "mixed"
 
 
 def _attained(name: str, found: Any) -> Table | Words:

@@ -73,5 +73,8 @@ def _chart(source: str, limit: str, method: str, row: JSONObject) -> Plot:
     level = 1.6 * max((line.y[0] or 0.0 for line in lines), default=1.0)
     slope = [level * (n / first["sizes"][0]) ** -first["formal"] for n in first["sizes"]]
     lines.append(Line("order in theory", lines[0].x, slope, "mixed", bound=True))
-    x = "steps per sublayer" if limit == "substeps" else "blocks"
+    if limit == "substeps":
+        x = "steps per sublayer"
+    else:
+        x = "blocks"
     return Plot(f"{source}{limit}: {method}, order {first['formal']}", x, "relative error", lines, log_x=True)

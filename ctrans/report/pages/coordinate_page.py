@@ -14,7 +14,8 @@ VERDICT = f"whether |k| is below {FLAT:.2f}, by two standard errors; the loss do
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The verdict, exponents by place, and changes against width and depth."""
-    parts, charts = list[Answer | Table](), list[Plot]()
+    parts = list[Answer | Table]()
+    charts = list[Plot]()
     for name, found in models.items():
         parts.append(Answer(found["answer"], "good" if found["verdict"] == "transfers" else "note"))
         for axis, sizes in found["sizes"].items():

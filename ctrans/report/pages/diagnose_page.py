@@ -31,10 +31,17 @@ models = operator.itemgetter("placements")
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """Findings by model, what is close to a limit, figures by depth, and what was not measured."""
     several = len(models) > 1
-    checks = WEIGHT_CHECKS if result["options"].get("weights_only") else CHECKS
+    if result["options"].get("weights_only"):
+        checks = WEIGHT_CHECKS
+    else:
+        checks = CHECKS
     near = [row for name, model in models.items() for row in _near(name, model, checks)]
     distances = [_distances(name if several else "", model, checks) for name, model in models.items()]
-    figures = _figures(models) if checks is CHECKS else []  # several weights of a block have one place
+    # several weights of a block have one place
+    if checks is CHECKS:
+        figures = _figures(models)
+    else:
+        figures = []
     return [
         Chapter("Findings", [*findings(models, checks), Words(OF_PARTS if checks is CHECKS else OF_WEIGHTS)]),
         Chapter("What changed", [part for name, each in (result.get("changes") or {}).items() for part in _changed(name, each)]),
@@ -69,9 +76,13 @@ def _changed(name: str, change: JSONObject) -> list[Section]:
     moved = readings.get(UPDATE, [])
     said = [counted(change["findings"]) if change["findings"] else "no finding"]
     if moved:
-        most, still = max(moved, key=lambda each: each.value), sum(not each.value for each in moved)
+        most = max(moved, key=lambda each: each.value)
+        still = sum(not each.value for each in moved)
         said.append(f"most in {most.place}: {most.figure}" if most.value else "no weight changed")
-        said += [f"{still} of {len(moved)} weights did not change"] if 0 < still < len(moved) else []
+        if 0 < still < len(moved):
+            said += [f"{still} of {len(moved)} weights did not change"]
+        else:
+            said += []
     said += [f"{what}: {why}" for what, why in change["unknown"].items()]
     rounded = [(each.place, each.figure) for each in sorted(readings.get(ROUNDED[0], ()), key=lambda each: -each.value)]
     return [
@@ -93,7 +104,10 @@ def _by_block(readings: Readings) -> list[str]:
         for reading in sorted(readings.get(quantity, ()), key=lambda each: check.excess(each.value)):
             worst[reading.segment] = reading
         for block, reading in worst.items():
-            still = 0 if quantity.startswith("new ") else 1
+            if quantity.startswith("new "):
+                still = 0
+            else:
+                still = 1
             if quantity == UPDATE or abs(reading.value - still) > NOTABLE:
                 place = reading.place.split(": ", 1)[-1]
                 lines.setdefault(block, []).append(f"{place}: {reading.figure}" if reading.value else "no weight changed")
@@ -120,7 +134,8 @@ def _distances(model_name: str, model: JSONObject, checks: Checks) -> Plot:
     """By check and segment (of weights alone, block), how many powers of ten the worst figure is
     beyond its limit.
     """
-    lines, readings = [], readings_in(model)
+    lines = []
+    readings = readings_in(model)
     for name, check in checks.items():
         worst: dict[float, float] = {}
         for reading in readings.get(check.quantity, ()):
@@ -130,7 +145,10 @@ def _distances(model_name: str, model: JSONObject, checks: Checks) -> Plot:
         if worst:
             lines.append(Line(name, sorted(worst), [worst[k] for k in sorted(worst)]))
     meaning = f"Above 0 is outside of the limit. Distances of more than {REACH:g} powers of ten are drawn as {REACH:g}."
-    title = f"{model_name}: distance from the limits" if model_name else "Distance from the limits"
+    if model_name:
+        title = f"{model_name}: distance from the limits"
+    else:
+        title = "Distance from the limits"
     return Plot(title, "segment" if checks is CHECKS else "block", "powers of ten beyond the limit", lines, meaning, log=False)
 
 

@@ -93,7 +93,10 @@ def chapters(models: Mapping[str, JSONObject], result: JSONObject) -> list[Chapt
     rows = _rows(models)
     refused = [Words(f"n/a: {why}") for why in dict.fromkeys((result.get("not_applicable") or {}).values())]
     joined = next((each for each in rows.values() if len(each) > 1), [])
-    meaning = f"Two figures are of {', '.join(model['norm'] for model in joined)}." if joined else ""
+    if joined:
+        meaning = f"Two figures are of {', '.join(model['norm'] for model in joined)}."
+    else:
+        meaning = ""
     summary = table(SUMMARY, [_row(name, each) for name, each in rows.items()], meaning=meaning)
     findings = result.get("findings") or []
     wrong = [each for each in findings if each["severity"] != "note"]
@@ -122,7 +125,10 @@ def _rows(models: Mapping[str, JSONObject]) -> dict[str, list[JSONObject]]:
     rows: dict[str, list[JSONObject]] = {}
     for short, group in groups.items():
         alike = len({(each["verdict"], each["step_verdict"], each["agrees"], *each["held"]) for each in group.values()}) == 1
-        rows |= {short: list(group.values())} if alike else {name: [model] for name, model in group.items()}
+        if alike:
+            rows |= {short: list(group.values())}
+        else:
+            rows |= {name: [model] for name, model in group.items()}
     return rows
 
 
@@ -155,13 +161,19 @@ def _answer(rows: Mapping[str, Sequence[JSONObject]]) -> Answer:
     ]
     text = "; ".join(parts)
     apart = [name for name, (model, *_) in rows.items() if _free(model, model["verdict"]) != _free(model, model["step_verdict"])]
-    ode = f" This is about the Transformer: the ODE of {', '.join(apart)} needs more, as the table shows." if apart else ""
+    if apart:
+        ode = f" This is about the Transformer: the ODE of {', '.join(apart)} needs more, as the table shows."
+    else:
+        ode = ""
     return Answer(f"{text[0].upper()}{text[1:]}.{ode} Numerical searches agree.", "good")
 
 
 def _free(model: JSONObject, verdict: str) -> str:
     """What has to be bounded; what must stay fixed where a penalty decides."""
-    held = "+".join(model["held"]) if model["held"] else "the rest"
+    if model["held"]:
+        held = "+".join(model["held"])
+    else:
+        held = "the rest"
     return FREE.get(verdict, f"{held} fixed")
 
 
@@ -178,7 +190,10 @@ def _has_ode(model: JSONObject) -> bool:
 def _row(name: str, models: Sequence[JSONObject]) -> list[Any]:
     """The verdict that the models share, and the figures of each."""
     first = models[0]
-    doubt = "" if first["agrees"] else "?"
+    if first["agrees"]:
+        doubt = ""
+    else:
+        doubt = "?"
     mark: Mark = "bad" if doubt else ""
     figures = [[_supremum(_largest(model)), Cell(penalty(model["training_threshold"]))] for model in models]
     return [
@@ -193,7 +208,10 @@ def _details(name: str, model: JSONObject) -> list[Any]:
     evidence = model["evidence"] or {}
 
     def verdict(words: str) -> Cell:
-        held = words.replace("the rest fixed", f"{'+'.join(model['held'])} fixed") if model["held"] else words
+        if model["held"]:
+            held = words.replace("the rest fixed", f"{'+'.join(model['held'])} fixed")
+        else:
+            held = words
         return Cell(held if model["agrees"] else f"{held}?", mark="" if model["agrees"] else "bad")
 
     return [
@@ -209,10 +227,14 @@ def _details(name: str, model: JSONObject) -> list[Any]:
 
 def _supremum(segment: JSONObject) -> Cell:
     """H, from what was found to what is proven where its maximiser is the best that was found."""
-    known, ceiling = segment["hamiltonian"], segment["certificate"]["ceiling"]
+    known = segment["hamiltonian"]
+    ceiling = segment["certificate"]["ceiling"]
     if known is None:
         return Cell("open" if segment["verdict"] == "open" else "finite")
-    proven = "" if ceiling is None or _decayed(segment) else f"..{digits(ceiling)}"
+    if ceiling is None or _decayed(segment):
+        proven = ""
+    else:
+        proven = f"..{digits(ceiling)}"
     return Cell(f"{digits(known)}{proven}", known)
 
 
@@ -230,19 +252,28 @@ def _found(segment: JSONObject) -> Any:
         return None
     if certificate["velocities"] is not None:
         return certificate["velocities"]["best"]
-    return None if certificate["growth"] is None else certificate["growth"]["values"][-1]
+    if certificate["growth"] is None:
+        return None
+    return certificate["growth"]["values"][-1]
 
 
 def penalty(threshold: JSONObject | None) -> str:
     """dt lam*, from what was found to what is proven where these differ, or a dash."""
     if threshold is None:
         return "–"
-    lower, upper = threshold["lower"], threshold["upper"]
-    low, high, power = f"{lower:.2g}", f"{upper:.2g}", ""
+    lower = threshold["lower"]
+    upper = threshold["upper"]
+    low = f"{lower:.2g}"
+    high = f"{upper:.2g}"
+    power = ""
     if 0 < upper < 0.1:  # one power for both takes less room
         k = math.floor(math.log10(upper))
-        low, high, power = f"{lower / 10**k:.1f}", f"{upper / 10**k:.1f}", f"e{k}"
-    return f"{low}{power}" if low == high else f"{low}-{high}{power}"
+        low = f"{lower / 10**k:.1f}"
+        high = f"{upper / 10**k:.1f}"
+        power = f"e{k}"
+    if low == high:
+        return f"{low}{power}"
+    return f"{low}-{high}{power}"
 
 
 def _notes(models: Mapping[str, JSONObject]) -> list[str]:
@@ -275,7 +306,9 @@ def _decay_notes(model: JSONObject) -> list[str]:
         why = (
             "gives access to no path of two factors (a gate or a scale by channel makes a third): the decay it needs is not known"
         )
-        return [f"{unknown} of {len(model['segments'])} segments have a map that {why}"] if unknown else []
+        if unknown:
+            return [f"{unknown} of {len(model['segments'])} segments have a map that {why}"]
+        return []
     needed = f"dt lam* is {penalty(threshold)}"
     if asked < threshold["lower"]:
         lines = [f"a penalty of {asked:g} is {threshold['lower'] / asked:.3g} times too small for a finite H: {needed}"]
@@ -337,8 +370,11 @@ def _growth(models: JSONObject) -> list[Plot]:
 def _growth_lines(name: str, model: JSONObject) -> list[Line]:
     """What a search found, and where it is finite what the formula says."""
     segment = _largest(model)
-    growth, slope = segment["certificate"]["growth"], segment["slope"]
-    lines, radii, share = list[Line](), [0.01, 100.0], [0.01, 100.0]
+    growth = segment["certificate"]["growth"]
+    slope = segment["slope"]
+    lines = list[Line]()
+    radii = [0.01, 100.0]
+    share = [0.01, 100.0]
     if growth is not None:
         radii = finite(growth["radii"])
         share = [radius / math.sqrt(radii[0] * radii[-1]) for radius in radii]
@@ -352,7 +388,9 @@ def _by_depth(models: JSONObject) -> list[Plot]:
     for norm, row in _norms(models).items():
         costates = [_line(name, model, [s["costate_norm"] for s in model["segments"]]) for name, model in row.items()]
         values = [_line(name, model, [s["certificate"]["hamiltonian"] for s in model["segments"]]) for name, model in row.items()]
-        t, formula, where = "depth-time t", "H(P) = sup −<P, f>", "Where it is infinite there is no point."
+        t = "depth-time t"
+        formula = "H(P) = sup −<P, f>"
+        where = "Where it is infinite there is no point."
         charts += [
             Plot(f"Costate, {norm}", t, "|P| = |dL/dX|", costates, "The loss's gradient by the state."),
             Plot(f"Steepest descent, {norm}", t, formula, values, where),

@@ -31,10 +31,22 @@ def _loss(rung: JSONObject) -> Cell:
 
 
 def _words(name: str, found: JSONObject) -> str:
-    before = f"{name}: " if name else ""
+    if name:
+        before = f"{name}: "
+    else:
+        before = ""
     if found["rate"] is None:
         return f"{before}There is no largest stable learning rate here: {found['reason']}."
-    most = "is at least" if found["at_least"] else "is about"
-    gives = f" Above it the first alarm is {found['gives_way']}." if found["gives_way"] else ""
-    short = f" {SHORT}" if found["options"]["share"] < 1 else ""
+    if found["at_least"]:
+        most = "is at least"
+    else:
+        most = "is about"
+    if found["gives_way"]:
+        gives = f" Above it the first alarm is {found['gives_way']}."
+    else:
+        gives = ""
+    if found["options"]["share"] < 1:
+        short = f" {SHORT}"
+    else:
+        short = ""
     return f"{before}The largest stable learning rate {most} {found['rate']:.2g}.{gives}{short}"

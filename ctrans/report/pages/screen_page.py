@@ -105,7 +105,8 @@ models = operator.itemgetter("models")
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """Verdicts by step, findings, quantities, charts, and reasons."""
-    quantities, reasons = result["quantities"], [_reasons(name, model) for name, model in models.items()]
+    quantities = result["quantities"]
+    reasons = [_reasons(name, model) for name, model in models.items()]
     said = " ".join(line for each in reasons for line in each.lines)
     return [
         Chapter("Verdicts", [*_answers(models), _verdicts(models, quantities)]),
@@ -138,7 +139,10 @@ def _answer(name: str, model: JSONObject) -> Answer:
     outside = f"{len(model['flags'])} of {known} measured quantities outside their limits"
     serious = any(each["severity"] != "note" for each in [*found, *model["findings"]])
     parts = [outside if model["flags"] else inside]
-    parts += [f"{len(values) - known} unknown"] if known < len(values) else []
+    if known < len(values):
+        parts += [f"{len(values) - known} unknown"]
+    else:
+        parts += []
     parts += [f"{diagnose_page.counted(found)} in single parts" if found else "nothing found in single parts"]
     mark: Mark = "bad" if serious else "note" if found or model["flags"] else "good"
     return Answer(f"{name}: {', '.join(parts)}.", mark)
@@ -197,7 +201,11 @@ def _mark(flagged: Iterable[str], quantities: JSONObject) -> Mark:
     are of larger weights.
     """
     marks = {quantities.get(name, {}).get("mark", "bad") for name in flagged}
-    return "bad" if "bad" in marks else "note" if marks else ""
+    if "bad" in marks:
+        return "bad"
+    if marks:
+        return "note"
+    return ""
 
 
 def _quantities(models: JSONObject, quantities: JSONObject) -> list[Table]:
@@ -215,7 +223,10 @@ def _quantities(models: JSONObject, quantities: JSONObject) -> list[Table]:
             for name, each in zip(names, known, strict=True)
         ]
         limits = [Cell(_sides(each)) if each else cell(None) for each in known]
-        title = f"{step}: {STEPS[step].question}" if step in STEPS else step
+        if step in STEPS:
+            title = f"{step}: {STEPS[step].question}"
+        else:
+            title = step
         tables.append(_beside(title, "quantity", items, cells, "limits", limits))
     return tables
 
@@ -224,7 +235,8 @@ def _value(model: JSONObject, step: str, quantity: str, quantities: JSONObject) 
     found = model["steps"].get(step)
     if found is None or quantity not in found["quantities"]:
         return cell(None)
-    value, word = found["quantities"][quantity], found["flags"].get(quantity)
+    value = found["quantities"][quantity]
+    word = found["flags"].get(quantity)
     error = (found.get("errors") or {}).get(quantity)
     known = {name: each for name, each in quantities.get(quantity, {}).items() if name in QUANTITY}
     text = Quantity(**{"description": "", **known}).shown(math.nan if value is None else value, error)
@@ -260,7 +272,10 @@ def _figures(model: JSONObject, path: Sequence[str]) -> list[Any]:
     found = (model["steps"].get(step) or {}).get("result")
     for key in keys:
         if found:
-            found = [each.get(key) for each in found] if isinstance(found, list) else found.get(key)
+            if isinstance(found, list):
+                found = [each.get(key) for each in found]
+            else:
+                found = found.get(key)
     return list(found or [])
 
 

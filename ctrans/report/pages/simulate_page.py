@@ -89,9 +89,13 @@ def _answer(models: JSONObject) -> Answer:
     if not factors:
         return Answer("The hidden states could not be measured.", "note")
     above = [name for name, model in models.items() if max(finite(model["used"]), default=0.0) > 1 + ROUNDING]
-    low, high = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
+    low = min(factors, key=factors.__getitem__)
+    high = max(factors, key=factors.__getitem__)
     many = f"{digits(factors[low])} ({low}) to {digits(factors[high])} ({high})"
-    change = digits(factors[low]) if len(factors) == 1 else many
+    if len(factors) == 1:
+        change = digits(factors[low])
+    else:
+        change = many
     text = f"Through the depth the hidden states change in size by a factor of {change}"
     if above:
         where = ", ".join(above)
@@ -165,7 +169,10 @@ def _charts(models: JSONObject) -> list[Plot]:
 def _lines(models: JSONObject, key: str, *, bound: bool = False) -> list[Line]:
     lines = []
     for name, model in models.items():
-        values = (model["bounds"] or {}).get(key) if bound else model[key]
+        if bound:
+            values = (model["bounds"] or {}).get(key)
+        else:
+            values = model[key]
         if values:
             lines.append(Line(name, model["times"][: len(values)], values, model["placement"], bound))
     return lines
@@ -203,7 +210,10 @@ NO_SPECTRA = "no map of this model gives access to its heads or its matrices, so
 def _tokens(name: str, found: JSONObject) -> ColouredText:
     known = [-math.inf if value is None else value for value in found["exponents"]]
     ends = sorted(finite(known))
-    scale = f"{digits(ends[0])} to {digits(ends[-1])}" if ends else "no token reaches it"
+    if ends:
+        scale = f"{digits(ends[0])} to {digits(ends[-1])}"
+    else:
+        scale = "no token reaches it"
     tokens = [
         Token(visible(str(word)), colour, f"{digits(value)} (token {token})")
         for word, colour, value, token in zip(found["words"], colours(known), known, found["tokens"], strict=True)
@@ -230,7 +240,8 @@ def _spectra(spectra: Mapping[str, Sequence[JSONObject]]) -> list[Table | Plot]:
         Column("largest eigenvalue", "in absolute value, over heads or experts", "|lambda|_max"),
         Column("positive share", "share of the eigenvalues' sizes that those with positive real part have, mean over heads"),
     )
-    rows, charts = [], []
+    rows = []
+    charts = []
     for name, every in spectra.items():
         groups: dict[tuple[int, str], list[JSONObject]] = {}
         for each in every:

@@ -82,7 +82,10 @@ def _answer(study: JSONObject) -> Answer:
         return Answer(f"{done}. The rest takes about {digits(study['cost']['processor_hours'])} processor hours on this machine.")
     if left:
         spent = study["study"]["budget"] is not None
-        done += "; the budget is spent: give more with --budget" if spent else "; the same command continues the study"
+        if spent:
+            done += "; the budget is spent: give more with --budget"
+        else:
+            done += "; the same command continues the study"
     verdict = (study["verdict"] or {}).get("verdict")
     if failed == study["runs"]:
         return Answer(f"Every run failed. {done}.", "bad")
@@ -100,17 +103,27 @@ def _claim(verdict: JSONObject | None) -> list[Words | Table]:
     rows = []
     for each in verdict["effects"]:
         effect = Effect(**each)
-        alike = "all seeds alike" if effect.low == effect.high else f"{digits(effect.low)} to {digits(effect.high)}"
-        interval = cell(None) if math.isnan(effect.low) else Cell(alike, effect.low)
+        if effect.low == effect.high:
+            alike = "all seeds alike"
+        else:
+            alike = f"{digits(effect.low)} to {digits(effect.high)}"
+        if math.isnan(effect.low):
+            interval = cell(None)
+        else:
+            interval = Cell(alike, effect.low)
         needed = cell(effect.seeds_to_decide if effect.holds is None else None)
         rows.append([effect.says, effect.figure, effect.seeds, effect.mean, interval, HOLDS[effect.holds], needed])
-    notes = [Words(f"Note: {verdict['notes']}.")] if verdict["notes"] else []
+    if verdict["notes"]:
+        notes = [Words(f"Note: {verdict['notes']}.")]
+    else:
+        notes = []
     return [Words(f"Claim: {verdict['claim']} ({verdict['source']})."), table(EFFECTS, rows), *_learned(verdict), *notes]
 
 
 def _learned(verdict: JSONObject) -> list[Words]:
     """Whether depth taught enough for the claim to be judged."""
-    best, floor = verdict["best_loss"], verdict["depthless_loss"]
+    best = verdict["best_loss"]
+    floor = verdict["depthless_loss"]
     if best is None or floor is None:
         return []
     ends = f"The best case ends at {digits(best)} nats, a model without depth at {digits(floor)}"
@@ -176,7 +189,10 @@ def _chart(study: JSONObject, key: str) -> Plot:
     for case, each in (study.get(key) or {}).items():
         if len(each[axis]) > 1:
             placement = json.loads(case).get("placement")
-            known = placement if isinstance(placement, str) else None
+            if isinstance(placement, str):
+                known = placement
+            else:
+                known = None
             lines.append(Line(case_name(case), each[axis], each["mean"], known, low=each["lowest"], high=each["highest"]))
     meaning = "Mean over runs, from the lowest to the highest one."
     if key == "losses":

@@ -46,7 +46,9 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
 
 def _answer(name: str, run: JSONObject) -> Answer:
     first, last, best = (run.get(f"{which}validation_loss") for which in ("first_", "", "best_"))
-    ending, step, floor = run.get("ending"), run.get("step"), run.get("depthless_loss")
+    ending = run.get("ending")
+    step = run.get("step")
+    floor = run.get("depthless_loss")
     said = f"{name}: {ending} after {step:,} iterations"
     if first is not None and last is not None:
         said += f". The validation loss went from {digits(first)} to {digits(last)} nats a token"

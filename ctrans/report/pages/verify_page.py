@@ -78,7 +78,12 @@ def _by_section(statements: list[tuple[str, Any]]) -> Table:
 
 def _row(name: str, each: JSONObject) -> list[Any]:
     seed = each["seed"]
-    fate = None if seed is None or not each["printed"] else "holds" if seed["holds"] else f"fails: {seed['words']}"
+    if seed is None or not each["printed"]:
+        fate = None
+    elif seed["holds"]:
+        fate = "holds"
+    else:
+        fate = f"fails: {seed['words']}"
     verdict = Cell(each["verdict"], mark=MARKS[each["verdict"]])
     found = each["corrected"]
     return [

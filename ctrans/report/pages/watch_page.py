@@ -96,8 +96,13 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
 
 def _why(run: JSONObject) -> list[Section]:
     """What left its past, as a sentence, a timeline and a table."""
-    found, loss, sigma = run["why"]["deviations"], run["why"]["loss"], run["why"]["sigma"]
-    later = "The loss did not leave its past for three reports" if loss is None else f"The loss left its past at step {loss:,}"
+    found = run["why"]["deviations"]
+    loss = run["why"]["loss"]
+    sigma = run["why"]["sigma"]
+    if loss is None:
+        later = "The loss did not leave its past for three reports"
+    else:
+        later = f"The loss left its past at step {loss:,}"
     rule = f"the 6-sigma rule {'never warned' if sigma is None else f'first warned at step {sigma:,}'}"
     reports = len(run["steps"])
     if reports < LEAST + 2:
@@ -132,7 +137,10 @@ def _answer(name: str, run: JSONObject) -> Answer:
     """How far it is, how fast, how long it will take, how it ended, and the worst that was found."""
     known = [finding["severity"] for finding in run["findings"]]
     counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
-    found = f"{len(known)} finding{'s' * (len(known) != 1)} ({counts})" if known else "no findings"
+    if known:
+        found = f"{len(known)} finding{'s' * (len(known) != 1)} ({counts})"
+    else:
+        found = "no findings"
     parts = [*_progress(run), run["ended"] or "still running, or killed"]
     return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark_of(run["findings"]))
 
@@ -140,7 +148,9 @@ def _answer(name: str, run: JSONObject) -> Answer:
 def _progress(run: JSONObject) -> list[str]:
     if not run["steps"]:
         return ["no report yet"]
-    step, total, seconds = run["steps"][-1], run["log"]["total"], run["last"].get("seconds")
+    step = run["steps"][-1]
+    total = run["log"]["total"]
+    seconds = run["last"].get("seconds")
     parts = [f"step {step:,}" + (f" of {total:,} ({step / total:.0%})" if total else "")]
     if seconds is not None and seconds > 0:
         parts.append(f"{1 / seconds:.3g} steps/s")
@@ -162,7 +172,10 @@ def _runs(runs: JSONObject) -> Table:
     ]
     rows = []
     for name, run in runs.items():
-        steps, losses, log, last = run["steps"] or [None], run["loss"] or [None], run["log"], run["last"]
+        steps = run["steps"] or [None]
+        losses = run["loss"] or [None]
+        log = run["log"]
+        last = run["last"]
         figures = [
             str(log["model"]).split(",")[0],
             len(log["places"]),
@@ -209,9 +222,15 @@ def _figures(name: str, run: JSONObject) -> Table:
             continue
         last = np.array(series[-1])
         known = last[np.isfinite(last)]
-        three = [known.min(), np.median(known), known.max()] if len(known) else [None] * 3
+        if len(known):
+            three = [known.min(), np.median(known), known.max()]
+        else:
+            three = [None] * 3
         largest = [max(filter(math.isfinite, each), default=math.nan) for each in series]
-        deep = known if gauge in ("routing", "costate") else last
+        if gauge in ("routing", "costate"):
+            deep = known
+        else:
+            deep = last
         bars = [Cell(sparkline(deep, DEPTH)), Cell(sparkline(largest, TIME))]
         rows.append([title, *three, *bars])
     columns = [
@@ -241,8 +260,10 @@ def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
     if not len(known):
         return "x" * len(means)
     if known.min() > 0 and known.max() / 4 > known.min():
-        means, known = np.log(means), np.log(known)
-    low, span = known.min() / 2, known.max() / 2 - known.min() / 2
+        means = np.log(means)
+        known = np.log(known)
+    low = known.min() / 2
+    span = known.max() / 2 - known.min() / 2
     levels = [(value / 2 - low) / (span or 1.0) for value in means]
     return "".join("x" if not math.isfinite(value) else BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in levels)
 
@@ -258,7 +279,10 @@ def _over_time(runs: JSONObject, gauge: str) -> Plot:
     first: dict[str, float] = {}
     for finding in (finding for run in runs.values() for finding in run["findings"] if finding["severity"] != "note"):
         first.setdefault(finding["check"], float(finding["step"]))
-    events = [(step, check) for check, step in first.items()] if gauge in ("loss", "gradient_norm") else []
+    if gauge in ("loss", "gradient_norm"):
+        events = [(step, check) for check, step in first.items()]
+    else:
+        events = []
     says = GAUGES[gauge].description
     return Plot(title, "training step", unit, lines, says, log=gauge not in ("loss", "highest_loss"), events=events)
 
@@ -271,7 +295,10 @@ def _by_depth(runs: JSONObject, gauge: str) -> Plot:
     moments = [steps[i] for i in kept_reports(len(steps), MOMENTS)]
     places = {name: len(run["history"]["by_depth"][gauge][-1]) for name, run in shown.items()}
     frames = {f"{step:,}": [_until(run["history"], gauge, step, places[name]) for name, run in shown.items()] for step in moments}
-    last = list(frames.values())[-1] if frames else []
+    if frames:
+        last = list(frames.values())[-1]
+    else:
+        last = []
     lines = [Line(name, list(range(len(y))), y) for name, y in zip(shown, last, strict=True)]
     scope = ALONG[GAUGES[gauge].scope]
     return Plot(title.capitalize(), scope, unit, lines, GAUGES[gauge].description, frames=frames, over="Training step")

@@ -89,7 +89,9 @@ class Contrast:
                 else:
                     others.setdefault(setting, []).append(value)
         means = {setting: fmean(values) for setting, values in others.items()}
-        return OVER[self.over](mine, means) if mine else None
+        if mine:
+            return OVER[self.over](mine, means)
+        return None
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,11 @@ class Effect:
         """Whether the effect holds; None if it is open."""
         if math.isnan(self.mean):
             return None
-        return True if self.low > 0 else False if self.high < 0 else None
+        if self.low > 0:
+            return True
+        if self.high < 0:
+            return False
+        return None
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,10 @@ class Verdict:
 def effect(contrast: Contrast, runs: FinishedRuns) -> Effect:
     """The contrast over the seeds of these runs."""
     values = list(contrast.by_seed(runs).values())
-    mean = fmean(values) if values else math.nan
+    if values:
+        mean = fmean(values)
+    else:
+        mean = math.nan
     return Effect(contrast.says, contrast.figure, len(values), mean, *mean_interval(values), rows_to_decide(values))
 
 
@@ -151,7 +160,12 @@ def judge(
     held = [each.holds if each.seeds >= LEAST_SEEDS else None for each in effects]
     best = _best_loss(runs)
     learned = depthless_loss is None or (best is not None and best < depthless_loss / 2)
-    verdict = REPRODUCED if all(held) else NOT_REPRODUCED if any(each is False for each in held) else UNDECIDED
+    if all(held):
+        verdict = REPRODUCED
+    elif any(each is False for each in held):
+        verdict = NOT_REPRODUCED
+    else:
+        verdict = UNDECIDED
     return Verdict(claim, source, verdict if learned else UNDECIDED, effects, notes, best, depthless_loss)
 
 

@@ -27,7 +27,9 @@ def _diverged(run: Finished) -> float | None:
 def _loss(run: Finished) -> float | None:
     """The validation loss at the end, at most the first, in nats."""
     loss = end_loss(run)
-    return None if math.isnan(loss) else loss
+    if math.isnan(loss):
+        return None
+    return loss
 
 
 def _trained(measure: str, name: str, figure: Callable[..., float | None], *, change: bool = False) -> Figure:
@@ -37,14 +39,18 @@ def _trained(measure: str, name: str, figure: Callable[..., float | None], *, ch
 
     def of_run(run: Finished) -> float | None:
         found = [run.result.trained.get(when, {}).get(measure) for when in (("before", "after") if change else ("after",))]
-        return figure(*(each[name] for each in found)) if all(isinstance(each, dict) for each in found) else None
+        if all(isinstance(each, dict) for each in found):
+            return figure(*(each[name] for each in found))
+        return None
 
     return of_run
 
 
 def _decades(before: float, after: float) -> float | None:
     """The powers of ten by which a positive figure grew."""
-    return math.log10(after / before) if before > 0 and after > 0 else None
+    if before > 0 and after > 0:
+        return math.log10(after / before)
+    return None
 
 
 def _drift(before: Sequence[float], after: Sequence[float]) -> float:

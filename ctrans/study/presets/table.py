@@ -112,7 +112,10 @@ class Preset:
         """The study at that scale. Raises ConfigError for an unknown one."""
         if scale not in SIZES:
             raise ConfigError(f"scale {scale!r}: choose {' or '.join(SIZES)}")
-        base, vary = (self.small, self.vary) if scale == "small" else (self.paper, {**self.vary, **self.paper_vary})
+        if scale == "small":
+            base, vary = (self.small, self.vary)
+        else:
+            base, vary = (self.paper, {**self.vary, **self.paper_vary})
         task = self.tasks[SIZES.index(scale)]
         source = {"task": task} if task else {"file": None, "bin": None}
         return Study(f"{name}-{scale}", base, vary, self.cases, self.rates, self.seeds, self.measure, source=source)

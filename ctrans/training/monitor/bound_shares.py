@@ -24,13 +24,20 @@ def bound_shares(
     """
     shares: dict[GaugeAt, list[float]] = {}
     for site in sites.sites:
-        part, k = site.sublayer, site.k
-        bound = map_bounds[k] if map_bounds else None
+        part = site.sublayer
+        k = site.k
+        if map_bounds:
+            bound = map_bounds[k]
+        else:
+            bound = None
         known = ("longest", k) in values and not any(hasattr(weight, "full_tensor") for weight in part.parameters())
         if not known or (part.output_norm is None and part.image is None and bound is None):
             continue
         limit = velocity_bound(part, values.get(("radius", k), [math.nan])[0], bound)
-        slack = 1.0 if part.output_norm is not None or part.image is not None else dropped(part)
+        if part.output_norm is not None or part.image is not None:
+            slack = 1.0
+        else:
+            slack = dropped(part)
         shares["bound_share", k] = [values["longest", k][0] / (slack * limit) if limit > 0 else math.nan]
     return shares
 
@@ -46,7 +53,13 @@ def dropped(sublayer: Sublayer) -> float:
     for part in sublayer.field.modules():
         if part.training:
             named = {name: value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)}
-            shares = [part.p, *named.values()] if isinstance(part, nn.modules.dropout._DropoutNd) else [*named.values()]
+            if isinstance(part, nn.modules.dropout._DropoutNd):
+                shares = [part.p, *named.values()]
+            else:
+                shares = [*named.values()]
             for share in shares:
-                factor *= 1 / (1 - share) if 0 <= share < 1 else math.inf
+                if 0 <= share < 1:
+                    factor *= 1 / (1 - share)
+                else:
+                    factor *= math.inf
     return factor

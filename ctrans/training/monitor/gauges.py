@@ -56,7 +56,8 @@ class Gauges:
         """Bounds on the outputs of maps at the next `read`'s weights, if a probe found them."""
         self.unknown: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
-        self.hooks, self._modes = ExitStack(), ExitStack()
+        self.hooks = ExitStack()
+        self._modes = ExitStack()
         self._found: dict[GaugeAt, Tensor] = {}
         self._left_so_far: dict[int, dict[int, Tensor]] = {}
         self._looking = False
@@ -109,7 +110,9 @@ class Gauges:
         """The hooks of a model that is read by its sums: modes of its passes show the states, and the
         scores between them.
         """
-        count, at, calls = len(self.sites.sites), -1, 0
+        count = len(self.sites.sites)
+        at = -1
+        calls = 0
 
         def begin(*_: object) -> None:
             nonlocal at, calls
@@ -150,7 +153,12 @@ class Gauges:
             self._entered(self.sites.sites[k], own, x.clone())  # the model may change it in place
 
     def _begin(self) -> None:
-        self._found, self._left_so_far, self.unknown, self._start, self._last, self._returning = {}, {}, {}, None, None, False
+        self._found = {}
+        self._left_so_far = {}
+        self.unknown = {}
+        self._start = None
+        self._last = None
+        self._returning = False
 
     def read(
         self,
@@ -169,7 +177,11 @@ class Gauges:
         """
         self.disarm()
         self._heads_of_model()
-        found, self._found = {} if "states" in self.unknown else self._found, {}
+        if "states" in self.unknown:
+            found = {}
+        else:
+            found = self._found
+        self._found = {}
         inside, outside = own_parameters(self.sites)
         if all(p.grad is None for group in (*inside, outside) for p in group):
             self.unknown["gradients"] = "no weight has one: call step after backward, and before an optimiser that takes them"
@@ -178,13 +190,25 @@ class Gauges:
                 if any(p.requires_grad for p in parameters):  # frozen weights have no figure, rather than 0
                     found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
             found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
-        of_weights = 1.0 if scale is None or unscaled else scale
+        if scale is None or unscaled:
+            of_weights = 1.0
+        else:
+            of_weights = scale
         if scale is not None:
             for key in [key for key in found if key[0] in OF_GRADIENTS]:
-                divisor = scale if key[0] == "costate" else of_weights
+                if key[0] == "costate":
+                    divisor = scale
+                else:
+                    divisor = of_weights
                 found[key] = torch.where(found[key].isfinite(), found[key] / divisor, math.nan)
-        cut = torch.ones(()) if clip is None else self._clip_factor(found, clip)
-        factor = None if clip is None and of_weights == 1 else cut / of_weights
+        if clip is None:
+            cut = torch.ones(())
+        else:
+            cut = self._clip_factor(found, clip)
+        if clip is None and of_weights == 1:
+            factor = None
+        else:
+            factor = cut / of_weights
         found.update(self.updates.figures([*inside, outside], optimizer, factor))
         self._start = self._last = None
         values = self._on_host(found)
@@ -217,7 +241,10 @@ class Gauges:
 
     def _pre(self, module: nn.Module, site: Site, look: Callable[[Site, Tensor], None]) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            x = None if traced() else state_in((*args, *kwargs.values()))
+            if traced():
+                x = None
+            else:
+                x = state_in((*args, *kwargs.values()))
             if x is not None:
                 self._try(site.place, look, site, x)
 
@@ -261,7 +288,10 @@ class Gauges:
             self._begin()  # the pass before had no backward pass: an error ended it, or nothing was to learn from it
         if not self._new("rms", k):
             return
-        x = local(own.detach()) if x is None else x
+        if x is None:
+            x = local(own.detach())
+        else:
+            x = x
         with torch.no_grad():
             self._state(k, x)
             if needs_radius(site.sublayer):
@@ -294,7 +324,8 @@ class Gauges:
 
     def _moved(self, site: Site, r: Tensor) -> None:
         """Measures the raw velocity, and behind the last sublayer X_K."""
-        k, r = site.k, local(r)
+        k = site.k
+        r = local(r)
         with torch.no_grad():
             self._measure("sublayer", k, r)
             self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
@@ -310,7 +341,10 @@ class Gauges:
     def _arrived(self, x: Tensor) -> None:
         """Measures the last state X_K."""
         self._state(len(self.sites.sites), x)
-        self._last = x[:1, :SAMPLE] if x.dim() > 2 else x[:SAMPLE].unsqueeze(0)
+        if x.dim() > 2:
+            self._last = x[:1, :SAMPLE]
+        else:
+            self._last = x[:SAMPLE].unsqueeze(0)
 
     def _state(self, k: int, x: Tensor) -> None:
         """Measures X_k, and its distance from X_0."""
@@ -359,7 +393,8 @@ class Gauges:
                 tokens = next((x for x in given if isinstance(x, Tensor) and x.shape == logits.shape[:-1] and x.dim() == 2), None)
                 if tokens is not None:
                     count = max(1, SAMPLE // tokens.shape[1])
-                    likeliest, tokens = logits[:count].argmax(-1), tokens[:count]
+                    likeliest = logits[:count].argmax(-1)
+                    tokens = tokens[:count]
                     self._found["copied", 0] = (likeliest == tokens).float().mean()
                     self._found["foreseen", 0] = (likeliest[:, :-1] == tokens[:, 1:]).float().mean()
 
@@ -367,7 +402,8 @@ class Gauges:
         """Logits of ctrans's own models, from the last state's sample: training does not call these
         models as a whole.
         """
-        model, whole = self.sites.model, ("rms", len(self.sites.sites)) in self._found
+        model = self.sites.model
+        whole = ("rms", len(self.sites.sites)) in self._found
         if ("log_z", 0) in self._found or not whole or self._last is None or not self.sites.own or not self.sites.vocabulary:
             return
         if any(hasattr(p, "full_tensor") for p in self.sites.root.parameters()):

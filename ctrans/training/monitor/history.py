@@ -49,4 +49,6 @@ def kept_reports(count: int, most: int) -> list[int]:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.4g}") if math.isfinite(value) else float(value)
+    if math.isfinite(value):
+        return float(f"{value:.4g}")
+    return float(value)

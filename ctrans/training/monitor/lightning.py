@@ -62,7 +62,8 @@ class LightningCallback(Base):
     ):
         self.options = {**options, "every": every, "out": out}
         check_options(self.options)
-        self.model, self.batch = model, batch
+        self.model = model
+        self.batch = batch
         self.monitor: Monitor | None = None
         self._loss: Tensor | None = None
         self._memory: Memory | None = None
@@ -75,7 +76,9 @@ class LightningCallback(Base):
         return f"{type(self).__qualname__}({getattr(self.model, '__qualname__', self.model)})"
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.monitor is None else {"memory": self.monitor.memory()}
+        if self.monitor is None:
+            return {}
+        return {"memory": self.monitor.memory()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._memory = state_dict.get("memory")
@@ -83,8 +86,12 @@ class LightningCallback(Base):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
         scaler = _scaler(trainer)
-        clip = trainer.gradient_clip_val if trainer.gradient_clip_algorithm in (None, "norm") else None
-        memory, self._memory = self._memory, None
+        if trainer.gradient_clip_algorithm in (None, "norm"):
+            clip = trainer.gradient_clip_val
+        else:
+            clip = None
+        memory = self._memory
+        self._memory = None
         defaults = {
             "memory": memory if memory and memory["step"] == trainer.global_step else None,
             "clip": clip or None,
@@ -100,13 +107,20 @@ class LightningCallback(Base):
         # the trainer divides the loss of each micro-batch by their number, and multiplies it by the
         # scale
         scaler = _scaler(trainer)
-        loss = loss.detach() if scaler is None else loss.detach() / scaler.scale(torch.ones_like(loss))
+        if scaler is None:
+            loss = loss.detach()
+        else:
+            loss = loss.detach() / scaler.scale(torch.ones_like(loss))
         loss = loss.mean()  # a manual backward pass may have several losses, each with a device of its own
-        self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
+        if self._loss is None:
+            self._loss = loss
+        else:
+            self._loss = self._loss + loss.to(self._loss.device)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         assert self.monitor is not None, "the training has begun"
-        loss, self._loss = self._loss, None
+        loss = self._loss
+        self._loss = None
         for alarm in self.monitor.step(loss, optimizer, batch=self.batch):
             LOGGER.warning(str(alarm))
         trainer.should_stop = trainer.should_stop or self.monitor.stopped

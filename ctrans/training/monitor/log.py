@@ -96,9 +96,12 @@ class LogWriter:
     """
 
     def __init__(self, directory: Path, header: Header, start: int = 0):
-        self.path, self._start = directory / LOG, start
+        self.path = directory / LOG
+        self._start = start
         self._header: LogLine = {"header": dataclasses.asdict(header), "writer": uuid.uuid4().hex}
-        self._begun, self._warned, self._process = False, False, os.getpid()
+        self._begun = False
+        self._warned = False
+        self._process = os.getpid()
         self._reports = 0
         """Of the file and of those that wait."""
         self._waiting: list[LogLine] = []
@@ -150,9 +153,13 @@ class LogWriter:
             if not self._begun:
                 earlier = [line for line in earlier if self._start and line["step"] <= self._start]
             lines = [*earlier, *self._waiting]
-            lines = thinned(lines) if sum("by" in line for line in lines) >= KEPT else lines
+            if sum("by" in line for line in lines) >= KEPT:
+                lines = thinned(lines)
+            else:
+                lines = lines
             write_durably(self.path, "".join(json.dumps(line) + "\n" for line in (self._header, *lines)).encode())
-            self._begun, self._reports = True, sum("by" in line for line in lines)
+            self._begun = True
+            self._reports = sum("by" in line for line in lines)
         self._waiting.clear()
 
     def _writer_of_file(self) -> str | None:
@@ -192,7 +199,9 @@ def _few(lines: Iterable[LogLine]) -> list[LogLine]:
         if reports >= 2 * KEPT:
             kept = thinned(kept)
             reports = sum("by" in line for line in kept)
-    return thinned(kept) if reports >= KEPT else kept
+    if reports >= KEPT:
+        return thinned(kept)
+    return kept
 
 
 def _each(made: Callable[[LogLine], Made | None], lines: Iterable[LogLine]) -> Iterator[Made]:
@@ -236,7 +245,8 @@ def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
         if "by" in line and peaks:
             own = _run(line)
             larger = {name: max(value, own.get(name, value)) for name, value in peaks.items() if is_finite(own.get(name, value))}
-            line, peaks = {**line, "run": {**own, **larger}}, {}
+            line = {**line, "run": {**own, **larger}}
+            peaks = {}
         kept.append(line)
     return kept
 
@@ -244,4 +254,6 @@ def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
 def _run(line: LogLine) -> dict[str, Any]:
     """The figures of the run in a report; none in a damaged one."""
     run = line.get("run")
-    return run if isinstance(run, dict) else {}
+    if isinstance(run, dict):
+        return run
+    return {}

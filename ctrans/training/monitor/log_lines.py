@@ -117,10 +117,15 @@ def finding_of(line: LogLine) -> dict[str, Any] | None:
     given = line.get("finding", line.get("alarm"))
     if not isinstance(given, dict):
         return None
-    given = given if "finding" in line else _of_before(given)
+    if "finding" in line:
+        given = given
+    else:
+        given = _of_before(given)
     known = {name: _shown(value) for name, value in {"step": line["step"], **given}.items()}
     fields = [field.name for field in dataclasses.fields(Finding)]
-    return {name: known.get(name) for name in fields} if all(fits(known.get(name)) for name, fits in FINDING.items()) else None
+    if all(fits(known.get(name)) for name, fits in FINDING.items()):
+        return {name: known.get(name) for name in fields}
+    return None
 
 
 OLDER_ALARMS = {
@@ -212,8 +217,13 @@ def _shown(value: Any) -> Any:
     reads (`LONGEST`, `MOST`).
     """
     if isinstance(value, str):
-        text = value if len(value) <= LONGEST else value[:LONGEST] + "..."
+        if len(value) <= LONGEST:
+            text = value
+        else:
+            text = value[:LONGEST] + "..."
         return "".join(each if each.isprintable() else " " for each in text)
     if isinstance(value, dict):
         return {_shown(name): _shown(each) for name, each in itertools.islice(value.items(), MOST)}
-    return [_shown(each) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
+    return value

@@ -32,7 +32,9 @@ def memory_in(directory: Path, step: int) -> Memory | None:
     if not step or not path.is_file():
         return None
     found: Memory = read_json(path)
-    return found if isinstance(found, dict) and found.get("step") == step else None
+    if isinstance(found, dict) and found.get("step") == step:
+        return found
+    return None
 
 
 def packed(values: Any, dtype: str = "<f8") -> str:
@@ -75,7 +77,9 @@ def of_past(past: Past) -> Memory:
 
 def into_past(past: Past, memory: Memory) -> None:
     """Fills a new past; the inverse of `of_past`."""
-    past.heads, past.half, past.first = list(memory["heads"]), bool(memory["half"]), figures_of(memory["first"])
+    past.heads = list(memory["heads"])
+    past.half = bool(memory["half"])
+    past.first = figures_of(memory["first"])
     past.reports.extend((step, figures_of(figures)) for step, figures in memory["reports"])
     past.losses.extend(steps_of(memory["losses"]))
     past.norms.extend(steps_of(memory["norms"]))

@@ -121,25 +121,42 @@ class Monitor:
     ):
         options = {name: value for name, value in locals().items() if name not in ("self", "model")}
         check_options(options)
-        self.every, self.probe_every, self.start, self.total = every, probe_every, start, total
-        self.clip, self.scale, self.unscaled = clip, scale, unscaled
-        self.out = None if out is None else Path(out)
+        self.every = every
+        self.probe_every = probe_every
+        self.start = start
+        self.total = total
+        self.clip = clip
+        self.scale = scale
+        self.unscaled = unscaled
+        if out is None:
+            self.out = None
+        else:
+            self.out = Path(out)
         self.watch = Watch(limits)
         self.sites = sites_of(model, **{name: options[name] for name in OF_OPEN_MODEL if options[name] is not None})
-        self.compiled = is_compiled(model) if compiled is None else compiled
+        if compiled is None:
+            self.compiled = is_compiled(model)
+        else:
+            self.compiled = compiled
         self.gauges = Gauges(self.sites)
         weakref.finalize(self, self.gauges.hooks.close).atexit = False  # hold no model, which may hold this monitor
-        self.held = None if held is None else Held(*held)
+        if held is None:
+            self.held = None
+        else:
+            self.held = Held(*held)
         self.first_process = not distributed() or torch.distributed.get_rank() == 0
         if self.out is not None and self.first_process:
             RunDirectory(self.out).check_writable()
         self.reactions = Reactions(react, self.sites.root, self.out, save)
         self.alarms: list[Finding] = []
         self._told = list(told)
-        self._step, self._time, self._timed = start, time.perf_counter(), start
+        self._step = start
+        self._time = time.perf_counter()
+        self._timed = start
         self._first_report = start + 1
         """The step that reports whatever `every` is; 0 after a resumption with a memory."""
-        self._waiting, self._closed = Waiting(scaled=scale is not None), False
+        self._waiting = Waiting(scaled=scale is not None)
+        self._closed = False
         self._memory_before: Memory | None = None
         at_first = [1 if site.attention is not None else 0 for site in self.sites.sites]
         self.past = Past([site.place for site in self.sites.sites], at_first, self.sites.vocabulary)
@@ -171,12 +188,17 @@ class Monitor:
           reports compute it
         - `batch`: the input of a compiled model: a tensor, or a tuple or mapping of arguments
         """
-        step, alarms = self._step + 1, list[Finding]()
+        step = self._step + 1
+        alarms = list[Finding]()
         if self._closed:
             return alarms
-        reports, optimizer = self._reports(step), self._waiting.optimizer(optimizer, step)
+        reports = self._reports(step)
+        optimizer = self._waiting.optimizer(optimizer, step)
         with self._errors_as_warnings(step):
-            self._memory_before = self.memory() if "save" in self.reactions.asked and reports else None
+            if "save" in self.reactions.asked and reports:
+                self._memory_before = self.memory()
+            else:
+                self._memory_before = None
         self._step = step
         norm = self._waiting.number("gradient_norm", gradient_norm, step)
         with self._errors_as_warnings(step):
@@ -223,7 +245,8 @@ class Monitor:
         self._closed = True
         with self._errors_as_warnings(self._step):
             self.gauges.disarm()
-            writer, self._writer = self._writer, None
+            writer = self._writer
+            self._writer = None
             if writer is not None:
                 writer.end(self._step, words)
 
@@ -273,7 +296,10 @@ class Monitor:
         if not self.gauges.seen and batch is not None:
             self._run_eagerly(batch)
         probed = self._probe(step, optimizer)
-        scale = None if self.scale is None else self.scale()
+        if self.scale is None:
+            scale = None
+        else:
+            scale = self.scale()
         figures = self.gauges.read(optimizer, self.clip, scale, unscaled=self.unscaled)
         figures.update(self._run_figures(step, optimizer) | stacked_softmaxes(loss))
         for name, measure in measures_of("run").items():
@@ -296,10 +322,14 @@ class Monitor:
         self.past.losses.extend(losses)
         self.past.norms.extend(norms)
         now = time.perf_counter()
-        found = {"loss": losses[-1][1], "highest_loss": largest(losses)} if losses else {}
+        if losses:
+            found = {"loss": losses[-1][1], "highest_loss": largest(losses)}
+        else:
+            found = {}
         if step > self._timed:
             found["seconds"] = (now - self._time) / (step - self._timed)
-        self._time, self._timed = now, step
+        self._time = now
+        self._timed = step
         if norms:
             found["highest_gradient_norm"] = largest(norms)
             if norms[-1][0] == step:
@@ -352,8 +382,12 @@ class Monitor:
 
     def _header(self, report: Report) -> Header:
         sites = self.sites.sites
-        unseen = "" if "rms" in report.figures else "no forward pass was seen: for a compiled model, give monitor.step its batch="
-        places, kinds = [site.place for site in sites], [str(site.sublayer.kind) for site in sites]
+        if "rms" in report.figures:
+            unseen = ""
+        else:
+            unseen = "no forward pass was seen: for a compiled model, give monitor.step its batch="
+        places = [site.place for site in sites]
+        kinds = [str(site.sublayer.kind) for site in sites]
         return Header(self.sites.said, places, kinds, self.past.heads, self.every, self.total, unseen)
 
 

@@ -30,7 +30,9 @@ class Trend:
 
     @property
     def doubling(self) -> float:
-        return math.log(2) / self.rate if self.rate > 0 else math.inf
+        if self.rate > 0:
+            return math.log(2) / self.rate
+        return math.inf
 
     def crossing(self, step: int, value: float, limit: float) -> float:
         """The step at which the line through (step, value) passes the limit: `step` if it has, inf
@@ -38,7 +40,9 @@ class Trend:
         """
         if value >= limit:
             return step
-        return step + math.log(limit / value) / self.rate if self.rate > 0 and value > 0 else math.inf
+        if self.rate > 0 and value > 0:
+            return step + math.log(limit / value) / self.rate
+        return math.inf
 
 
 class Past:
@@ -47,7 +51,9 @@ class Past:
     """
 
     def __init__(self, places: Sequence[str], heads: Sequence[int], vocabulary: int):
-        self.places, self.heads, self.vocabulary = list(places), list(heads), vocabulary
+        self.places = list(places)
+        self.heads = list(heads)
+        self.vocabulary = vocabulary
         self.half = False
         self.broken: list[GaugeAt] = []
         """(gauge, place) of the figures of the last report that are inf or nan, in the order of a
@@ -89,7 +95,9 @@ class Past:
         if scope == "run":
             return "the model"
         if scope == "state":
-            return f"the state before {self.places[index]}" if index < len(self.places) else "the last state"
+            if index < len(self.places):
+                return f"the state before {self.places[index]}"
+            return "the last state"
         if scope == "sublayer":
             return self.places[index]
         for k, count in enumerate(self.heads):
@@ -105,7 +113,8 @@ def trend(steps: Array, values: Array) -> Trend:
     """
     if len(steps) < 3 or not (np.isfinite(values).all() and (values > 0).all()):
         return Trend(0.0, 0.0)
-    s, log = steps - steps.mean(), np.log(values)
+    s = steps - steps.mean()
+    log = np.log(values)
     log = log - log.mean()
     rate = float((s * log).sum() / (s * s).sum())
     total = float((log * log).sum())

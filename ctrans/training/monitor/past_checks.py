@@ -49,7 +49,10 @@ def beyond(name: str, transform: Transform | None = None, *, below: bool = False
 
     def check(past: Past, limits: Limits) -> Sighting | None:
         _, values = _values(past, name, transform)
-        outside = values < limits["limit"] if below else values > limits["limit"]
+        if below:
+            outside = values < limits["limit"]
+        else:
+            outside = values > limits["limit"]
         places = _always(outside, limits)
         if not len(places):
             return None
@@ -71,16 +74,22 @@ def grows(name: str, transform: Transform | None = None) -> PastCheck:
         window = int(limits.get("window", 6))
         found: list[tuple[float, Sighting]] = []
         for place in range(values.shape[1]):
-            line, value = values[-window:, place], float(values[-1, place])
+            line = values[-window:, place]
+            value = float(values[-1, place])
             if not value > limits["low"]:
                 continue
-            run = trend(steps[-window:], line) if len(line) >= min(window, 4) else Trend(0.0, 0.0)
+            if len(line) >= min(window, 4):
+                run = trend(steps[-window:], line)
+            else:
+                run = Trend(0.0, 0.0)
             crossing = run.crossing(past.step, value, limits["limit"])
             near = crossing - past.step <= limits.get("ahead", 4.0) * (steps[-1] - steps[-len(line)])
             if value >= limits["limit"] or (near and run.fit >= limits.get("fit", 0.8)):
                 sighting = _seen(past, name, place, values, limits["limit"], values > limits["low"])
                 found.append((crossing, dataclasses.replace(sighting, doubling=run.doubling, crossing=crossing)))
-        return min(found, key=lambda each: (each[0], -each[1].value))[1] if found else None
+        if found:
+            return min(found, key=lambda each: (each[0], -each[1].value))[1]
+        return None
 
     return check
 
@@ -93,7 +102,9 @@ def spike(known: Iterable[tuple[int, float]], limits: Limits, place: str, *, add
     """
     pairs = list(known)
     values = [value for _, value in pairs]
-    window, recent, least = int(limits["window"]), int(limits["recent"]), int(limits.get("least", 5))
+    window = int(limits["window"])
+    recent = int(limits["recent"])
+    least = int(limits.get("least", 5))
     worst: Sighting | None = None
     for end in range(max(least, len(values) - recent), len(values)):
         before = np.array(values[max(0, end - window) : end])
@@ -102,7 +113,10 @@ def spike(known: Iterable[tuple[int, float]], limits: Limits, place: str, *, add
             continue
         middle = float(np.median(before))
         deviation = max(1.48 * float(np.median(np.abs(before - middle))), limits.get("floor", 0.0))
-        limit = middle + limits["factor"] * deviation if additive else limits["factor"] * middle
+        if additive:
+            limit = middle + limits["factor"] * deviation
+        else:
+            limit = limits["factor"] * middle
         if values[end] > limit and (worst is None or values[end] > worst.value):
             worst = Sighting(place, values[end], limit, pairs[end][0])
     return worst
@@ -118,9 +132,11 @@ def risen(past: Past, limits: Limits) -> Sighting | None:
     ones before it.
     """
     pairs = [pair for pair in past.losses if math.isfinite(pair[1])]
-    values, window = [value for _, value in pairs], int(limits["window"])
+    values = [value for _, value in pairs]
+    window = int(limits["window"])
     for count in range(int(limits["recent"]), window + 1):
-        before, last = values[-window - count : -count], values[-count:]
+        before = values[-window - count : -count]
+        last = values[-count:]
         if len(before) < limits["least"]:
             break
         if min(last) > max(before):
@@ -145,7 +161,10 @@ def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
     if len(steps) < count or costates.shape != sizes.shape:
         return None
     known = costates[-count:, :] * sizes[-count:, :]
-    ends = known[:, :-1] if np.isnan(known[:, -1]).any() else known
+    if np.isnan(known[:, -1]).any():
+        ends = known[:, :-1]
+    else:
+        ends = known
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = ends[:, 0] / ends[:, -1]
     if not (ratios > limits["limit"] if exploding else ratios < limits["limit"]).all():
@@ -219,7 +238,11 @@ def slow(past: Past, limits: Limits) -> Sighting | None:
     moved = np.nan_to_num(values[-count:]).max(1) > 0
     if not (moved | (outside[-count:, 0] > 0 if len(outside) >= count else False)).all():
         return None
-    decay, expected = decays[-count:] if decays.shape == shares.shape else 0.0 * shares[-count:], shares[-count:]
+    if decays.shape == shares.shape:
+        decay = decays[-count:]
+    else:
+        decay = 0.0 * shares[-count:]
+    expected = shares[-count:]
     with np.errstate(divide="ignore", invalid="ignore"):  # unknown where the rate is 0, or where decay is most of a step
         known_share = np.where(expected > 2 * decay, expected, np.nan)
         shares = _medians(np.abs(values[-count:] / rates[-count:] - decay) / known_share)
@@ -240,7 +263,10 @@ def leak(past: Past, limits: Limits) -> Sighting | None:
     if min(len(ahead), len(own)) < count:
         return None
     reads = ahead[-1].max() > limits["reads"]
-    known, limit = (following, own + limits["margin"]) if reads else (own, np.full_like(own, limits["limit"]))
+    if reads:
+        known, limit = (following, own + limits["margin"])
+    else:
+        known, limit = (own, np.full_like(own, limits["limit"]))
     low = past.losses and past.losses[-1][1] < 0.5 * math.log(max(2, past.vocabulary))
     if not (known[-count:] > limit[-count:]).all() or not (reads or low):
         return None
@@ -255,7 +281,10 @@ def not_finite(past: Past, limits: Limits) -> Sighting | None:
     no longer show where it began. An earlier loss belongs to the report before.
     """
     # >=: a trainer may give the loss of a report's own step after the report
-    last = past.reports[-2][0] if len(past.reports) > 1 else 0
+    if len(past.reports) > 1:
+        last = past.reports[-2][0]
+    else:
+        last = 0
     bad = next(((step, loss) for step, loss in past.losses if step >= last and not math.isfinite(loss)), None)
     if bad is not None and bad[0] < past.step:
         place = f"the loss of step {bad[0]}, between reports, so the gauges do not show where it began (use every=1)"
@@ -263,12 +292,16 @@ def not_finite(past: Past, limits: Limits) -> Sighting | None:
     if past.broken:
         name, index = past.broken[0]
         return Sighting(f"{past.place(name, index)} ({name.replace('_', ' ')})", math.nan, math.inf, past.step)
-    return None if bad is None else Sighting("the loss", bad[1], math.inf, bad[0])
+    if bad is None:
+        return None
+    return Sighting("the loss", bad[1], math.inf, bad[0])
 
 
 def half_range(past: Past, limits: Limits) -> Sighting | None:
     """A state in float16 whose largest entry grows towards the end of its range."""
-    return grows("largest")(past, limits) if past.half else None
+    if past.half:
+        return grows("largest")(past, limits)
+    return None
 
 
 def probed(name: str) -> PastCheck:

@@ -72,7 +72,8 @@ class PostMortem:
 
 def post_mortem(log: MonitorLog) -> PostMortem:
     """What left its past in the training of a log."""
-    past, found = Past(log.header.places, log.header.heads, 0), list[tuple[tuple[float, ...], Deviation]]()
+    past = Past(log.header.places, log.header.heads, 0)
+    found = list[tuple[tuple[float, ...], Deviation]]()
     for rank, name in enumerate(ORDER):
         series = log.series(name)
         for t, index, times, away in _leaving(series.reshape(len(series), -1), name != "learning_rate"):
@@ -91,10 +92,12 @@ def _leaving(values: NDArray[np.float64], growth: bool = True) -> Iterator[tuple
     """Row, column, factor and deviations where each column first leaves its past, by `growth` too."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of rows of nan
-        logs, inside = np.log(np.maximum(np.abs(values), 1e-12)), np.ones(values.shape[1], dtype=bool)
+        logs = np.log(np.maximum(np.abs(values), 1e-12))
+        inside = np.ones(values.shape[1], dtype=bool)
         steps = np.arange(LEAST) - (LEAST - 1) / 2
         for t in range(LEAST, len(values)):
-            before, line = logs[max(0, t - WINDOW) : t], logs[t - LEAST + 1 : t + 1]
+            before = logs[max(0, t - WINDOW) : t]
+            line = logs[t - LEAST + 1 : t + 1]
             middle = np.nanmedian(before, 0)
             width = np.maximum(1.48 * np.nanmedian(np.abs(before - middle), 0), FLOOR)
             away = (logs[t : t + 2] - middle) / width
@@ -116,7 +119,8 @@ def _depth(past: Past, place: str) -> float:
 
 def _sigma(log: MonitorLog, name: str) -> int | None:
     """The first step at which the 6-sigma rule sees a figure of the run."""
-    steps, values = np.array(log.steps), log.series(name)
+    steps = np.array(log.steps)
+    values = log.series(name)
     for t in range(REPORTS, len(values)):
         before = values[min(t - REPORTS, int(np.searchsorted(steps, steps[t] - STEPS))) : t]
         if np.isfinite(before).all() and not values[t] <= before.mean() + SIGMA * before.std():

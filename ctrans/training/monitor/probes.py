@@ -62,9 +62,13 @@ def attention(at: Probed) -> Mapping[str, Any]:
     places = [site.k for site in at.sites.sites if site.sublayer.attention is not None]
     if not places:
         raise ConfigError("no sublayer of this model shows an attention")
-    theta, layers = Attempt(MeanTheta()), Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
+    theta = Attempt(MeanTheta())
+    layers = Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
     mean, ends = walk(at.model, at.few, instruments=[theta, layers])
-    named = {} if mean is None else {"theta": mean}
+    if mean is None:
+        named = {}
+    else:
+        named = {"theta": mean}
     for word, layer in zip(("first", "last"), (ends[0], ends[-1]) if ends else (), strict=False):
         if layer.finite:
             named[f"log_sensitivity_{word}"] = math.fsum(layer.log_sensitivity.values())
@@ -75,7 +79,8 @@ def attention(at: Probed) -> Mapping[str, Any]:
 
 def jacobians(at: Probed) -> Mapping[str, Any]:
     """|dv_k/dX| of each sublayer, and the largest Lyapunov exponents per unit of depth-time."""
-    velocities, rates = Sensitivities(tolerance=TOLERANCE, starts=0), Attempt(LyapunovExponents(count=EXPONENTS))
+    velocities = Sensitivities(tolerance=TOLERANCE, starts=0)
+    rates = Attempt(LyapunovExponents(count=EXPONENTS))
     lyapunov = walk(at.model, at.few, instruments=[velocities, rates])[1]
     found = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in velocities.sublayers]}
     if lyapunov is not None:
@@ -102,11 +107,13 @@ def exponents(at: Probed) -> Mapping[str, Any]:
     (`ctrans.control.segment_check.check_segment`).
     """
     found = costate(at.model, at.held.tokens, at.held.targets)
-    sublayers, named = list(at.model.depth.sublayers), dict[str, Any]()
+    sublayers = list(at.model.depth.sublayers)
+    named = dict[str, Any]()
     for word, k in (("first", 0), ("last", len(sublayers) - 1)):
         x, p = (part[:1, :TOKENS] for part in found.starts[k])
         step = found.states[k][:1, :TOKENS], found.costates[k + 1][:1, :TOKENS]
-        time, dt = found.times[k], at.model.depth.lengths[k]
+        time = found.times[k]
+        dt = at.model.depth.lengths[k]
         check = check_segment(
             sublayers[k], step, (x, p), continuous=False, segment=k, time=time, dt=dt, regularization=Regularization()
         )
@@ -150,7 +157,10 @@ PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
 
 def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """The figures of all probes, of the model in evaluation mode. The model does not change."""
-    few = held.tokens[:1, :TOKENS] if sites.vocabulary else held.tokens[:1]
+    if sites.vocabulary:
+        few = held.tokens[:1, :TOKENS]
+    else:
+        few = held.tokens[:1]
     found: dict[str, Any] = {}
     unknown: dict[str, str] = {}
     with as_found(sites.root):
@@ -159,5 +169,10 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
             try:
                 found.update(look(at))
             except Exception as error:  # of any kind, such as lack of memory: a training must not stop for a figure
-                unknown[name] = str(error) if isinstance(error, (ConfigError, SolveError)) else in_a_line(error)
-    return {**found, "unknown": unknown} if unknown else found
+                if isinstance(error, (ConfigError, SolveError)):
+                    unknown[name] = str(error)
+                else:
+                    unknown[name] = in_a_line(error)
+    if unknown:
+        return {**found, "unknown": unknown}
+    return found

@@ -36,8 +36,11 @@ class Reactions:
 
     def __init__(self, react: Collection[str], root: nn.Module, out: Path | None, save: Callable[[Finding], object] | None):
         self.asked = check_reactions(react)
-        self.root, self.out, self.save = root, out, save
-        self.stopped, self.skipped = False, list[int]()
+        self.root = root
+        self.out = out
+        self.save = save
+        self.stopped = False
+        self.skipped = list[int]()
 
     def react(self, alarms: Collection[Finding], step: int) -> None:
         """Reacts before the optimiser's step, in all processes if one of them sees a danger."""

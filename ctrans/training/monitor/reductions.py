@@ -89,8 +89,12 @@ def detached(value: Tensor | float | None) -> Any:
             raise ValueError("a tensor on meta has no value")
         value = value.detach()
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        return value.reshape(()).clone() if value.numel() == 1 else value.float().mean()
-    return None if value is None else float(value)
+        if value.numel() == 1:
+            return value.reshape(()).clone()
+        return value.float().mean()
+    if value is None:
+        return None
+    return float(value)
 
 
 def stacked_softmaxes(loss: object) -> dict[str, Any]:
@@ -98,18 +102,24 @@ def stacked_softmaxes(loss: object) -> dict[str, Any]:
     nodes = [getattr(loss, "grad_fn", None)]
     count = 0
     for _ in range(GRAPH):
-        node = nodes.pop(0) if nodes else None
+        if nodes:
+            node = nodes.pop(0)
+        else:
+            node = None
         if node is None:
             continue
         name = node.name()
         if name.startswith("LogSoftmax") and not count:
-            nodes, count = [], 1
+            nodes = []
+            count = 1
         elif name.startswith("Softmax"):
             count += count > 0
         elif count and not name.startswith(SAME):
             continue
         nodes += [each for each, _ in node.next_functions]
-    return {"softmaxes": float(count)} if count else {}
+    if count:
+        return {"softmaxes": float(count)}
+    return {}
 
 
 def host_numbers(values: Sequence[Any]) -> list[float]:
@@ -133,4 +143,6 @@ def growth_exponent(added: Sequence[float]) -> float | None:
     """
     half = range(max(1, len(added) // 2), len(added) + 1)
     points = [(math.log(k), math.log(added[k - 1])) for k in half if 0 < added[k - 1] < math.inf]
-    return None if len(points) < 2 else statistics.linear_regression(*zip(*points, strict=True)).slope
+    if len(points) < 2:
+        return None
+    return statistics.linear_regression(*zip(*points, strict=True)).slope

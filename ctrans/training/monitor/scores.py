@@ -33,7 +33,8 @@ class ScoresSeen(TorchFunctionMode):
 
     def __init__(self, seen: Callable[[Tensor], None], failed: Callable[[Exception], None]):
         super().__init__()
-        self.seen, self.failed = seen, failed
+        self.seen = seen
+        self.failed = failed
 
     def __torch_function__(
         self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -122,7 +123,9 @@ def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwarg
     one matrix.
     """
     named = inspect.signature(F.multi_head_attention_forward).bind(query, key, value, *args, **kwargs).arguments
-    heads, weight, bias = named["num_heads"], named["in_proj_weight"], named["in_proj_bias"]
+    heads = named["num_heads"]
+    weight = named["in_proj_weight"]
+    bias = named["in_proj_bias"]
     if weight is None or query.dim() != 3:
         return None
     width = query.shape[-1]
@@ -130,15 +133,21 @@ def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwarg
     for i, x in enumerate((query, key)):
         part = F.linear(x[:, 0], weight[i * width : (i + 1) * width], None if bias is None else bias[i * width : (i + 1) * width])
         parts.append(part.unflatten(-1, (heads, -1)).transpose(0, 1))
-    mask, padded = named.get("attn_mask"), named.get("key_padding_mask")
-    mask = mask[:heads] if mask is not None and mask.dim() == 3 else mask
+    mask = named.get("attn_mask")
+    padded = named.get("key_padding_mask")
+    if mask is not None and mask.dim() == 3:
+        mask = mask[:heads]
+    else:
+        mask = mask
     hidden = [_added(each.to(query.device)) for each in (mask, None if padded is None else padded[:1]) if each is not None]
     return _of_kernel(parts[0], parts[1], parts[1], attn_mask=sum(hidden[1:], hidden[0]) if hidden else None)
 
 
 def _added(mask: Tensor) -> Tensor:
     """A mask of torch's multi-head attention as one that is added to scores: its True hides."""
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf) if mask.dtype == torch.bool else mask
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -math.inf)
+    return mask
 
 
 LOOKS: dict[Any, Callable[..., Tensor | None]] = {

@@ -58,7 +58,8 @@ def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimize
     None for an optimiser without them, or before its first step. Source: Cohen et al. 2022 (arXiv
     2207.14484, section 2).
     """
-    states, scales = adam_states(optimizer), []
+    states = adam_states(optimizer)
+    scales = []
     for weight in weights:
         if id(weight) not in states:
             return None
@@ -96,7 +97,9 @@ def over_edge(
 
 def _largest(product: Any, start: Tensor) -> float:
     """The largest Ritz value, with two orthogonalisations of each vector."""
-    basis, diagonal, beside = [start / start.norm()], list[float](), list[float]()
+    basis = [start / start.norm()]
+    diagonal = list[float]()
+    beside = list[float]()
     for _ in range(min(STEPS, len(start))):
         w = product(basis[-1])
         diagonal.append(float(w @ basis[-1]))

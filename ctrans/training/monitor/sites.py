@@ -103,7 +103,10 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
         raise ConfigError("the model's weights are sharded already: make the Monitor first, then shard the model")
     opened = open_model(root, **opening)
     adapter = getattr(opened.depth.sublayers[0].field, "adapter", None)
-    stream = adapter if isinstance(adapter, StreamAdapter) else None
+    if isinstance(adapter, StreamAdapter):
+        stream = adapter
+    else:
+        stream = None
     sites = _own_sites(root, opened.depth, by_modules=stream is None)
     return Sites(root, opened, sites, opened.vocabulary, opened.described.split(";")[0], stream=stream)
 
@@ -113,12 +116,17 @@ def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     has as many rows as the first one.
     """
     args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
-    kwargs = dict(batch) if isinstance(batch, Mapping) else {}
+    if isinstance(batch, Mapping):
+        kwargs = dict(batch)
+    else:
+        kwargs = {}
     count = next((len(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.dim()), 0)
 
     def cut(each: Any) -> Any:
         fits = isinstance(each, Tensor) and each.dim() > 0 and len(each) == count
-        return each[: max(1, count // 4)] if fits else each
+        if fits:
+            return each[: max(1, count // 4)]
+        return each
 
     return tuple(map(cut, args)), {name: cut(each) for name, each in kwargs.items()}
 
@@ -134,9 +142,15 @@ def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Para
 
 
 def _own_sites(root: nn.Module, depth: Depth, *, by_modules: bool = True) -> tuple[Site, ...]:
-    found, own = [], set(root.modules())
+    found = []
+    own = set(root.modules())
     for k, (sublayer, length) in enumerate(zip(depth.sublayers, depth.lengths, strict=True)):
-        made = _ours(sublayer) if sublayer in own else _theirs(sublayer, own) if by_modules else {}
+        if sublayer in own:
+            made = _ours(sublayer)
+        elif by_modules:
+            made = _theirs(sublayer, own)
+        else:
+            made = {}
         found.append(Site(k, k // depth.per_block, length, sublayer, **made))
     return tuple(found)
 

@@ -52,7 +52,9 @@ class TrainerCallback(transformers.TrainerCallback):
         self.monitor: Monitor | None = None
         self._losses: list[Tensor] = []
         self._norm: Tensor | float | None = None
-        self._adds_up, self._save, self._knows_loss = False, False, False
+        self._adds_up = False
+        self._save = False
+        self._knows_loss = False
         self._trainer: Any = None
         self._undo = contextlib.ExitStack()
 
@@ -90,7 +92,8 @@ class TrainerCallback(transformers.TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
         if self.monitor is None:
             return
-        norm, self._norm = self._norm, None
+        norm = self._norm
+        self._norm = None
         loss = self._loss(args)
         inner = getattr(optimizer, "optimizer", optimizer)
         for alarm in self.monitor.step(loss, inner, gradient_norm=norm, batch=self.batch):
@@ -106,12 +109,19 @@ class TrainerCallback(transformers.TrainerCallback):
                 LOGGER.warning("cannot write %s: %s", place / MEMORY, in_a_line(error))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        control.should_save, self._save = control.should_save or self._save, False
+        control.should_save = control.should_save or self._save
+        self._save = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **others: Any) -> None:
         """Notes the loss and the gradient norm if the step did not know them."""
-        missing = {} if self._knows_loss else {"loss": "loss"}
-        missing |= {"grad_norm": "gradient_norm"} if self._trainer is None else {}
+        if self._knows_loss:
+            missing = {}
+        else:
+            missing = {"loss": "loss"}
+        if self._trainer is None:
+            missing |= {"grad_norm": "gradient_norm"}
+        else:
+            missing |= {}
         logs = logs or {}
         late = {ours: float(logs[name]) for name, ours in missing.items() if isinstance(logs.get(name), (int, float))}
         if late and self.monitor is not None:
@@ -123,7 +133,12 @@ class TrainerCallback(transformers.TrainerCallback):
             self.monitor.close("finished" if state.global_step >= state.max_steps else f"stopped at step {state.global_step}")
 
     def _returned(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
-        loss = output.get("loss") if isinstance(output, Mapping) else output[0] if isinstance(output, tuple) and output else None
+        if isinstance(output, Mapping):
+            loss = output.get("loss")
+        elif isinstance(output, tuple) and output:
+            loss = output[0]
+        else:
+            loss = None
         if module.training and isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
             self._losses.append(loss.detach().reshape(()))
             self._adds_up = kwargs.get("num_items_in_batch") is not None
@@ -132,7 +147,8 @@ class TrainerCallback(transformers.TrainerCallback):
         """The loss of all micro-batches: the mean of theirs, or their sum if the model divides each
         by the items of all (`num_items_in_batch`).
         """
-        losses, self._losses = self._losses, []
+        losses = self._losses
+        self._losses = []
         if not losses:
             return None
         self._knows_loss = True
@@ -161,7 +177,8 @@ class TrainerCallback(transformers.TrainerCallback):
         """Sends a report to the trainer's loggers, except those that print: it has some sixty
         figures.
         """
-        trainer, state = self._trainer, copy.copy(self._trainer.state)
+        trainer = self._trainer
+        state = copy.copy(self._trainer.state)
         state.global_step = step  # the trainer counts a step at its end
         rows = {f"monitor/{name}": value for name, value in figures.items()}
         for callback in trainer.callback_handler.callbacks:
@@ -175,7 +192,8 @@ class Clip:
     """
 
     def __init__(self, accelerator: Any):
-        self.accelerator, self.clip = accelerator, accelerator.clip_grad_norm_
+        self.accelerator = accelerator
+        self.clip = accelerator.clip_grad_norm_
         self.own = vars(accelerator).get("clip_grad_norm_")
         self.told: list[Callable[[Any], None]] = []
 

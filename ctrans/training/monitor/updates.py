@@ -45,11 +45,18 @@ class Updates:
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
-        states, rates, decays = ({}, {}, {}) if optimizer is None else (adam_states(optimizer), *rates_of(optimizer))
+        if optimizer is None:
+            states, rates, decays = ({}, {}, {})
+        else:
+            states, rates, decays = (adam_states(optimizer), *rates_of(optimizer))
         found: dict[GaugeAt, Tensor] = {}
         adam = [(k, p, n) for k, p, n in _strides(groups) if p.grad is not None and not p.grad.is_sparse and id(p) in states]
-        measured = [("adam_gradient_ratio", _gradient_ratio(adam, states, cut))] if adam else []
-        before, self.before = self.before, None
+        if adam:
+            measured = [("adam_gradient_ratio", _gradient_ratio(adam, states, cut))]
+        else:
+            measured = []
+        before = self.before
+        self.before = None
         if before is not None:
             measured += _step(groups, before, rates, decays)
         for name, values in measured:
@@ -84,7 +91,10 @@ def _step(
     for name, share, parts in (("rate_share", rates, small), ("decay_share", decays, old)):
         shares = [share.get(id(p), 0.0) for _, p in weights]
         there = {k for (k, _), each in zip(weights, shares, strict=True) if each}
-        lengths = _lengths(weights, torch._foreach_mul(parts, shares)) if there else {}
+        if there:
+            lengths = _lengths(weights, torch._foreach_mul(parts, shares))
+        else:
+            lengths = {}
         yield name, {k: length / size[k] for k, length in lengths.items() if k in there}
 
 
@@ -102,17 +112,28 @@ def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[i
     """
     groups = {id(p): group for group in optimizer.param_groups if group["lr"] is not None for p in group["params"]}
     largest = max((float(group["lr"]) for group in groups.values()), default=0.0)
-    rates = {key: float(group["lr"]) / largest for key, group in groups.items()} if largest > 0 else {}
+    if largest > 0:
+        rates = {key: float(group["lr"]) / largest for key, group in groups.items()}
+    else:
+        rates = {}
     return rates, {key: rate * float(groups[key].get("weight_decay") or 0.0) for key, rate in rates.items()}
 
 
 def settings(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """`learning_rate` and `adam_memory` of an optimiser that has them."""
-    groups = [] if optimizer is None else optimizer.param_groups
+    if optimizer is None:
+        groups = []
+    else:
+        groups = optimizer.param_groups
     rates = [float(group["lr"]) for group in groups if group["lr"] is not None]
     betas = [float(group["betas"][1]) for group in groups if "betas" in group]
-    found = {"learning_rate": max(rates)} if rates else {}
-    return {**found, "adam_memory": 1 / max(1e-12, 1 - max(betas))} if betas else found
+    if rates:
+        found = {"learning_rate": max(rates)}
+    else:
+        found = {}
+    if betas:
+        return {**found, "adam_memory": 1 / max(1e-12, 1 - max(betas))}
+    return found
 
 
 def _gradient_ratio(
@@ -129,7 +150,10 @@ def _gradient_ratio(
     g = [_sample(_placed(p), n) for _, p, n in own]
     moments = [_sample(states[id(p)][0]["exp_avg_sq"], n) for _, p, n in own]
     betas = [float(states[id(p)][1]["betas"][1]) for _, p, _ in own]
-    g = g if cut is None else [part * cut.to(part) for part in g]
+    if cut is None:
+        g = g
+    else:
+        g = [part * cut.to(part) for part in g]
     squares = torch._foreach_mul(torch._foreach_mul(g, g), [1 - beta for beta in betas])
     squares = torch._foreach_add(torch._foreach_mul(moments, betas), squares)
     ratios = torch._foreach_div(g, torch._foreach_sqrt(torch._foreach_clamp_min(squares, 1e-30)))

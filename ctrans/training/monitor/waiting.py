@@ -59,13 +59,15 @@ class Waiting:
         self._kept.append((step, loss, norm))
         if len(self._kept) >= 2 * STEPS:
             old = self._kept[:-STEPS]
-            losses, norms = self._known(old, 1), self._known(old, 2)
+            losses = self._known(old, 1)
+            norms = self._known(old, 2)
             peaks = (old[-1][0], largest(losses) if losses else None, largest(norms) if norms else None)
             self._kept = [peaks, *self._kept[-STEPS:]]
 
     def take(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         """The known losses and norms, each with its step. They wait no longer."""
-        kept, self._kept = self._kept, []
+        kept = self._kept
+        self._kept = []
         return self._known(kept, 1), self._known(kept, 2)
 
     def memory(self) -> Memory:
@@ -76,7 +78,8 @@ class Waiting:
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Continues from a result of `memory`."""
-        losses, norms = unpacked(memory["waiting_losses"]), unpacked(memory["waiting_norms"])
+        losses = unpacked(memory["waiting_losses"])
+        norms = unpacked(memory["waiting_norms"])
         for (step, has_loss, has_norm), loss, norm in zip(memory["waiting"], losses, norms, strict=True):
             self.add(step, loss if has_loss else None, norm if has_norm else None)
 
@@ -84,4 +87,6 @@ class Waiting:
         """Steps and values of the known losses (i = 1) or norms (i = 2)."""
         values = host_numbers([each[i] for each in kept])
         known = [(each[0], value) for each, value in zip(kept, values, strict=True) if each[i] is not None]
-        return [(step, norm) for step, norm in known if math.isfinite(norm)] if i == 2 and self._scaled else known
+        if i == 2 and self._scaled:
+            return [(step, norm) for step, norm in known if math.isfinite(norm)]
+        return known
